@@ -31,7 +31,7 @@ from typing import Any
 
 from side_by_side import Failed, spread
 
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, Place
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, Call, Function, Pointer
 from runner.device.cpu import CpuBackend
 from runner.report.record import write_json
 
@@ -135,8 +135,10 @@ def measured(options: argparse.Namespace, operation: str) -> dict[str, Any]:
 def call(operation: str, ranks: int, turn: int) -> Call:
     """Call number `turn`, each of another place as bench's are."""
     buffer = SimpleNamespace(address=(1 << 40) + (turn << 20))
-    recv = Place(buffer)
-    send = Place(buffer, 4096) if operation == "hypercube" else Place(buffer, 1 << 30)  # in place: no copy
+    recv = Pointer(buffer)
+    send = (
+        Pointer(buffer, 4096) if operation == "hypercube" else Pointer(buffer, 1 << 30)
+    )  # in place: no copy
     traffic = ((1024,) * ranks,) * ranks
     return Call(operation, send, recv, 1024, DATATYPES["float"], in_place=True, traffic=traffic)
 

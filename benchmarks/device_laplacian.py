@@ -19,7 +19,7 @@ from runner.device.cuda import CudaBackend
 from runner.job.discover import find
 from runner.report.record import write_json
 from runner.run.record_builder import versions
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 ROUNDS = 30
 
@@ -70,7 +70,7 @@ def main() -> None:
             "benchmark": "device_laplacian",
             "device": device.name,
             "memory_limit_bytes_per_second": device.bandwidth,
-            "versions": versions(lone_world(backend)),
+            "versions": versions(single_rank_world(backend)),
             "rows": rows,
         }
         write_json(options.json, "benchmark", 1, record)

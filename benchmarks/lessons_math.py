@@ -29,7 +29,7 @@ from runner.device.raw import blas
 from runner.device.raw.memory import open_box
 from runner.report.record import write_json
 from runner.run.record_builder import versions
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 ROUNDS = 15
 ENOUGH = 2e-3  # seconds of each way in a round
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=8192, help="of the products; 0: none")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    world, box = lone_world(CudaBackend(0)), open_box()
+    world, box = single_rank_world(CudaBackend(0)), open_box()
     context = Context(world, box, 0)
     rows: list[dict[str, Any]] = []
     for dtype in map(np.dtype, options.dtype or ["float32", "float64", "float16"]):

@@ -135,16 +135,16 @@ def bare(world: World, nbytes: int) -> float:
     raw = np.dtype(np.uint8)
     up, down = (backend.host_empty((piece,), raw) for _ in range(2))
     there, back = (backend.empty((piece,), raw) for _ in range(2))
-    lanes = backend.lanes()
+    copies = backend.copy_streams()
     up[:] = 1
     times = []
     for _ in range(2):
         world.control.barrier()
         begin = time.perf_counter()
         for _ in range(nbytes // piece):
-            ends = lanes.send(up, there), lanes.fetch(back, down, lanes.mark())
+            ends = copies.send(up, there), copies.fetch(back, down, copies.mark())
         for _, end in ends:
-            lanes.passed(end)
+            copies.passed(end)
         world.control.barrier()
         times.append(time.perf_counter() - begin)
     return 2 * (nbytes // piece) * piece * world.size / min(times) / 1e9

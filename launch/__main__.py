@@ -1,9 +1,8 @@
-"""`python -m launch`, and the file by which ranks are started.
+"""`python -m launch`, and the file that starts a rank.
 
-Python puts a folder of its own choice first on the import path: the working directory with -m,
-this file's folder when it is given by path. Either could hold a `jobs` or a `runner` that is not
-ours, so it goes. Ranks are started by path: -m would look in the working directory before this
-file has a say.
+Python puts a folder first on the import path: the working directory with -m, this file's folder if
+run by path. Either could contain another `jobs` or `runner`, so it is removed. Ranks are started by
+path, because -m would search the working directory before this file can remove it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What is to run, on how many hosts: the specification of a launch, for any launcher."""
+"""The specification of a launch, for any launcher: what to run on which hosts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 HOST_TIMEOUT = 15.0  # seconds
 NAME = re.compile(
     r"(?!-)[\w.-]+@?[\w.-]*|\[[0-9a-fA-F:.]+\]"
-)  # of a host, with a user or not; or an IPv6 address
+)  # a host, optionally with a user; or an IPv6 address
 SHAPE = re.compile(r"(?:(\d+)x)?(\d+)")
 
 
 @dataclass(frozen=True)
-class Host:
-    """A host by its name for ssh, and the ranks that it gets; 0: as many as the specification says."""
+class HostSlots:
+    """A host's name for ssh, and its number of ranks; 0: as in the specification."""
 
     name: str
     slots: int = 0
@@ -26,10 +26,10 @@ class Host:
 class LaunchSpec:
     """Ranks on hosts, one GPU each.
 
-    words: the command that every rank gets. hosts: how many. per_host: ranks on each. names: which,
-    in the order of ranks; empty where the launcher chooses. settings: variables that every rank gets.
-    network: the interface between hosts; None for the route to them. host_timeout: seconds that a
-    host may be silent.
+    words: the command of every rank. hosts: number of hosts. per_host: ranks on each. names: of the hosts, in
+    the order of ranks; empty if the launcher chooses. settings: environment variables of every rank.
+    network: the interface between hosts; None for the route to them. host_timeout: seconds for which a
+    host may not respond.
     """
 
     words: tuple[str, ...]
@@ -46,27 +46,27 @@ class LaunchSpec:
 
 
 def parse_shape(text: str) -> tuple[int | None, int]:
-    """Hosts and ranks on each, of "2x8"; of "8", None and 8. ValueError for anything else."""
+    """Parse "2x8" as 2 hosts with 8 ranks each, "8" as None and 8. Raises ValueError."""
     match = SHAPE.fullmatch(text)
     if not match or not int(match[2]) or match[1] == "0":
         raise ValueError(f"expected HOSTSxGPUS such as 2x8, or GPUS, not {text!r}")
     return (int(match[1]) if match[1] else None), int(match[2])
 
 
-def parse_hosts(text: str) -> list[Host]:
-    """The hosts of "a:8,b:8" or "a,b"; ValueError for an invalid name, or one given twice."""
+def parse_hosts(text: str) -> list[HostSlots]:
+    """Parse "a:8,b:8" or "a,b". Raises ValueError for an invalid or repeated name."""
     return distinct([parse_host(word, "--hosts") for word in text.split(",")])
 
 
-def read_hostfile(path: Path) -> list[Host]:
-    """The hosts of a file, a line each: "a slots=8" (Open MPI), "a:8" (MPICH), or "a"; # begins a comment.
+def read_hostfile(path: Path) -> list[HostSlots]:
+    """The hosts in a file, one per line: "a slots=8" (Open MPI), "a:8" (MPICH), or "a"; # begins a comment.
 
-    ValueError with the line's number for anything else; OSError where there is no such file.
+    Raises ValueError with the line number for anything else, OSError if the file cannot be read.
     """
     try:
         lines = path.read_text().splitlines()
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is no text") from None
+        raise ValueError(f"{path} is not a text file") from None
     found = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
@@ -79,20 +79,20 @@ def read_hostfile(path: Path) -> list[Host]:
             if key not in ("slots", "max_slots", "max-slots") or not value.isdecimal():
                 raise ValueError(f"{where}: expected HOST slots=N or HOST:N, not {line.strip()!r}")
             if key == "slots":
-                host = Host(host.name, positive(value, where))
+                host = HostSlots(host.name, positive(value, where))
         found.append(host)
     if not found:
-        raise ValueError(f"{path} names no host")
+        raise ValueError(f"{path} contains no hosts")
     return distinct(found)
 
 
-def parse_host(word: str, where: str) -> Host:
+def parse_host(word: str, where: str) -> HostSlots:
     name, colon, slots = word.rpartition(":")
     if not colon or word.endswith("]"):
         name, slots = word, ""
     if not NAME.fullmatch(name) or (colon and slots and not slots.isdecimal()):
-        raise ValueError(f"{where}: {word!r} is no host")
-    return Host(name, positive(slots, where) if slots else 0)
+        raise ValueError(f"{where}: {word!r} is not a host")
+    return HostSlots(name, positive(slots, where) if slots else 0)
 
 
 def positive(number: str, where: str) -> int:
@@ -101,43 +101,43 @@ def positive(number: str, where: str) -> int:
     return int(number)
 
 
-def distinct(hosts: Sequence[Host]) -> list[Host]:
+def distinct(hosts: Sequence[HostSlots]) -> list[HostSlots]:
     names = [host.name for host in hosts]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise ValueError(f"host {twice} is named twice")
+        raise ValueError(f"host {twice} is listed twice")
     return list(hosts)
 
 
 def make_spec(
     words: Sequence[str],
     wanted: tuple[int | None, int] | None = None,
-    known: Sequence[Host] = (),
+    known: Sequence[HostSlots] = (),
     *,
     settings: Mapping[str, str] | None = None,
     network: str | None = None,
     host_timeout: float = HOST_TIMEOUT,
 ) -> LaunchSpec:
-    """The specification of HOSTSxGPUS ranks on the first known hosts; ValueError where they do not fit.
+    """The specification of HOSTSxGPUS ranks on the first known hosts. Raises ValueError if they do not fit.
 
-    Without `wanted`, all known hosts with their slots, which must be equal. Without `known`, the launcher
+    Without `wanted`: all known hosts with their slots, which must be equal. Without `known`: the launcher
     chooses the hosts.
     """
     hosts, per_host = wanted if wanted else (None, _common_slots(known))
     if hosts is None:
         hosts = len(known) or 1
     if known and hosts > len(known):
-        raise ValueError(f"{hosts} hosts are asked for, and {len(known)} named")
+        raise ValueError(f"{hosts} hosts requested, but only {len(known)} listed")
     chosen = known[:hosts]
     small = next((host for host in chosen if 0 < host.slots < per_host), None)
     if small:
-        raise ValueError(f"host {small.name} has {small.slots} slots, and {per_host} ranks are asked for")
+        raise ValueError(f"host {small.name} has {small.slots} slots, but {per_host} ranks are requested")
     names = tuple(host.name for host in chosen)
     return LaunchSpec(tuple(words), hosts, per_host, names, settings or {}, network, host_timeout)
 
 
-def _common_slots(known: Sequence[Host]) -> int:
+def _common_slots(known: Sequence[HostSlots]) -> int:
     slots = {host.slots for host in known}
     if len(slots) > 1 or 0 in slots or not slots:
-        raise ValueError("say how many ranks: -j HOSTSxGPUS, or the same slots for every host")
+        raise ValueError("the number of ranks is missing: -j HOSTSxGPUS, or the same slots for every host")
     return slots.pop()

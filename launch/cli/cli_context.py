@@ -1,4 +1,4 @@
-"""What is known before a command runs: the options before its name, and the terminal."""
+"""The context of a command: the options before its name, and the terminal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class CliContext:
     """Options before the command's name; `click.Context.obj` of every command.
 
-    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from what started this rank.
-    columns: the terminal's width where rank 0 may draw a progress bar. colour: standard output is a
+    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from the process that started this
+    rank. columns: the terminal's width if rank 0 may draw a progress bar. colour: standard output is a
     terminal. words: the command and its arguments.
     """
 
@@ -39,5 +39,5 @@ class CliContext:
 
 
 def terminal_columns() -> int | None:
-    """The width of the terminal that stderr is, 80 where it does not say; None when it is none."""
+    """The width of the terminal on stderr, 80 if unknown; None without a terminal."""
     return (os.get_terminal_size(2).columns or 80) if sys.stderr.isatty() else None

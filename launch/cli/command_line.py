@@ -1,4 +1,4 @@
-"""Which command the arguments of a `meshrun` name, and whether ranks run it."""
+"""Find the command in the arguments of `meshrun`, and whether ranks run it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ WITHOUT_RANKS = (
     ("bench", "compare"),
     ("bench", "plot"),
 )  # commands that no ranks run
-VALUES = {"--colour": 0, "--expect": 2}  # of options before the command; one of any other
+VALUES = {"--colour": 0, "--expect": 2}  # number of values of options before the command; others have one
 
 
 def without_ranks(words: Sequence[str]) -> str | None:
-    """The command that `words` begin with, if no ranks run it."""
+    """The command at the beginning of `words`, if no ranks run it."""
     return next((" ".join(name) for name in WITHOUT_RANKS if tuple(words[: len(name)]) == name), None)
 
 
 def check_words(root: click.Command, words: Sequence[str]) -> None:
     """UsageError unless every rank would accept these arguments. root: the command `meshrun`."""
-    if alone := without_ranks(words):
-        raise click.UsageError(f"`meshrun {alone}` starts no ranks")
+    if single := without_ranks(words):
+        raise click.UsageError(f"`meshrun {single}` starts no ranks")
     group: click.Command | None = root
     name, rest = "meshrun", list(words)
     ctx: click.Context | None = None
@@ -39,7 +39,7 @@ def check_words(root: click.Command, words: Sequence[str]) -> None:
 
 
 def command_in(words: Sequence[str]) -> Sequence[str]:
-    """Of the words of a `meshrun`, the command that ranks run and what follows it; () where there is none."""
+    """The command that ranks run and its arguments, from the arguments of `meshrun`; () if there is none."""
     rest = list(words)
     while rest and rest[0].startswith("-"):
         joined = "=" in rest[0] or (rest[0].startswith("-n") and rest[0] != "-n")

@@ -1,4 +1,5 @@
-"""`meshrun doctor`: a table of all ranks, and everything that would make a run fail or mislead."""
+"""`meshrun doctor`: a table of all ranks, and all problems that would make a run fail or its results
+misleading."""
 
 from __future__ import annotations
 
@@ -21,21 +22,21 @@ if TYPE_CHECKING:
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
 def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:
-    """Show what every rank has, and what is wrong with it.
+    """Show the hardware and software of every rank, and all problems.
 
     \b
     meshrun doctor                                     this machine
     mpirun -n 16 meshrun doctor                        under the launcher of your runs
     meshrun launch mpirun -j 2x8 --hosts a,b -- doctor
 
-    Exit status 0; 2 where a run would fail.
+    Exit status 0, or 2 if a run would fail.
     """
     from launch.mpi import library as mpi_library
     from runner.run.doctor import main
     from runner.storage.paths import named
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
 
-    # A single process loads no MPI; another finds out what its ranks would load.
-    library = mpi_library.loaded() if announced() is None else None
+    # A single process loads no MPI; a child process finds the library that ranks would load.
+    library = mpi_library.loaded() if detect_launcher() is None else None
     json = None if file is None else named("--json", file)
     return main(cli_context.started, device, json, debug, str(library or ""))

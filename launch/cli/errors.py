@@ -16,12 +16,12 @@ ROOMS = (
     "meshrun",
     "runner",
     "jobs",
-)  # our other packages, whose names are also what people call their folders
+)  # our other packages, whose names users also give to folders
 RANKS = re.compile(
     r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)"
-)  # as it is typed, and the number that may follow
+)  # the option as typed, and the number that may follow
 LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
-# What a job's own function can raise.
+# Errors that a job's own function can raise.
 JOB_ERRORS = (
     ArithmeticError,
     AttributeError,
@@ -37,13 +37,14 @@ JOB_ERRORS = (
 
 
 class ShadowedPackage(click.ClickException):
-    """A folder of the user hides one of our packages."""
+    """A user's folder hides one of our packages."""
 
     exit_code = 2
 
 
 def check_shadowing() -> None:
-    """ShadowedPackage when `import runner` or `import jobs` would not import ours, as with PYTHONPATH=. ."""
+    """Raise ShadowedPackage if `import runner` or `import jobs` would not import ours, as with PYTHONPATH=.
+    ."""
     home = Path(__file__).resolve().parents[2]
     for room in ROOMS:
         spec = importlib.machinery.PathFinder.find_spec(room)
@@ -55,21 +56,21 @@ def check_shadowing() -> None:
         if found.resolve() != home / room:
             raise ShadowedPackage(
                 f"{found} hides meshrun's own package {room}: got {found}, expected {home / room}. "
-                f"Try: another name for that folder, or a PYTHONPATH without {found.parent}"
+                f"Try: rename that folder, or remove {found.parent} from PYTHONPATH"
             )
 
 
 def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: bool) -> int:
     """Print `sentence` once for all ranks; returns `exit_status`.
 
-    With a run directory the first rank to claim the failure prints it, otherwise rank 0. Where another
-    process reads the ranks' output, a rank that outlives rank 0 prints an error of its own.
+    With a run directory, the first rank to claim the failure prints it; otherwise rank 0. If another
+    process reads the ranks' output, a rank that outlives rank 0 prints its own error.
     """
     from runner.errors import tell
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
     from runner.world.run_status import RunLines, run_at
 
-    launched = announced()
+    launched = detect_launcher()
     rank = launched.rank if launched else 0
     run = run_at(words[1]) if words[0] == "--run-dir" and len(words) > 1 else None
     if rank and (run is None or isinstance(run, RunLines)):
@@ -85,7 +86,7 @@ def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: b
     elif run is not None:
         time.sleep(LINGER)
     if reports and isinstance(run, RunLines):
-        time.sleep(LINGER / 4)  # the other ranks of this host find the claim
+        time.sleep(LINGER / 4)  # until the other ranks of this host have found the claim
         run.remove_claim()
     return exit_status
 
@@ -93,7 +94,7 @@ def report_error(sentence: str, exit_status: int, words: Sequence[str], debug: b
 def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: click.Context) -> None:
     """UsageError for an empty argument, which would count as missing, unless it is the option's default.
 
-    words: what follows the command's name, up to a command of its own after `--`.
+    words: the arguments after the command's name; those after `--` are not checked.
     """
     words = words[: words.index("--")] if "--" in words else words
     commands: dict[str, click.Command] = getattr(command, "commands", {})
@@ -110,7 +111,7 @@ def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: cli
 
 
 def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
-    """The error as one line with a hint. words: the command line; empty for a command without ranks."""
+    """The error as one line with a hint. words: the command line; empty if the command starts no ranks."""
     ctx = _context(mistake)
     if typed := _misplaced_ranks(mistake, ctx, words):
         return typed
@@ -120,7 +121,7 @@ def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> s
 
 
 def _context(mistake: click.ClickException) -> click.Context | None:
-    """The context of the wrong command; click leaves it out where an option's value is missing."""
+    """The context of the command with the error; click omits it if an option's value is missing."""
     if isinstance(mistake, click.UsageError) and mistake.ctx is not None:
         return mistake.ctx
     found, trace = None, _first(mistake).__traceback__
@@ -141,7 +142,7 @@ def _misplaced_ranks(mistake: BaseException, ctx: click.Context | None, words: S
     first = _first(mistake)
     if not (isinstance(first, click.NoSuchOption) and first.option_name in ("-n", "--ranks")):
         return None
-    if ctx is None or ctx.parent is None:  # it does stand before the command
+    if ctx is None or ctx.parent is None:  # it is before the command
         return None
     if any("--ranks" in option.opts for option in ctx.command.params):
         return f"No such option {first.option_name!r}. Did you mean '--ranks'? Try: {ctx.command_path} --help"

@@ -53,7 +53,7 @@ class Jobs(click.Group):
 
 
 def job_command(name: str) -> click.Command:
-    """The command `meshrun run NAME`; raises UserError when there is no such job, or it cannot be loaded."""
+    """The command `meshrun run NAME`. Raises UserError if there is no such job or it cannot be loaded."""
     from runner.job.discover import find
 
     job = find(name)
@@ -152,18 +152,19 @@ class Tolerance(click.FloatRange):
 
 
 class JobCommand(click.Command):
-    """A command whose help lists the job's options apart from the runner's. own: the number of the job's."""
+    """A command whose help separates the job's options from the runner's. own: number of the job's
+    options."""
 
     def __init__(self, *arguments: Any, own: int, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.own = own
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # click would take INPUT for the value in `--verify INPUT OUTPUT`.
+        # In `--verify INPUT OUTPUT`, click would take INPUT as the value.
         end = args.index("--") if "--" in args else len(args)
         pairs = enumerate(zip(args, [*args, ""][1:], strict=True))
-        alone = [word == "--verify" and after not in VERIFY and at < end for at, (word, after) in pairs]
-        words = ["--verify=sample" if lone else word for word, lone in zip(args, alone, strict=True)]
+        valueless = [word == "--verify" and after not in VERIFY and at < end for at, (word, after) in pairs]
+        words = ["--verify=sample" if bare else word for word, bare in zip(args, valueless, strict=True)]
         rest = super().parse_args(ctx, words)
         options = [one for one in self.params if isinstance(one, click.Option)]
         for option in options[self.own :]:
@@ -185,7 +186,7 @@ def job_option(parameter: Parameter) -> click.Option:
     flag = "--" + parameter.name.replace("_", "-")
     if parameter.type is bool:
         flag += "/--no-" + flag[2:]
-    # For click even None is a default, which a required option must not have.
+    # For click, None is a default too, which a required option must not have.
     default = {} if parameter.required else {"default": parameter.default}
     return click.Option(
         [flag, parameter.name],
@@ -208,8 +209,6 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
 
     steps: those of jobs that take steps, too.
     """
-    from runner.plan.halo import BOUNDARIES
-
     return [
         device_option(),
         click.Option(["--json"], metavar="FILE", help="Write the run's record to FILE."),
@@ -220,11 +219,9 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
             flag_value="sample",
             default="off",
             metavar="[sample|full]",
-            help="Check the result against the job's reference: some blocks (sample), or all (full).",
+            help="Check some (sample) or all (full) blocks of the result against the job's reference.",
         ),
-        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
-        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
-        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+        *grid_options(),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
         *form_options(taken),
@@ -234,22 +231,34 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
     ]
 
 
+def grid_options() -> list[click.Option]:
+    """How a job's array is split, and its boundary."""
+    from runner.plan.halo import BOUNDARIES
+
+    return [
+        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
+        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
+        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+    ]
+
+
 def form_options(taken: Container[str]) -> list[click.Option]:
-    """Options that describe a file without a header. A job's own --dtype leaves --input-dtype."""
+    """Options that describe a file without a header. If the job has its own --dtype, only --input-dtype
+    remains."""
     return [
         input_option("shape", taken, metavar="RxC", help="Shape of an input without a header, such as .raw."),
-        input_option("dtype", taken, metavar="NAME", help="Its dtype, such as float32."),
+        input_option("dtype", taken, metavar="NAME", help="Dtype of such an input: float32."),
         input_option(
             "order",
             taken,
             type=click.Choice(("C", "F")),
-            help="Its order; F: the first index varies fastest.",
+            help="Order of such an input; F: the first index varies fastest.",
         ),
     ]
 
 
 def input_option(name: str, taken: Container[str], **details: Any) -> click.Option:
-    """--input-NAME, and --NAME where that is not among the job's own names."""
+    """--input-NAME, and --NAME if the job has no such parameter."""
     short = [] if name in taken else [f"--{name}"]
     return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
 
@@ -304,7 +313,7 @@ def stream_options() -> list[click.Option]:
     return [
         click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
         click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
-        click.Option(["--device-memory"], type=SIZE, help="GPU memory for them."),
+        click.Option(["--device-memory"], type=SIZE, help="GPU memory for the chunks of each rank."),
         depth_option("Chunks in flight."),
         click.Option(["--resume"], is_flag=True, help="Continue an unfinished run of the same job."),
         click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
@@ -313,7 +322,7 @@ def stream_options() -> list[click.Option]:
 
 
 def depth_option(help: str) -> click.Option:
-    """--depth; None where it is not given."""
+    """The option --depth; None if not given."""
     from runner.plan.stream_options import DEPTH, DEPTH_MOST
 
     return click.Option(

@@ -1,4 +1,4 @@
-"""`meshrun launch kubernetes`: a run as a job in the cluster that kubectl is set up for."""
+"""`meshrun launch kubernetes`: a run as a job in the cluster that kubectl is configured for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, ParsedText, build_spec
+from launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
 from launch.cli.plugins import conclude
 from launch.kubernetes.pods import CleanPods, Implementation, Pods, Toleration, memory_bytes
 
@@ -43,7 +43,7 @@ def mounted(text: str) -> tuple[str, str]:
 
 
 def toleration(text: str) -> Toleration:
-    """K:EFFECT for any value of a taint, K=V:EFFECT for one; in Kubernetes' fields."""
+    """Parse K:EFFECT (any value of the taint) or K=V:EFFECT into Kubernetes' fields."""
     match = TOLERATION.fullmatch(text)
     if not match:
         raise ValueError(f"expected KEY[=VALUE]:EFFECT, such as nvidia.com/gpu:NoSchedule, not {text!r}")
@@ -69,9 +69,7 @@ def size(text: str) -> str:
 
 @click.command()
 @SHAPE
-@click.option(
-    "--image", required=True, help="Container image with meshrun in it; the Containerfile builds one."
-)
+@click.option("--image", required=True, help="Container image with meshrun; the Containerfile builds one.")
 @click.option("--name", help="Name of the job.  [default: meshrun- and random digits]")
 @click.option("-N", "--namespace", help="Namespace of the job.  [default: kubectl's current one]")
 @click.option("--queue", metavar="NAME", help="Local queue of Kueue.")
@@ -82,74 +80,35 @@ def size(text: str) -> str:
     help="Resource of which each rank gets one.",
 )
 @click.option("--no-gpus", is_flag=True, help="Run ranks on CPUs.")
-@click.option(
-    "--rdma",
-    type=ParsedText("RESOURCE=N", counted),
-    multiple=True,
-    metavar="RESOURCE=N",
-    help="Network adapters for each pod with ranks; adds IPC_LOCK, to pin memory for them.",
+@parsed_option(
+    "--rdma", "RESOURCE=N", counted, multiple=True,
+    help="Network adapters for each pod with ranks; adds IPC_LOCK to pin memory for them.",
+)  # fmt: skip
+@parsed_option(
+    "--shm", "SIZE", size, default=Pods.shm, show_default=True, help="Size of /dev/shm, which is in memory."
 )
-@click.option(
-    "--shm",
-    type=ParsedText("SIZE", size),
-    default=Pods.shm,
-    show_default=True,
-    metavar="SIZE",
-    help="Size of /dev/shm, which is in memory.",
-)
-@click.option(
-    "--memory",
-    type=ParsedText("SIZE", size),
-    metavar="SIZE",
-    help="Memory of each pod with ranks, including --shm.",
-)
+@parsed_option("--memory", "SIZE", size, help="Memory of each pod with ranks, including --shm.")
 @click.option("--cpu", metavar="N", help="CPUs of each pod with ranks.")
-@click.option(
-    "--volume",
-    "volumes",
-    type=ParsedText("CLAIM:PATH", mounted),
-    multiple=True,
-    metavar="CLAIM:PATH",
-    help="Persistent volume claim, and where to mount it for ranks.",
-)
-@click.option(
-    "--node-selector",
-    type=ParsedText("K=V", pair),
-    multiple=True,
-    metavar="K=V",
-    help="Label that nodes must have.",
-)
-@click.option(
-    "--toleration",
-    "tolerations",
-    type=ParsedText("K[=V]:EFFECT", toleration),
-    multiple=True,
-    metavar="K[=V]:EFFECT",
-    help="Taint to tolerate.",
-)
+@parsed_option(
+    "--volume", "CLAIM:PATH", mounted, multiple=True,
+    help="Persistent volume claim, and its mount path in pods with ranks.",
+)  # fmt: skip
+@parsed_option("--node-selector", "K=V", pair, multiple=True, help="Label that nodes must have.")
+@parsed_option("--toleration", "K[=V]:EFFECT", toleration, multiple=True, help="Taint to tolerate.")
 @click.option(
     "--service-account", metavar="NAME", help="Service account of the pods.  [default: the namespace's]"
 )
-@click.option(
-    "--time-limit",
-    type=ParsedText("TIME", seconds),
-    metavar="TIME",
-    help="Time limit of the whole job: 90s, 30m, 2h, 1d.",
-)
-@click.option(
-    "--start-timeout",
-    type=ParsedText("TIME", seconds),
-    default=Pods.start_timeout,
-    show_default=True,
-    metavar="TIME",
+@parsed_option("--time-limit", "TIME", seconds, help="Time limit of the whole job: 90s, 30m, 2h, 1d.")
+@parsed_option(
+    "--start-timeout", "TIME", seconds, default=Pods.start_timeout, show_default=True,
     help="Time for pods to start and hosts to answer by ssh.",
-)
+)  # fmt: skip
 @click.option(
     "--clean-pods",
     type=click.Choice(get_args(CleanPods)),
     default=Pods.clean_pods,
     show_default=True,
-    help="Worker pods to delete at the end.",
+    help="Worker pods to delete when the job ends.",
 )
 @click.option(
     "--mpi",
@@ -163,22 +122,17 @@ def size(text: str) -> str:
     default=Pods.python,
     show_default=True,
     metavar="PATH",
-    help="Python in the image, with meshrun and mpiexec beside it.",
+    help="Python in the image, in the same folder as meshrun and mpiexec.",
 )
 @click.option("--root", is_flag=True, help="Run as root, the user of the image.")
-@NETWORK
-@SETTING
-@TIMEOUT
-@PRINT
-@DEBUG
-@WORDS
+@cluster_options
 def kubernetes(
     wanted: tuple[int | None, int] | None,
     name: str | None,
     gpu_resource: str,
     no_gpus: bool,
     rdma: Sequence[tuple[str, int]],
-    volumes: Sequence[tuple[str, str]],
+    volume: Sequence[tuple[str, str]],
     node_selector: Sequence[tuple[str, str]],
     network: str | None,
     settings: Sequence[str],
@@ -198,7 +152,7 @@ def kubernetes(
 
     if more["memory"] and memory_bytes(more["memory"]) <= memory_bytes(more["shm"]):
         raise click.UsageError(
-            f"--shm {more['shm']} uses up --memory {more['memory']}: /dev/shm counts as memory"
+            f"--shm {more['shm']} leaves nothing of --memory {more['memory']}: /dev/shm counts as memory"
         )
     spec = build_spec(
         words, wanted, [], settings=settings, files_here=False, network=network, host_timeout=host_timeout
@@ -207,8 +161,9 @@ def kubernetes(
         name=name or f"meshrun-{secrets.token_hex(3)}",
         gpu_resource=None if no_gpus else gpu_resource,
         rdma=dict(rdma),
-        volumes=dict(volumes),
+        volumes=dict(volume),
         node_selector=dict(node_selector),
+        tolerations=more.pop("toleration"),
         **more,
     )
     if show:

@@ -1,4 +1,4 @@
-"""`meshrun launch TARGET`: a run described once, for any launcher."""
+"""`meshrun launch TARGET`: start a run with any launcher."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from launch.mpi import ssh_hosts
 
 @click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
 def launch() -> None:
-    """Start COMMAND, such as `bench all_reduce`, as ranks on one host or on several.
+    """Start the ranks of COMMAND, such as `bench all_reduce`, on one or several hosts.
 
     \b
     meshrun launch local -j 4 -- run laplacian in.npy out.npy
@@ -63,7 +63,7 @@ def local(
     spec = build_spec(words, wanted or (1, 1), [], settings=settings)
     if spec.hosts > 1:
         raise click.UsageError(
-            f"{spec.hosts} hosts requested, and this is one; use launch mpirun, for example"
+            f"{spec.hosts} hosts requested, but this is one; use for example launch mpirun"
         )
     if show:
         click.echo(here.preview(spec))

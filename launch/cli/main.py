@@ -1,8 +1,8 @@
 """The `meshrun` command: starts ranks or becomes one.
 
-Nothing outside the standard library and click is imported before a command runs. A process
-becomes a rank when a launcher started it or when it is alone; `-n` starts ranks on this machine,
-each with the same words.
+Only the standard library and click are imported before a command runs. A process becomes a rank if
+a launcher started it, or if no ranks are to be started; `-n` starts ranks on this machine with the
+same arguments.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
-    from runner.system.launcher import Announced
+    from runner.system.launcher import DetectedLauncher
 
 HELP = ("--help", "-h")
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
+def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         click.echo(f"meshrun {version('meshrun')}")
@@ -75,15 +75,15 @@ def command(
 
     \b
     meshrun -n 4 run laplacian in.npy out.npy          4 ranks on this machine
-    mpirun -n 32 meshrun run laplacian in.npy out.npy  a cluster; likewise srun
-    meshrun run laplacian --help                       what a job does and takes
+    mpirun -n 32 meshrun run laplacian in.npy out.npy  on a cluster; also with srun
+    meshrun run laplacian --help                       describe a job and its options
     """
-    from runner.system.launcher import announced, check_expected
+    from runner.system.launcher import check_expected, detect_launcher
 
-    launched, words = announced(), ctx.meta[ARGUMENTS]
+    launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
-        if ranks > 1 and (alone := without_ranks(words)):
-            raise click.UsageError(f"`meshrun {alone}` starts no ranks; remove -n")
+        if ranks > 1 and (single := without_ranks(words)):
+            raise click.UsageError(f"`meshrun {single}` starts no ranks; remove -n")
         if ranks > 1 and run_dir is None and not _is_rank(launched):
             from launch.mpi.local import start
 
@@ -103,8 +103,8 @@ def command(
     )
 
 
-def _is_rank(launched: Announced | None) -> bool:
-    # An interactive shell under srun is a step of one task, and may start ranks.
+def _is_rank(launched: DetectedLauncher | None) -> bool:
+    # An interactive shell under srun is a step with one task, and may start ranks.
     return launched is not None and not (launched.size == 1 and "SLURM_STEP_ID" in os.environ)
 
 
@@ -117,8 +117,8 @@ def _is_rank(launched: Announced | None) -> bool:
 def run() -> None:
     """Run a job on a file.
 
-    JOB is the name of an installed job (meshrun jobs lists them) or a function in a file of
-    yours, FILE.py:NAME. meshrun run JOB --help describes it and its options.
+    JOB is the name of an installed job (meshrun jobs lists them) or a function in your own
+    file, FILE.py:NAME. meshrun run JOB --help describes it and its options.
     """
 
 
@@ -133,7 +133,7 @@ def jobs() -> None:
         try:
             rows.append((name, find(name).summary))
         except MeshrunError as reason:
-            rows.append((name, f"does not work: {single_line(reason)}"))
+            rows.append((name, f"cannot be loaded: {single_line(reason)}"))
     width = max((len(name) for name, _ in rows), default=0)
     for name, summary in rows:
         click.echo(f"{name:{width}}  {summary}".rstrip())
@@ -143,7 +143,7 @@ command.add_command(selftest)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status: 0, 1 for a failed run, 2 for a usage error, 130 for Ctrl-C."""
+    """Run the command; returns 0, 1 for a failed run, 2 for a usage error, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in words
     try:
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("meshrun: interrupted", file=sys.stderr)
         return conclude(command_in(words), 130, "interrupted")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout again at exit
         return 0
     except OSError as failure:
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:  # Python flushes stdout again
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _full(failure: OSError) -> str:
-    """The message for a file error that no one else has handled, most often a full disk."""
+    """The message for an unhandled file error, usually a full disk."""
     from runner.errors import RunError, describe
 
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
@@ -185,17 +185,17 @@ def _full(failure: OSError) -> str:
 
 
 def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
-    """Report an error, and give the answer of a command that has one; the exit status."""
-    from runner.system.launcher import announced
+    """Report an error, and print the result of a command that must print one; returns the exit status."""
+    from runner.system.launcher import detect_launcher
 
-    status, launched = report_error(sentence, status, words, debug), announced()
+    status, launched = report_error(sentence, status, words, debug), detect_launcher()
     if words[0] == "--run-dir" or (launched is not None and launched.rank):
-        return status  # the process that started the ranks answers, or rank 0
+        return status  # the process that started the ranks concludes, or rank 0
     return conclude(command_in(words), status, sentence)
 
 
 def _meshrun_error() -> type[MeshrunError]:
-    # Evaluated when something was raised, not when `main` is defined or succeeds.
+    # Imported only if an error was raised.
     from runner.errors import MeshrunError
 
     return MeshrunError

@@ -1,4 +1,4 @@
-"""Options that several commands share, their types, and the launch specification made of them."""
+"""Options shared by several commands, their types, and the launch specification built from them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from typing import Any, TypeVar
 import click
 
 from launch.cli.command_line import check_words
-from launch.spec import HOST_TIMEOUT, Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+from launch.spec import (
+    HOST_TIMEOUT,
+    HostSlots,
+    LaunchSpec,
+    make_spec,
+    parse_hosts,
+    parse_shape,
+    read_hostfile,
+)
 
 Value = TypeVar("Value")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ParsedText(click.ParamType[Value]):
-    """A text as `function` parses it; a ValueError of it is a usage error."""
+    """A text parsed by `function`, whose ValueError becomes a usage error."""
 
     def __init__(self, name: str, function: Callable[[str], Value]) -> None:
         self.name, self._function = name, function
@@ -33,7 +42,7 @@ class ParsedText(click.ParamType[Value]):
 
 
 class Seconds(click.FloatRange):
-    """Seconds, from `least` to a day; rejects "nan", which would pass every range."""
+    """Seconds, from `least` to a day; rejects "nan", which passes any range check."""
 
     name = "number of seconds"
 
@@ -47,8 +56,8 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes: 64M, 1.5G; K, M, G and T are powers of 1024."""
+class ByteSize(click.ParamType[int]):
+    """A number of bytes such as 64M or 1.5G; K, M, G and T are powers of 1024."""
 
     name = "SIZE"
 
@@ -64,7 +73,7 @@ class Size(click.ParamType[int]):
             self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
 
 
-SIZE = Size()
+SIZE = ByteSize()
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -73,9 +82,9 @@ SHAPE = click.option(
     "wanted",
     type=ParsedText("HOSTSxGPUS", parse_shape),
     metavar="HOSTSxGPUS",
-    help="Number of hosts, and of ranks on each: 2x8.",
+    help="Number of hosts, and of ranks on each host: 2x8.",
 )
-PRINT = click.option("--print", "show", is_flag=True, help="Print what would be started, and stop.")
+PRINT = click.option("--print", "show", is_flag=True, help="Print what would be started, and exit.")
 SETTING = click.option(
     "-x",
     "--set",
@@ -89,10 +98,24 @@ NETWORK = click.option(
 )
 TIMEOUT = click.option(
     "--host-timeout", type=Seconds(3.0), default=HOST_TIMEOUT, show_default=True,
-    metavar="SECONDS", help="Time that a host may be silent.",
+    metavar="SECONDS", help="Time for which a host may not respond.",
 )  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+
+
+def cluster_options(command: Command) -> Command:
+    """Add the options of a target that knows its hosts: the last ones before the command to start."""
+    for option in (WORDS, DEBUG, PRINT, TIMEOUT, SETTING, NETWORK):
+        command = option(command)
+    return command
+
+
+def parsed_option(
+    flag: str, form: str, function: Callable[[str], object], **details: Any
+) -> Callable[[Command], Command]:
+    """An option whose text `function` parses. form: what to type, such as K=V."""
+    return click.option(flag, type=ParsedText(form, function), **{"metavar": form, **details})
 
 
 def device_option() -> click.Option:
@@ -101,7 +124,7 @@ def device_option() -> click.Option:
         type=click.Choice(DEVICES),
         default="auto",
         show_default=True,
-        help="Where blocks are computed.",
+        help="Device that computes blocks.",
     )
 
 
@@ -109,9 +132,9 @@ def debug_option() -> click.Option:
     return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
 
 
-def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
+def known_hosts(hosts: str | None, hostfile: Path | None) -> list[HostSlots]:
     if hosts and hostfile:
-        raise click.UsageError("--hosts or --hostfile, not both")
+        raise click.UsageError("--hosts and --hostfile exclude each other")
     try:
         return parse_hosts(hosts) if hosts else read_hostfile(hostfile) if hostfile else []
     except OSError as reason:
@@ -123,15 +146,15 @@ def known_hosts(hosts: str | None, hostfile: Path | None) -> list[Host]:
 def build_spec(
     words: tuple[str, ...],
     wanted: tuple[int | None, int] | None,
-    known: Sequence[Host],
+    known: Sequence[HostSlots],
     *,
     settings: Sequence[str],
     files_here: bool = True,
     **more: Any,
 ) -> LaunchSpec:
-    """The specification; UsageError where `words` is not a command that ranks run.
+    """The launch specification. Raises UsageError if `words` is not a command that ranks run.
 
-    files_here: a job's file is on this machine; otherwise it may be in the image only.
+    files_here: a job's file is on this machine; otherwise it may exist only in the image.
     """
     if files_here or words[0] != "run":
         check_words(click.get_current_context().find_root().command, words)
@@ -142,10 +165,10 @@ def build_spec(
 
 
 def parse_setting(text: str) -> tuple[str, str]:
-    """Parse NAME=VALUE, or NAME for its value in this environment."""
+    """Parse NAME=VALUE, or NAME with its value in this environment."""
     name, equals, value = text.partition("=")
     if not name.isidentifier():
         raise ValueError(f"-x {text}: expected NAME=VALUE")
     if not equals and name not in os.environ:
-        raise ValueError(f"-x {name}: not set here, and no value given")
+        raise ValueError(f"-x {name}: no value given, and not set in this environment")
     return name, value if equals else os.environ[name]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.cli.errors import JOB_ERRORS
-from launch.cli.job_command import JobCommand, Jobs, depth_option, input_option, job_option
+from launch.cli.job_command import JobCommand, Jobs, depth_option, grid_options, input_option, job_option
 from launch.cli.params import SIZE, debug_option
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from runner.plan.task import ArrayType, Task
 
 
-RANKS_MOST = 1 << 17  # the block of each is looked at, which takes seconds
+RANKS_MOST = 1 << 17  # planning visits every rank's block, which takes seconds
 
 
 class Plans(Jobs):
-    """A command for every job, which plans a run of it."""
+    """A planning command for every job."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return plan_command(cmd_name)
@@ -38,18 +38,18 @@ class Plans(Jobs):
     invoke_without_command=True,
     no_args_is_help=False,
 )
-@click.option("--calibrate", is_flag=True, help="Measure this machine's rates, and save them.")
+@click.option("--calibrate", is_flag=True, help="Measure this machine's rates and save them.")
 @click.option(
     "--at",
     "folder",
     default=".",
     metavar="FOLDER",
-    help="Where --calibrate writes and reads a file.  [default: the working directory]",
+    help="Folder in which --calibrate writes and reads a file.  [default: the working directory]",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int | None:
-    """Predict what a run will take, without a GPU or MPI.
+    """Predict the time and memory of a run, without a GPU or MPI.
 
     \b
     meshrun plan laplacian in.npy --ranks 8
@@ -60,7 +60,7 @@ def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int |
     """
     if ctx.invoked_subcommand is not None:
         if calibrate:
-            raise click.UsageError("--calibrate measures the machine, for no job")
+            raise click.UsageError("--calibrate measures the machine and takes no job")
         return None
     if not calibrate:
         raise click.UsageError("Missing JOB, or --calibrate.")
@@ -70,7 +70,7 @@ def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int |
 
 
 def plan_command(name: str) -> click.Command:
-    """The command `meshrun plan NAME`; raises UserError when there is no such job, or it cannot be loaded."""
+    """The command `meshrun plan NAME`. Raises UserError if there is no such job or it cannot be loaded."""
     from runner.errors import UserError
     from runner.job.discover import find
 
@@ -80,9 +80,9 @@ def plan_command(name: str) -> click.Command:
     twice = {option.name for option in own} & {option.name for option in ours}
     if twice:
         raise UserError(
-            f"job {name} cannot be planned: meshrun plan has options of the same names as its own",
+            f"job {name} cannot be planned: meshrun plan has options with the same names",
             got=", ".join(sorted(str(option) for option in twice)),
-            hint="another name for the job's parameter",
+            hint="rename the job's parameter",
         )
 
     def run(inputs: tuple[str, ...], **values: Any) -> None:
@@ -104,11 +104,9 @@ def _inputs_metavar(job: Job) -> str:
 
 
 def plan_options(taken: Container[str]) -> list[click.Option]:
-    """taken: the job's own names. Its own --dtype leaves --input-dtype, as with `meshrun run`."""
-    from runner.plan.halo import BOUNDARIES
-
+    """The options of `meshrun plan JOB` besides the job's own. taken: the job's own names."""
     return [
-        input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or in place of INPUT."),
+        input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or instead of INPUT."),
         input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
         click.Option(
             ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N",
@@ -122,9 +120,7 @@ def plan_options(taken: Container[str]) -> list[click.Option]:
             ["--gpu"], metavar="NAME",
             help="h200, a100, l40s, ...; cpu for none.  [default: as calibrated, else h200]",
         ),
-        click.Option(["--grid"], metavar="RxC", help="Split the array into this grid, a number per axis."),
-        click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
-        click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
+        *grid_options(),
         depth_option("Chunks in flight."),
         click.Option(
             ["--chunk-bytes"], type=SIZE, help="Size of a chunk's input.  [default: as in a run]"
@@ -162,7 +158,7 @@ def forecast(
     json: str | None,
     debug: bool,
 ) -> None:
-    """Print the plan of one job, and write it to `json` where that is asked for."""
+    """Print the plan of one job, and write it to the file `json` if given."""
     from runner.errors import UserError
     from runner.plan.chunking import not_streamed
     from runner.plan.forecast import by_ranks
@@ -197,11 +193,11 @@ def forecast(
     found["machine"]["assumed"] = assumed
     if assumed:
         notes.append(
-            f"no --gpu and no measured rates: hosts with {machine.gpus} {machine.name} GPUs are assumed; "
-            "--gpu cpu is for hosts without"
+            f"no --gpu and no measured rates: assuming hosts with {machine.gpus} {machine.name} GPUs; "
+            "use --gpu cpu for hosts without GPUs"
         )
     if not machine.measured:
-        notes.append("rates are nominal: meshrun plan --calibrate, on the machine itself, measures them")
+        notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
     found["notes"] = notes
     if json is not None:
         write_json(Path(json), "plan", SCHEMA, found)
@@ -209,10 +205,10 @@ def forecast(
 
 
 def check_memory(machine: Machine, options: StreamOptions) -> None:
-    """UserError for memory that the machine does not have; of one that was not measured, a GPU's is known."""
+    """UserError for more memory than the machine has; without measurements, only the GPU's is known."""
     from runner.plan.chunking import check_limit
 
-    gigabyte = 1 if machine.measured else 2**30 / 10**9  # of a data sheet, which may mean either
+    gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
     host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
     check_limit("--host-memory", options.host_memory, host, machine.name)
     check_limit("--device-memory", options.device_memory, device, machine.name)
@@ -248,9 +244,9 @@ def describe_inputs(
         notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
         return [(source.shape, source.dtype) for source in sources], files, notes if serial else []
     if form is None or form.shape is None:
-        raise UserError("one array is planned for", got="neither INPUT nor --shape", expected="one of them")
+        raise UserError("no array to plan for", got="neither INPUT nor --shape", expected="one of them")
     if dtype is None:
-        raise UserError("--shape does not say the elements' type", hint="--input-dtype float32")
+        raise UserError("--shape needs an element type", hint="--input-dtype float32")
     try:
         return [(form.shape, np.dtype(dtype))] * len(job.arrays), PLAIN, []
     except (TypeError, ValueError) as reason:
@@ -274,14 +270,14 @@ def settle_work(task: Task) -> Task:
         return with_known_results(task, CpuBackend())
     except JOB_ERRORS as reason:  # in the job's own function
         raise UserError(
-            f"job {task.job.name} fails when called on zeros to see its result",
+            f"job {task.job.name} fails when called on zeros to find its result type",
             got=describe(reason).partition(". Try: ")[0],
-            hint="declare out= in its decorator, or --debug for the traceback",
+            hint="declare out= in its decorator; --debug shows the traceback",
         ) from reason
 
 
 def calibrate_machine(folder: Path) -> int:
-    """Measure this machine, print and keep what was found."""
+    """Measure this machine's rates, print and save them."""
     from runner.device.api import Backend
     from runner.plan.machine import rates_file, save
     from runner.report.plan_table import render_rates
@@ -304,5 +300,5 @@ def calibrate_machine(folder: Path) -> int:
     what = f"{gpus} x {machine.name}" if gpus else f"CPU, {machine.name}"
     click.echo(f"{machine.host}: {what}, {machine.cores} cores, files in {folder.resolve()}\n")
     click.echo(render_rates({name: rate.value for name, rate in machine.rates.items()}))
-    click.echo(f"kept in {file}")
+    click.echo(f"saved to {file}")
     return 0

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 COMMAND_GROUP = "meshrun.commands"  # group of entry points
-# Of our own plug-ins, whose import would take longer than the rest of the help.
+# Summaries of our own plug-ins, whose import would take longer than the rest of the help.
 SUMMARIES = {
     "jobs.bench.cli:bench": "Measure collectives: the NCCL tests.",
-    "launch.cli.doctor:doctor": "Show what every rank has, and what is wrong with it.",
+    "launch.cli.doctor:doctor": "Show the hardware of every rank, and all problems.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
-    "launch.cli.plan:plan": "Predict what a run will take, without a GPU or MPI.",
-    "jobs.validate.cli:validate": "Say whether the GPUs and wires are healthy.",
+    "launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
+    "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
-ARGUMENTS = "meshrun.words"  # in click's meta: the command and all that follows
+ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
 
 
 class Commands(click.Group):
@@ -44,10 +44,9 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
-        further = _entry_points()
         rows += [
             (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
-            for name, entry in further.items()
+            for name, entry in _entry_points().items()
             if name not in self.commands
         ]
         with formatter.section("Commands"):
@@ -63,10 +62,10 @@ def conclude(
     answer: str | None = None,
     files: bool = True,
 ) -> int:
-    """Have a command give its answer after a run that ended without one; the exit status.
+    """Have a command print its result after a run that ended without one; returns the exit status.
 
-    Only a command with a method `conclude(words, status, why, rank_status, answer, files)` has one. ran: its
-    name and its words. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`, which see.
+    Only commands with a method `conclude(words, status, why, rank_status, answer, files)` have such a result.
+    ran: the command's name and arguments. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`.
     """
     from runner.errors import MeshrunError
 
@@ -92,5 +91,5 @@ def _load(name: str) -> click.Command | None:
     with Importing(f"the command {name} ({entry.value})"):
         command = entry.load()
     if not isinstance(command, click.Command):
-        raise click.UsageError(f"the command {name} ({entry.value}) is no click command")
+        raise click.UsageError(f"the command {name} ({entry.value}) is not a click command")
     return command

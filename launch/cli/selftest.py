@@ -1,4 +1,4 @@
-"""`meshrun selftest`: in a process of its own first this process, then ranks under the launcher."""
+"""`meshrun selftest`: test this process, then ranks under the launcher."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ if TYPE_CHECKING:
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Test whether this installation works."""
     from runner.run.selftest import main as test
-    from runner.system.launcher import announced
+    from runner.system.launcher import detect_launcher
 
-    alone = cli_context.run is None and announced() is None
-    if mutate and not alone:
-        raise click.UsageError("--mutate simulates its ranks: it runs in one process")
+    single_process = cli_context.run is None and detect_launcher() is None
+    if mutate and not single_process:
+        raise click.UsageError(
+            "--mutate runs its ranks as threads of one process; start it without a launcher"
+        )
     if mutate and device == "cuda":
-        raise click.UsageError("--mutate simulates its ranks on the CPU: leave --device cuda out")
-    if alone and cli_context.ranks is None and not mutate:
+        raise click.UsageError("--mutate runs its ranks on the CPU; remove --device cuda")
+    if single_process and cli_context.ranks is None and not mutate:
         return check_installation(device, debug)
     return test(mutate=mutate, device=device, started=cli_context.started, debug=debug)
 
 
 def check_installation(device: DeviceChoice, debug: bool) -> int:
-    """Test what runs without MPI, then start ranks that find each other and test again; 0 or 1."""
+    """Test one rank without MPI, then several ranks under the launcher; returns 0 or 1."""
     from launch.mpi import launcher as mpi_launcher
     from launch.mpi import local
     from runner.errors import UserError
@@ -44,9 +46,9 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from runner.run.selftest import main as test
     from runner.system.launcher import Started, working_directory
 
-    working_directory()  # else each part would report that it is gone
+    working_directory()  # otherwise each part would report that it does not exist
     status = test(device=device, started=Started(ranks=1), debug=debug)
-    if status == UserError.exit_code:  # reported already: there is no such device
+    if status == UserError.exit_code:  # already reported: there is no such device
         return status
     parts = {"one rank": status == 0}
     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import click
 
-from launch.cli.params import DEBUG, NETWORK, PRINT, SETTING, SHAPE, TIMEOUT, WORDS, ParsedText, build_spec
+from launch.cli.params import SHAPE, build_spec, cluster_options, parsed_option
 from launch.cli.plugins import conclude
 from launch.slurm.batch_script import CPUS_PER_RANK, INDEX, PER_TASK, JobRequest, script, srun
 
@@ -22,7 +22,7 @@ NEW_JOB_ONLY = (
 )  # fmt: skip
 
 
-LIMIT = re.compile(r"\d+(-\d+)?(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)  # of time
+LIMIT = re.compile(r"\d+(-\d+)?(:\d+){0,2}|unlimited|infinite", re.IGNORECASE)  # a time limit
 INDICES = re.compile(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?")
 
 
@@ -42,38 +42,34 @@ def indices(text: str) -> str:
 @SHAPE
 @click.option("--partition", metavar="NAME", help="Partition to submit to; sinfo lists them.")
 @click.option("--account", metavar="NAME", help="Account to charge.")
-@click.option(
-    "--time", type=ParsedText("LIMIT", limit), metavar="LIMIT", help="Time limit: minutes, HH:MM:SS or D-HH."
-)
+@parsed_option("--time", "LIMIT", limit, help="Time limit: minutes, HH:MM:SS or D-HH.")
 @click.option("--constraint", metavar="FEATURES", help="Features that hosts must have.")
-@click.option("--exclusive", is_flag=True, help="Share the hosts with no other job: for measurements.")
-@click.option(
+@click.option("--exclusive", is_flag=True, help="Do not share hosts with other jobs: for measurements.")
+@parsed_option(
     "--array",
-    type=ParsedText("INDICES", indices),
+    "INDICES",
+    indices,
     metavar="0-9%2",
-    help="One run for each index; %a in COMMAND stands for it.",
+    help="One run for each index; %a in COMMAND is replaced by it.",
 )
 @click.option("--dependency", metavar="LIST", help="Wait for other jobs: afterok:17.")
 @click.option("--requeue", is_flag=True, help="Restart the job when a host fails or it is preempted.")
 @click.option("--cpus-per-task", type=click.IntRange(min=1), metavar="N",
-              help=f"Cores for each rank.  [default: {CPUS_PER_RANK}; in a job, its share]")  # fmt: skip
+              help=f"Cores for each rank.  [default: {CPUS_PER_RANK}; inside a job, its share]")  # fmt: skip
 @click.option("--gpus/--no-gpus", default=True, show_default=True, help="Request one GPU for each rank.")
 @click.option("--bind-gpus", type=click.Choice(["node", "task"]), default="node", show_default=True,
-              help="node: each rank sees all GPUs of its host and takes one; task: it sees one.")  # fmt: skip
+              help="node: a rank sees all GPUs of its host and uses one; task: it sees one.")  # fmt: skip
 @click.option("--mpi", "mpi", metavar="NAME", default="auto", show_default=True,
-              help="srun's --mpi: pmix, pmi2, ...; auto: as the MPI on this machine needs.")  # fmt: skip
+              help="srun's --mpi: pmix, pmi2, ...; auto: the one for this machine's MPI.")  # fmt: skip
 @click.option(
-    "--container", metavar="IMAGE", help="Container image with meshrun in it; needs Pyxis on the cluster."
+    "--container", metavar="IMAGE", help="Container image with meshrun; needs Pyxis on the cluster."
 )
-@click.option("--container-mounts", metavar="A:B,...", help="Folders to mount besides the working directory.")
+@click.option(
+    "--container-mounts", metavar="A:B,...", help="Folders to mount in addition to the working directory."
+)
 @click.option("--srun-args", metavar="WORDS", default="", help="More options for srun, as one argument.")
 @click.option("--output", metavar="FILE", help="Output file of the job.  [default: meshrun-%j.out]")
-@NETWORK
-@SETTING
-@TIMEOUT
-@PRINT
-@DEBUG
-@WORDS
+@cluster_options
 def slurm(
     wanted: tuple[int | None, int] | None,
     bind_gpus: Literal["node", "task"],
@@ -87,7 +83,7 @@ def slurm(
     words: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Start ranks by Slurm: as a batch job, or as a step of the current allocation."""
+    """Start ranks with Slurm: as a batch job, or as a step of the current allocation."""
     from launch.slurm import job as slurm_job
     from launch.slurm.queries import program
     from runner.errors import tell
@@ -101,8 +97,8 @@ def slurm(
     given = next((name for name in NEW_JOB_ONLY if options[name]), None)
     if inside and given:
         raise click.UsageError(
-            f"--{given} needs a new job, and this is inside job {os.environ['SLURM_JOB_ID']}; "
-            "to submit one: env -u SLURM_JOB_ID -u SLURM_ARRAY_JOB_ID"
+            f"--{given} needs a new job, but this is inside job {os.environ['SLURM_JOB_ID']}; "
+            "to submit a new one: env -u SLURM_JOB_ID -u SLURM_ARRAY_JOB_ID"
         )
     if not show:
         program("srun" if inside else "sbatch")
@@ -121,7 +117,7 @@ def slurm(
         click.echo(text, nl=False)
         return 0
     if inside:
-        tell(f"inside job {os.environ['SLURM_JOB_ID']}: starting a step of it by srun")
+        tell(f"inside job {os.environ['SLURM_JOB_ID']}: starting a step with srun")
         return slurm_job.start_inside(spec, job, debug=debug, conclude=partial(conclude, spec.words))
     return slurm_job.start(spec, job, debug=debug, conclude=partial(conclude, spec.words))
 
@@ -134,13 +130,13 @@ def split(text: str) -> tuple[str, ...]:
 
 
 def cores(environment: Mapping[str, str], ranks: int) -> int:
-    """Cores for each rank, of those that this allocation has on a host."""
+    """Cores for each rank, an equal share of this allocation's cores on the host."""
     there = environment.get("SLURM_CPUS_ON_NODE", "")
     return max(int(there) // ranks, 1) if there.isdecimal() else 1
 
 
 def _mpi(mpi: str, ranks: int, container: str | None, show: bool) -> tuple[str, str]:
-    """srun's --mpi, and why. A named one is printed without a query: Slurm may be on another machine."""
+    """srun's --mpi, and why. With --print, a named one is not checked: Slurm may be on another machine."""
     from launch.mpi.library import loaded
     from launch.slurm.pmi import choose_mpi, offered, suggestion
     from runner.errors import UserError

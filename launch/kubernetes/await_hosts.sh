@@ -1,12 +1,12 @@
-# The launcher pod's command: mpiexec, once every host answers by ssh. A host's pod may still be pulling the
-# image, and the DNS not know it yet. Arguments: hostfile, seconds that it may take, mpiexec and its words.
+# The launcher pod's command: waits until every host answers by ssh, then runs mpiexec. A pod may still be
+# pulling its image or be missing in the DNS. Arguments: hostfile, time-out in seconds, mpiexec and its arguments.
 trap 'exit 143' TERM
 await() {
   attempt=1
   until reason=$(ssh -n -o BatchMode=yes -o ConnectTimeout=5 "$1" true 2>&1); do
     seconds=$(($(date +%s) - begun))
     echo "meshrun: waiting for ssh to $1, attempt $attempt, $seconds s: $reason" | tr -d '\r' >&2
-    if [ "$seconds" -ge "$patience" ]; then
+    if [ "$seconds" -ge "$timeout" ]; then
       refuse "no answer by ssh from $1 in $seconds s. Try: kubectl describe pod ${1%%.*}"
       return 1
     fi
@@ -16,11 +16,11 @@ await() {
 }
 refuse() {
   echo "meshrun: $1" >&2
-  # As a rank tells a failure whoever follows the log.
+  # A status line, as from a rank, for the process that follows the log.
   line='\036meshrun-run %s failure {"exit_code": 1, "sentence": "%s", "rank": 0}\n'
   [ -z "${MESHRUN_TOKEN:-}" ] || printf "$line" "$MESHRUN_TOKEN" "$1" >&2
 }
-patience=$2 begun=$(date +%s)
+timeout=$2 begun=$(date +%s)
 waiting=
 for host in $(sed 's/[ :].*//' "$1"); do
   await "$host" &

@@ -1,6 +1,6 @@
-"""Submit a job to Kubernetes, pass on its log, and judge the run by the ranks' status lines.
+"""Submit a job to Kubernetes, forward its log, and judge the run by the ranks' status lines.
 
-Neither the job's status nor a pod's proves anything about the results. The status lines are in the launcher
+The status of a job or pod does not prove that the results are complete. The status lines are in the launcher
 pod's log.
 """
 
@@ -24,12 +24,12 @@ from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import signal_handlers
 
-STEP = 0.2  # seconds after which a signal is noticed
-LOOK = 2.0  # seconds between two looks at pods that are starting,
-CALM = 15.0  # and at pods that run
-DEAF = 60.0  # seconds without an answer from the cluster
-BROKEN = 20  # streams of a log that break at once, one after another
-PAUSES = 3  # looks until the cluster says why the launcher pod is gone
+STEP = 0.2  # seconds until a signal is noticed
+START_INTERVAL = 2.0  # seconds between queries while pods are starting
+RUN_INTERVAL = 15.0  # seconds between queries while pods are running
+ANSWER_TIMEOUT = 60.0  # seconds without an answer from the cluster
+MAX_LOG_FAILURES = 20  # consecutive log streams that break immediately
+MAX_MISSING = 3  # queries until a missing launcher pod counts as deleted
 
 
 def preview(spec: LaunchSpec, pods: Pods) -> str:
@@ -38,10 +38,10 @@ def preview(spec: LaunchSpec, pods: Pods) -> str:
 
 
 def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
-    """Submit the job, follow it to its end, and judge the run; the run's exit status.
+    """Submit the job, follow it to its end, and judge the run; returns the run's exit status.
 
-    A job whose pods cannot start is deleted, and so is one that is interrupted: 130 (128 + signal). Raises
-    UserError where nothing is submitted, and RunError where the cluster stops answering.
+    A job whose pods cannot start is deleted, as is an interrupted one (exit status 128 + signal). Raises
+    UserError if nothing is submitted, and RunError if the cluster stops answering.
     """
     from runner.errors import tell
     from runner.world.run_status import RunDirectory
@@ -58,7 +58,7 @@ def start(spec: LaunchSpec, pods: Pods, *, debug: bool = False, conclude: Conclu
             followed.to_its_end()
         if followed.fault:
             failure = {"exit_code": 1, "sentence": followed.fault, "rank": None}
-            if not run.claim_failure(failure):  # of which this may be the cause
+            if not run.claim_failure(failure):  # a rank's failure, of which this may be the cause
                 tell(followed.fault)
         (run.path / "partial").unlink(missing_ok=True)  # a file in the cluster, not here
         return judge(run, followed.outcome(), debug, conclude=conclude, files=False)
@@ -75,12 +75,12 @@ def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Documen
 
     document = manifest.document(spec, pods, token)
     if wrong := schema.problems(document):
-        raise UserError(f"the {document['kind']} would be refused: {'; '.join(wrong)}")
+        raise UserError(f"the {document['kind']} is invalid: {'; '.join(wrong)}")
     return document
 
 
 class _Followed:
-    """A job on its way. status: of mpiexec. fault: why the cluster has ended it, or cannot start it."""
+    """A submitted job. status: of mpiexec. fault: why the cluster has ended it, or cannot start it."""
 
     def __init__(self, job: ClusterJob, status_lines: StatusLines, timeout: float) -> None:
         self.job, self.timeout = job, timeout
@@ -91,8 +91,8 @@ class _Followed:
         self._launcher = ""
         self._running = self._doomed = False
         self._missed = 0
-        self._begun = self._heard = time.monotonic()
-        self._told: set[str] = set()
+        self._begun = self._answered = time.monotonic()
+        self._printed: set[str] = set()
 
     def signalled(self, number: int, _: object) -> None:
         if self.interrupted:
@@ -100,9 +100,9 @@ class _Followed:
         self.interrupted = signal.Signals(number)
 
     def to_its_end(self) -> None:
-        """Pass on the log until mpiexec has ended, or the job must; then no pod of it is left running."""
+        """Forward the log until mpiexec has ended or the job must be ended; leaves no pod running."""
         while not self.interrupted and not self._over():
-            self._relay(CALM if self._running else LOOK)
+            self._relay(RUN_INTERVAL if self._running else START_INTERVAL)
         self.log.finish()
         if self.interrupted or self._doomed:
             self._delete()
@@ -111,7 +111,7 @@ class _Followed:
         return Outcome(self.status, self.interrupted, self.log.launcher_output, self.log.output_tail)
 
     def _relay(self, seconds: float) -> None:
-        """Pass on the log for some time, which an end of the stream, or a signal, cuts short."""
+        """Forward the log for some time, or until the stream ends or a signal arrives."""
         until, ended = time.monotonic() + seconds, not self._launcher
         while time.monotonic() < until and not self.interrupted:
             if ended:
@@ -119,10 +119,10 @@ class _Followed:
             elif not self.log.relay(STEP):
                 self._broken()
                 # The pod's status may be late, or the cluster busy.
-                until, ended = time.monotonic() + min(LOOK, seconds), True
+                until, ended = time.monotonic() + min(START_INTERVAL, seconds), True
 
     def _over(self) -> bool:
-        """Look at the pods; whether it is over with the run."""
+        """Query the pods; returns whether the run is over."""
         try:
             return self._judged(self.job.pods())
         except NoAnswer as reason:
@@ -130,7 +130,7 @@ class _Followed:
             return False
 
     def _judged(self, pods: Sequence[Object]) -> bool:
-        self._heard = time.monotonic()
+        self._answered = time.monotonic()
         launcher = pod_state.launcher(pods)
         if launcher is None:
             return self._has_no_launcher()
@@ -138,7 +138,7 @@ class _Followed:
         if status is not None and not pod_state.deleted(launcher):
             self.status, self._launcher = status, pod_state.name(launcher)
             self.log.rest()
-            # For a pod that waits still, the others have waited in vain.
+            # A pod that is still waiting explains why the others failed.
             reasons = (*map(pod_state.fault, pods), *map(pod_state.waits_for, pods))
             self.fault = _first(reasons) if status else None
             return True
@@ -147,14 +147,14 @@ class _Followed:
             self._doomed = True
             return True
         for waits in filter(None, map(pod_state.waits_for, pods)):
-            self._tell(waits)
+            self._print_once(waits)
         if pod_state.running(launcher):
             self._launcher = pod_state.name(launcher)
             self._running = all(map(pod_state.running, pods))
         return not self._launcher and self._too_late()
 
     def _has_no_launcher(self) -> bool:
-        """Whether it is over with a job without a launcher pod: not yet, or not any more."""
+        """Whether a job without a launcher pod is over; the pod may not exist yet, or no longer."""
         found = self.job.get()
         self.fault = pod_state.failure(found) if found else f"{self.job} was deleted"
         if self.fault:
@@ -162,20 +162,20 @@ class _Followed:
         assert found is not None
         if self._launcher:
             self._missed += 1
-            self.fault = f"pod {self._launcher} was deleted" if self._missed > PAUSES else None
+            self.fault = f"pod {self._launcher} was deleted" if self._missed > MAX_MISSING else None
             return self.fault is not None
         if pod_state.suspended(found):
-            self._tell(f"{self.job} is held back by its queue")
+            self._print_once(f"{self.job} is waiting in its queue")
             self._begun = time.monotonic()
             return False
         return self._too_late()
 
     def _too_late(self) -> bool:
-        """Whether the pods have had their time to start; tells what the cluster says of them meanwhile."""
+        """Whether the time-out for starting has passed; prints the cluster's warnings about the pods."""
         last = ""
-        with contextlib.suppress(NoAnswer):  # not everyone may read events
+        with contextlib.suppress(NoAnswer):  # reading events may be forbidden
             for last in self.job.warnings():
-                self._tell(last)
+                self._print_once(last)
         self._doomed = time.monotonic() - self._begun > self.timeout
         if self._doomed:
             self.fault = f"{self.job} has not started in {self.timeout:g} s" + (last and f": {last}")
@@ -188,7 +188,7 @@ class _Followed:
             self.job.delete()
         except NoAnswer as reason:
             raise RunError(
-                f"{self.job} may still be there" + (f"; {self.fault}" if self.fault else ""),
+                f"{self.job} may still exist" + (f"; {self.fault}" if self.fault else ""),
                 got=str(reason),
                 hint=f"kubectl delete {self.job}",
             ) from reason
@@ -196,9 +196,9 @@ class _Followed:
     def _broken(self) -> None:
         from runner.errors import RunError
 
-        if self.log.failures >= BROKEN:
+        if self.log.failures >= MAX_LOG_FAILURES:
             raise RunError(
-                f"the log of {self._launcher} cannot be read, and the job goes on unjudged",
+                f"the log of {self._launcher} cannot be read; the job continues unobserved",
                 got=self.log.reason,
                 hint=f"kubectl auth can-i get pods/log; kubectl delete {self.job}",
             )
@@ -206,18 +206,18 @@ class _Followed:
     def _unanswered(self, reason: NoAnswer) -> None:
         from runner.errors import RunError
 
-        if time.monotonic() - self._heard > DEAF:
+        if time.monotonic() - self._answered > ANSWER_TIMEOUT:
             raise RunError(
-                f"the cluster has not answered for {DEAF:g} s, and {self.job} goes on unjudged",
+                f"no answer from the cluster for {ANSWER_TIMEOUT:g} s; {self.job} continues unobserved",
                 got=str(reason),
                 hint=f"kubectl cluster-info; kubectl delete {self.job}",
             )
 
-    def _tell(self, sentence: str) -> None:
+    def _print_once(self, sentence: str) -> None:
         from runner.errors import tell
 
-        if sentence not in self._told:
-            self._told.add(sentence)
+        if sentence not in self._printed:
+            self._printed.add(sentence)
             tell(sentence)
 
 

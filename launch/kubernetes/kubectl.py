@@ -1,4 +1,4 @@
-"""A job in the cluster that kubectl is set up for."""
+"""A job in the cluster that kubectl is configured for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.kubernetes.pod_state import Object
 from launch.supervise.query import query
 
 TIMEOUT = 20  # seconds for an answer
-ENDING = 120  # seconds for a deleted job's pods to end; they get 30 to do so in order
+ENDING = 120  # seconds for a deleted job's pods to end; their grace period is 30 s
 UNKNOWN_KIND = "no matches for kind"
 
 
@@ -24,7 +24,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """A job by its kind and name. program: kubectl. namespace: None for the one that kubectl is set to."""
+    """A job by kind and name. program: path of kubectl. namespace: None for kubectl's current one."""
 
     program: str
     kind: str
@@ -35,11 +35,11 @@ class ClusterJob:
         return f"{self.kind.lower()}/{self.name}"
 
     def create(self, manifest: Document) -> None:
-        """Submit it; UserError where the cluster rejects it."""
+        """Submit the job. Raises UserError if the cluster rejects it."""
         from runner.errors import UserError
 
         try:
-            self._ask(["create", "-f", "-"], text=json.dumps(manifest))
+            self._run(["create", "-f", "-"], text=json.dumps(manifest))
         except NoAnswer as reason:
             lacking = UNKNOWN_KIND in str(reason)
             raise UserError(
@@ -52,13 +52,13 @@ class ClusterJob:
             ) from reason
 
     def delete(self, *, wait: bool = True) -> None:
-        """Remove it and its pods, and wait until they are gone."""
+        """Remove the job and its pods, and wait until they are gone."""
         waiting = [f"--timeout={ENDING}s"] if wait else ["--wait=false"]
         words = ["delete", str(self), "--ignore-not-found", "--cascade=foreground", *waiting]
-        self._ask(words, seconds=ENDING + TIMEOUT)
+        self._run(words, seconds=ENDING + TIMEOUT)
 
     def get(self) -> Object | None:
-        """Its object in the API; None when it is gone."""
+        """The job's API object; None if it no longer exists."""
         found = self._read(["get", str(self), "--ignore-not-found"])
         return found or None
 
@@ -70,7 +70,7 @@ class ClusterJob:
         return pod_state.warnings(events["items"], self.name)
 
     def log(self, pod: str, since: str | None) -> subprocess.Popen[bytes]:
-        """Follow the output of a pod from its beginning or a time, each line with its time."""
+        """Follow the output of a pod from its beginning or since a time, with a time stamp on each line."""
         after = [f"--since-time={since}"] if since else []
         return subprocess.Popen(
             self._words(["logs", "--follow", "--timestamps", *after, pod]),
@@ -81,14 +81,14 @@ class ClusterJob:
         )
 
     def _read(self, words: Sequence[str]) -> Object:
-        text = self._ask([*words, "-o", "json"])
+        text = self._run([*words, "-o", "json"])
         try:
             found: Object = json.loads(text or "{}")
         except ValueError as reason:
             raise NoAnswer(text) from reason
         return found
 
-    def _ask(self, words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> str:
+    def _run(self, words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> str:
         done = query(self._words(words), text, seconds)
         if done.returncode:
             raise NoAnswer(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
@@ -105,6 +105,6 @@ def find() -> str:
     if found is None:
         raise UserError(
             "no kubectl on PATH, which is needed to submit jobs",
-            hint="install it (kubernetes.io/docs/tasks/tools), or --print the manifest for where it is",
+            hint="install it (kubernetes.io/docs/tasks/tools), or submit the output of --print elsewhere",
         )
     return found

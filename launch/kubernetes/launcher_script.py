@@ -1,4 +1,5 @@
-"""What runs in the pod that starts the ranks: mpiexec's words and variables, and what waits for the hosts."""
+"""The command of the launcher pod: mpiexec's arguments and variables, and the script that waits for the
+hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ VENDORS: dict[Implementation, Vendor] = {"openmpi": "Open MPI", "mpich": "MPICH"
 
 AWAIT = Path(__file__).with_name("await_hosts.sh")
 HYDRA = 'exec "$@"\n'
-# Open MPI hands no variable on by itself, and which ones there are, the image and the cluster decide too.
+# Open MPI forwards no variables by itself, and the image and the cluster may set some too.
 OPEN_MPI = f"""\
 mpiexec=$1
 shift
@@ -34,12 +35,12 @@ exec "$mpiexec" $variables "$@"
 
 
 def script(mpi: Implementation) -> str:
-    """For a shell whose arguments are the hostfile, seconds of timeout, mpiexec and its words."""
+    """A shell script whose arguments are the hostfile, the time-out in seconds, mpiexec and its arguments."""
     return AWAIT.read_text() + (OPEN_MPI if mpi == "openmpi" else HYDRA)
 
 
 def words_between_hosts(spec: LaunchSpec, pods: Pods) -> list[str]:
-    """mpiexec and its words: ranks in blocks by the hostfile's order, bound to no single core."""
+    """mpiexec and its arguments: ranks in blocks in the hostfile's order, not bound to single cores."""
     start = [pods.beside_python("mpiexec")]
     if pods.mpi == "openmpi":
         others = [name for name in spec.settings if not is_forwarded(name)]
@@ -51,22 +52,22 @@ def words_between_hosts(spec: LaunchSpec, pods: Pods) -> list[str]:
 
 
 def variables_between_hosts(spec: LaunchSpec, pods: Pods) -> dict[str, str]:
-    """The launcher pod's; of one that the operator sets too, the operator's value wins."""
+    """Variables of the launcher pod; the operator's values take precedence."""
     ssh = f"-o ConnectionAttempts=10 {keepalive(spec)}"
     defaults: dict[str, str]
     if pods.mpi == "openmpi":
         defaults = {
-            # The operator's OMPI_MCA_orte_* and OMPI_MCA_plm_rsh_args are Open MPI 4's. Open MPI 5 does not
-            # read them: without these all ranks run in the launcher pod, and the job succeeds.
+            # The operator sets Open MPI 4's OMPI_MCA_orte_* and OMPI_MCA_plm_rsh_args, which Open MPI 5
+            # ignores: without these variables all ranks run in the launcher pod, and the job succeeds.
             "PRTE_MCA_prte_default_hostfile": HOSTFILE,
             "PRTE_MCA_plm_ssh_args": ssh,
-            # The hostfile has full names, and the pods know themselves by short ones.
+            # The hostfile has full names, but the pods know their own names only in short form.
             "PRTE_MCA_prte_keep_fqdn_hostnames": "false",
             **OVER_TCP,
             **(AS_ROOT if pods.root else {}),
         }
     elif pods.mpi == "mpich":
-        # The operator sets HYDRA_LAUNCH_EXTRA_ARGS, which is no variable of Hydra's.
+        # The operator sets HYDRA_LAUNCH_EXTRA_ARGS, which Hydra does not know.
         defaults = {"HYDRA_LAUNCHER_EXTRA_ARGS": ssh, **MPICH_OVER_TCP}
     else:
         defaults = {"I_MPI_PIN": "off", **INTEL_OVER_TCP}
@@ -78,6 +79,6 @@ def launcher_on_one_host(pods: Pods) -> Launcher:
 
 
 def program(spec: LaunchSpec, pods: Pods, token: str | None) -> list[str]:
-    """What every rank runs: by absolute paths, because through ssh it has another PATH than the image."""
+    """The command of every rank, with absolute paths, because PATH under ssh differs from the image's."""
     start = [pods.python, pods.beside_python("meshrun")]
     return [*start, *spec_options(spec, token), *spec.words]

@@ -1,7 +1,7 @@
 """The Kubernetes manifest of a launch: an MPIJob (kubeflow.org/v2beta1), or for one host a plain Job.
 
-Pure functions that return plain dicts. The operator of MPIJobs gives the launcher pod a hostfile and
-variables, and all pods ssh keys; `launcher_script` corrects what it sets wrong.
+Pure functions that return plain dicts. The MPIJob operator provides a hostfile and variables to the launcher
+pod, and ssh keys to all pods; `launcher_script` corrects wrong variables.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from launch.spec import LaunchSpec
 IMPLEMENTATIONS: dict[Implementation, str] = {"openmpi": "OpenMPI", "mpich": "MPICH", "intel": "Intel"}
 QUEUE = "kueue.x-k8s.io/queue-name"
 PROJECT = {"app.kubernetes.io/name": "meshrun"}
-JOB = "app.kubernetes.io/instance"  # labels of every pod: of which job it is,
-ROLE = "app.kubernetes.io/component"  # and whether mpiexec runs in it
+JOB = "app.kubernetes.io/instance"  # labels of every pod: its job,
+ROLE = "app.kubernetes.io/component"  # and whether it runs mpiexec
 LAUNCHER, WORKER = "launcher", "worker"
-TOKEN = "MESHRUN_TOKEN"  # of the lines by which the launcher pod tells how the run went
-KEPT = 3600  # seconds that an ended job can be looked at
+TOKEN = "MESHRUN_TOKEN"  # of the status lines in the launcher pod's log
+KEPT = 3600  # seconds until an ended job is deleted
 LAUNCHER_LIMITS = {"cpu": "1", "memory": "1Gi"}
 
 Document = dict[str, Any]
 
 
 def document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Document:
-    """The manifest. token: of the ranks' status lines in the log; None where no process reads them."""
+    """The manifest. token: of the ranks' status lines in the log; None if no process reads them."""
     return _mpi_job(spec, pods, token) if spec.hosts > 1 else _job(spec, pods, token)
 
 
 def text(manifest: Document) -> str:
-    """The manifest as YAML, scripts as blocks; UserError without a YAML library."""
+    """The manifest as YAML, scripts as literal blocks. Raises UserError without PyYAML."""
     from runner.errors import UserError
 
     try:
         import yaml
     except ImportError as reason:
         raise UserError(
-            "the manifest is printed as YAML, and PyYAML is not installed",
+            "printing the manifest needs PyYAML, which is not installed",
             hint="pip install 'meshrun[kubernetes]'",
         ) from reason
 
@@ -54,14 +54,14 @@ def text(manifest: Document) -> str:
         style = "|" if "\n" in value else None
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
-    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # representers are the class's
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})  # representers belong to a class
     dumper.add_representer(str, block)
     dumper.ignore_aliases = lambda *_: True
     return str(yaml.dump(manifest, Dumper=dumper, sort_keys=False, width=110))
 
 
 def _mpi_job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
-    """Slots are GPUs: each worker pod has as many ranks. The launcher pod has none and fits on any node."""
+    """An MPIJob: one rank per GPU in the worker pods; the launcher pod has no ranks and fits on any node."""
     launcher = _container(
         pods,
         command=["/bin/sh", "-c", script(pods.mpi), "await_hosts", HOSTFILE, str(pods.start_timeout)],
@@ -97,7 +97,7 @@ def _mpi_job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
 
 
 def _job(spec: LaunchSpec, pods: Pods, token: str | None) -> Document:
-    """All ranks in one pod: no operator, no ssh."""
+    """A plain Job: all ranks in one pod, without operator or ssh."""
     launcher = launcher_on_one_host(pods)
     container = _container(
         pods,
@@ -123,21 +123,21 @@ def _metadata(pods: Pods) -> Document:
 
 
 def _policy(pods: Pods) -> Document:
-    """Once, and not again: a measurement that is repeated in silence is none."""
+    """Do not restart: a silently repeated measurement is invalid."""
     deadline = {"activeDeadlineSeconds": pods.time_limit} if pods.time_limit else {}
     return {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT, **deadline}
 
 
 def _template(pods: Pods, role: str, container: Document, *, ranks: bool) -> Document:
-    """A pod with one container. ranks: it has some, and so goes where GPUs are and has the volumes."""
-    # A pod's own /dev/shm has 64 MiB, too little for NCCL and for MPICH.
+    """A pod with one container. ranks: it runs ranks, and gets the volumes, node selector and tolerations."""
+    # The default /dev/shm of a pod has 64 MiB, too little for NCCL and MPICH.
     volumes: list[Document] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": pods.shm}}]
     mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
     for number, (claim, path) in enumerate(pods.volumes.items() if ranks else ()):
         volumes.append({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}})
         mounts.append({"name": f"volume-{number}", "mountPath": path})
     spec: Document = {
-        "enableServiceLinks": False,  # of a service called nccl there would be a variable NCCL_PORT
+        "enableServiceLinks": False,  # a service named nccl would define a variable NCCL_PORT
         "containers": [{**container, "volumeMounts": mounts}],
         "volumes": volumes,
     }
@@ -162,7 +162,7 @@ def _container(
     user = 0 if pods.root else USER
     security: Document = {"runAsUser": user, "runAsGroup": user}
     if ranks and pods.rdma:
-        # Pinned memory without a limit, for root: others have the container runtime's own limit.
+        # Removes the limit on pinned memory for root; other users have the container runtime's limit.
         security["capabilities"] = {"add": ["IPC_LOCK"]}
     container: Document = {"name": "meshrun", "image": pods.image, "command": list(command)}
     if args:
@@ -175,7 +175,7 @@ def _container(
 
 
 def _limits(spec: LaunchSpec, pods: Pods) -> dict[str, str]:
-    """Of a pod with ranks; they are its requests as well, as they must be for devices."""
+    """Resource limits of a pod with ranks, which are also its requests (required for devices)."""
     gpus = {pods.gpu_resource: str(spec.per_host)} if pods.gpu_resource else {}
     sizes = {name: value for name, value in (("cpu", pods.cpu), ("memory", pods.memory)) if value}
     return {**gpus, **{name: str(count) for name, count in pods.rdma.items()}, **sizes}
@@ -190,5 +190,5 @@ def _literal(words: Sequence[str]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """`text` so that Kubernetes leaves it alone: it replaces $(NAME) by a variable, and $$ by $."""
+    """Escape `text` for Kubernetes, which replaces $(NAME) by a variable and $$ by $."""
     return text.replace("$", "$$")

@@ -2,7 +2,7 @@
 
     python -I -m launch.kubernetes.node_verdict REPORT NODE
 
-In a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only
+Runs in a pod whose service account may get and patch nodes (kubernetes/validate.yaml). The taint is only
 added: an administrator removes it after repairing the node.
 """
 
@@ -27,7 +27,7 @@ SENTENCE, WHEN = "meshrun.dev/verdict", "meshrun.dev/validated"
 STATUSES = ("ok", "warning", "critical", "unknown")
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT = 20  # seconds for an answer
-ATTEMPTS = 5  # when others change the node at the same time
+ATTEMPTS = 5  # if others change the node at the same time
 CONFLICT = 409
 
 Object = dict[str, Any]
@@ -50,13 +50,13 @@ class Api:
     trust: ssl.SSLContext | None = None
 
     def node(self, name: str) -> Object:
-        return self._ask("GET", name)
+        return self._request("GET", name)
 
     def patch(self, name: str, change: Object) -> None:
-        self._ask("PATCH", name, change)
+        self._request("PATCH", name, change)
 
-    def _ask(self, method: str, node: str, change: Object | None = None) -> Object:
-        """OSError where there is no answer; HTTPError, one of them, for a refusal."""
+    def _request(self, method: str, node: str, change: Object | None = None) -> Object:
+        """Send a request. Raises OSError without an answer, HTTPError (an OSError) for a refusal."""
         request = urllib.request.Request(
             f"{self.url}/api/v1/nodes/{quote(node, safe='')}",
             method=method,
@@ -69,9 +69,9 @@ class Api:
 
 
 def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
-    """The verdict in the JSON report of `meshrun validate`; unknown where there is no report, or none in it.
+    """The verdict in the JSON report of `meshrun validate`; "unknown" without a report or a verdict in it.
 
-    host: the node's name in the report, which is the pod's.
+    host: the host's name in the report, which is the pod's.
     """
     try:
         document = json.loads(report.read_text())
@@ -84,7 +84,7 @@ def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
 
 
 def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
-    """The merge patch for the node. The API refuses it (409) when the node has changed meanwhile."""
+    """The merge patch for the node. The API refuses it (409) if the node has changed in between."""
     patch: Object = {
         "metadata": {
             "resourceVersion": node["metadata"]["resourceVersion"],
@@ -94,13 +94,14 @@ def merge_patch(node: Object, found: NodeVerdict, now: str) -> Object:
     }
     taints = node["spec"].get("taints", [])
     if found.status == "critical" and not any(taint["key"] == KEY for taint in taints):
-        # A merge patch replaces a list: the others' taints are in it too.
+        # A merge patch replaces lists, so the existing taints are included.
         patch["spec"] = {"taints": [*taints, {"key": KEY, "value": "critical", "effect": "NoSchedule"}]}
     return patch
 
 
 def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
-    """Patch the node, again where others change it at the same time. OSError where the cluster refuses."""
+    """Patch the node, retrying if others change it at the same time. Raises OSError if the cluster
+    refuses."""
     for attempt in range(ATTEMPTS):
         try:
             api.patch(name, merge_patch(api.node(name), found, now))
@@ -111,7 +112,7 @@ def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
 
 
 def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
-    """The API of the cluster around this pod. KeyError or OSError outside of one."""
+    """The API of the cluster that runs this pod. Raises KeyError or OSError outside a cluster."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     address = f"[{host}]" if ":" in host else host
     trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
@@ -119,7 +120,7 @@ def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
 
 
 def main(report: str, node: str, account: Path = ACCOUNT) -> int:
-    """0 when the node is marked, whatever the verdict; 1 when not."""
+    """Return 0 if the node is marked, whatever the verdict; else 1."""
     found = read_verdict(Path(report), socket.gethostname(), node)
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     print(f"node {node}: {found.status}: {found.sentence}", flush=True)

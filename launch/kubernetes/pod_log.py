@@ -1,4 +1,4 @@
-"""A pod's log, passed on once and complete, however often the connection to the cluster breaks."""
+"""Forward a pod's log exactly once, even if the connection to the cluster breaks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import TAIL, pass_on
 
-REST = 20.0  # seconds for the rest of the log when the pod's program has ended
-SHORT = 5.0  # seconds; a stream that lasted longer was a good one, though it breaks
+REST = 20.0  # seconds for the rest of the log after the pod's program has ended
+SHORT = 5.0  # seconds; a stream that lasted longer is not counted as a failure when it breaks
 
 
 class PodLog:
-    """What a pod prints, on standard output, without status lines and mpiexec's own messages.
+    """Forwards a pod's output to standard output, without status lines and mpiexec's own messages.
 
     stream: opens the log at its beginning or at a time; each line begins with its time and a space. failures:
-    how many of the last streams broke at once and brought nothing; reason: that of the last.
+    number of consecutive streams that broke immediately without output; reason: of the last failure.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class PodLog:
         return self._tail.decode(errors="replace")
 
     def relay(self, seconds: float) -> bool:
-        """Pass on what comes in this time; False as soon as the stream has ended."""
+        """Forward the log for so many seconds; False as soon as the stream has ended."""
         if self._process is None:
             self._process = self._stream(self._last.decode() or None)
             self._opened = time.monotonic()
-            self._pending = b""  # of a line cut by a break: it comes again
+            self._pending = b""  # a line cut by a break is sent again
         assert self._process.stdout is not None
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
@@ -62,7 +62,7 @@ class PodLog:
         return True
 
     def rest(self) -> None:
-        """Pass on the rest of the log of a pod whose program has ended."""
+        """Forward the rest of the log of a pod whose program has ended."""
         if self._process is not None:
             self.relay(REST)
             self.close()
@@ -71,7 +71,7 @@ class PodLog:
         self._show(self._without_time(self._pending))
 
     def finish(self) -> None:
-        """Pass on what was held back."""
+        """Forward withheld output."""
         self.close()
         self._pass_on(self._filter.feed(self._status_lines.finish()) + self._filter.finish())
 
@@ -97,7 +97,7 @@ class PodLog:
             self.failures = 0
 
     def _without_time(self, line: bytes) -> bytes:
-        """A line's text; nothing for a line that was passed on already."""
+        """A line's text; empty for a line that has already been forwarded."""
         when, _, text = line.partition(b" ")
         if when <= self._last:
             return b""

@@ -1,4 +1,4 @@
-"""What the API says of pods and jobs, as `kubectl get -o json` gives it: do they run, and if not, why not."""
+"""Interpret API objects of pods and jobs (`kubectl get -o json`): whether they run, and if not, why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.kubernetes.manifest import LAUNCHER, ROLE
 
 Object = dict[str, Any]
 
-# Reasons of a waiting container that waiting does not cure.
+# Reasons for which a waiting container never starts.
 STUCK = (
     "CreateContainerConfigError",
     "CreateContainerError",
@@ -19,19 +19,19 @@ STUCK = (
     "InvalidImageName",
     "RunContainerError",
 )
-# Of one that has ended, not by its program.
+# Reasons of a container that was ended from outside.
 ENDED = ("ContainerCannotRun", "ContainerStatusUnknown", "OOMKilled", "StartError")
 HINTS = {
-    "ImagePullBackOff": "--image, or a --service-account that may pull it",
+    "ImagePullBackOff": "check --image, or use a --service-account that may pull it",
     "InvalidImageName": "--image REGISTRY/NAME:TAG",
-    "OOMKilled": "a larger --memory; /dev/shm counts (--shm)",
-    "Unschedulable": "fewer GPUs (-j, --gpu-resource), or what the nodes have: --node-selector, --toleration",
+    "OOMKilled": "a larger --memory, which includes /dev/shm (--shm)",
+    "Unschedulable": "fewer GPUs (-j, --gpu-resource), or other nodes: --node-selector, --toleration",
     "DeadlineExceeded": "a longer --time-limit",
 }
 
 
 def launcher(pods: Sequence[Object]) -> Object | None:
-    """The pod with mpiexec in it."""
+    """The pod that runs mpiexec."""
     return next((pod for pod in pods if pod["metadata"].get("labels", {}).get(ROLE) == LAUNCHER), None)
 
 
@@ -48,7 +48,7 @@ def deleted(pod: Object) -> bool:
 
 
 def exit_status(pod: Object) -> int | None:
-    """Of the pod's program; None as long as it runs, or has not begun."""
+    """Exit status of the pod's program; None if it has not ended or not started."""
     ends = [state["terminated"] for state in _states(pod) if "terminated" in state]
     if ends:
         return int(ends[0]["exitCode"])
@@ -56,7 +56,7 @@ def exit_status(pod: Object) -> int | None:
 
 
 def fault(pod: Object) -> str | None:
-    """Why a pod cannot start, or was ended by the cluster; None where neither is so."""
+    """Why a pod cannot start, or was ended by the cluster; None otherwise."""
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason"):  # Evicted, NodeShutdown ...
         return _describe_pod(pod, "was ended", status)
@@ -69,15 +69,15 @@ def fault(pod: Object) -> str | None:
 
 
 def lost_worker(pod: Object) -> str | None:
-    """Why a pod with ranks is not there any more, though nobody has ended it."""
+    """Why a pod with ranks has ended too early; None if it has not, or was deleted."""
     left = exit_status(pod)
     if pod["metadata"].get("labels", {}).get(ROLE) == LAUNCHER or left is None or deleted(pod):
         return None
-    return f"pod {name(pod)} has ended before its time: got exit status {left} of its sshd"
+    return f"pod {name(pod)} ended too early: got exit status {left} of its sshd"
 
 
 def waits_for(pod: Object) -> str | None:
-    """What a pod is waiting for before it starts; None for one that has started."""
+    """Why a pod has not started yet; None if it has."""
     if any("waiting" not in state for state in _states(pod)):
         return None
     conditions = pod.get("status", {}).get("conditions", ())
@@ -96,13 +96,13 @@ def failure(job: Object) -> str | None:
 
 
 def suspended(job: Object) -> bool:
-    """Whether a queue holds a job back."""
+    """Whether a queue has suspended a job."""
     spec = job.get("spec", {})
     return bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
 
 
 def warnings(events: Sequence[Object], job: str) -> list[str]:
-    """What events warn of that concern a job or what belongs to it."""
+    """Warnings in events about a job or its pods."""
     found = []
     for event in events:
         about = event.get("involvedObject", {})

@@ -1,4 +1,4 @@
-"""What the pods of a job are made of, and what the image has that they run."""
+"""The pods of a job, and the layout of their image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-# The Containerfile's.
+# As in the Containerfile.
 PYTHON = "/opt/meshrun/bin/python"
 USER = 1000
 HOME = "/home/mpiuser"
@@ -24,13 +24,13 @@ Toleration = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Pods:
-    """The pods of a job: what is in them, where they may go, how long they may take.
+    """The pods of a job: contents, placement and time limits.
 
-    gpu_resource: of which each rank gets one; None for ranks on CPUs. rdma, shm, memory, cpu: of each pod
-    with ranks, in Kubernetes' own quantities; /dev/shm counts as memory. volumes: claims, and where they are
-    mounted. time_limit, start_timeout: seconds, of the whole job and for its pods to start and answer by
-    ssh. clean_pods: which of an MPIJob's end with it. root: the image's user is root, not the
-    Containerfile's `USER`. python: in the image; meshrun and mpiexec are beside it.
+    gpu_resource: resource of which each rank gets one; None for ranks on CPUs. rdma, shm, memory, cpu: for
+    each pod with ranks, in Kubernetes quantities; /dev/shm counts as memory. volumes: claims and their mount
+    paths. time_limit, start_timeout: seconds for the whole job, and for its pods to start and answer by ssh.
+    clean_pods: which pods of an MPIJob to delete at its end. root: the image's user is root instead of the
+    Containerfile's `USER`. python: path in the image, in the same folder as meshrun and mpiexec.
     """
 
     image: str
@@ -55,7 +55,7 @@ class Pods:
 
     @property
     def ssh_folder(self) -> str:
-        """Where the operator puts keys: the home of the user that sshd and ssh run as."""
+        """Folder for the operator's keys: in the home of the user that sshd and ssh run as."""
         return "/root/.ssh" if self.root else f"{HOME}/.ssh"
 
     def beside_python(self, program: str) -> str:
@@ -63,7 +63,7 @@ class Pods:
 
 
 def memory_bytes(text: str) -> float:
-    """A quantity of memory, such as 16Gi, 512Mi, 2G."""
+    """Bytes of a quantity such as 16Gi, 512Mi or 2G. Raises ValueError."""
     match = MEMORY.fullmatch(text)
     if not match:
         raise ValueError(f"expected a size such as 16Gi, not {text!r}")

@@ -1,9 +1,8 @@
-"""Whether a manifest is one that the cluster takes: every field known, every value in its form.
+"""Check a manifest: all fields known, all values valid.
 
-An API server may drop fields that it does not know, and the operator only leaves an event behind when it
-refuses a job. So the fields are written down here, MPIJob's own as the operator's CRD has them and those of
-pods that `manifest` makes, with the rules that the CRD does not hold (validation.go of kubeflow/mpi-operator
-v0.8.2).
+An API server may drop unknown fields, and the operator reports an invalid job only as an event. Therefore the
+fields are checked here: those of an MPIJob according to the operator's CRD, those of pods that `manifest`
+uses, and the rules that are not in the CRD (validation.go of kubeflow/mpi-operator v0.8.2).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# What is wrong with a value, as sentences that begin with its path.
+# Yields the errors of a value as texts that begin with its path.
 Check = Callable[[Any, str], Iterator[str]]
 
 DNS_LABEL = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # RFC 1035: a host's name
@@ -27,7 +26,7 @@ PATH = re.compile(r"/[^:]*")
 
 
 def problems(manifest: Any) -> list[str]:
-    """What is wrong with an MPIJob or a Job, each with the path of its field; empty for a good one."""
+    """The errors in an MPIJob or a Job, each with the path of its field; empty if valid."""
     if not isinstance(manifest, dict) or manifest.get("kind") not in KINDS:
         return [f"kind: expected {' or '.join(KINDS)}"]
     found = list(KINDS[manifest["kind"]](manifest, ""))
@@ -75,7 +74,7 @@ def each(item: Check, least: int = 0) -> Check:
 
 
 def mapping(value_check: Check) -> Check:
-    """Keys that are the user's: labels, resources."""
+    """A mapping with arbitrary keys, such as labels or resources."""
 
     def check(value: Any, path: str) -> Iterator[str]:
         if not isinstance(value, dict):
@@ -89,7 +88,7 @@ def mapping(value_check: Check) -> Check:
 
 
 def fields(required: str = "", **known: Check) -> Check:
-    """These fields and no others; `required`: their names, with spaces between."""
+    """A mapping with these fields only. required: names of mandatory fields, separated by spaces."""
 
     def check(value: Any, path: str) -> Iterator[str]:
         if not isinstance(value, dict):
@@ -209,10 +208,10 @@ KINDS: dict[str, Check] = {
 
 
 def _pod_names(manifest: Any) -> Iterator[str]:
-    """Pods of an MPIJob are hosts: their names must be a host's too."""
+    """Check that the names of an MPIJob's pods are valid host names."""
     if manifest["kind"] != "MPIJob":
         return
     workers = manifest["spec"]["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
     name = f"{manifest['metadata']['name']}-worker-{workers - 1}"
     if not DNS_LABEL.fullmatch(name):
-        yield f"metadata.name: a pod would be called {name}, {len(name)} characters, of at most 63"
+        yield f"metadata.name: a pod would be named {name}, with {len(name)} characters, at most 63 are valid"

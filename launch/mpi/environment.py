@@ -1,7 +1,8 @@
-"""Environment variables of the launcher and the ranks: how MPI reaches hosts, what is forwarded.
+"""Environment variables of the launcher and the ranks: MPI's transport, and forwarded variables.
 
-MPI carries control messages, and data only on CPUs; between GPUs NCCL does. So MPI is restricted to TCP and
-shared memory, on the interface of NCCL and UCX, and kept off the adapters that NCCL drives.
+MPI carries control messages, and data only on CPUs; NCCL carries data between GPUs. Therefore MPI is
+restricted to TCP and shared memory, on the interface of NCCL and UCX, and does not use the adapters that NCCL
+drives.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from launch.spec import LaunchSpec
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
 FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 
-# Open MPI: ob1 moves bytes itself; the other engines take the fastest adapter.
+# Open MPI: ob1 uses the btl components; the other pml components use the fastest adapter.
 OVER_TCP = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,openib,uct"}
 INTEL_OVER_TCP = {"I_MPI_OFI_PROVIDER": "tcp"}
-# The only variable of MPICH. It applies to every user of libfabric, such as NCCL's plugin for it.
+# MPICH has no other variable. It affects every user of libfabric, such as NCCL's plugin for it.
 MPICH_OVER_TCP = {"FI_PROVIDER": "tcp"}
 
 
 def environment(spec: LaunchSpec, launcher: Launcher, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` with what the launcher and MPI need to reach other hosts; values in it take precedence.
+    """`base` plus variables that the launcher and MPI need to reach other hosts; `base` takes precedence.
 
-    Except for the network of the specification, so that MPI, UCX and NCCL use one interface.
+    Only the spec's settings and network override `base`, so that MPI, UCX and NCCL use one interface.
     """
     ssh = f"-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 {keepalive(spec)}"
     defaults: dict[str, str] = {}
@@ -50,14 +51,14 @@ def required_variables(spec: LaunchSpec) -> dict[str, str]:
 
 
 def keepalive(spec: LaunchSpec) -> str:
-    """Options of ssh to detect a host that is silent for too long."""
+    """ssh options to detect a host that does not respond within the time-out."""
     return f"-o ServerAliveInterval={max(int(spec.host_timeout // 3), 1)} -o ServerAliveCountMax=3"
 
 
 def on_interface(name: str) -> dict[str, str]:
     """Variables that restrict every library to one interface."""
     return {
-        "NCCL_SOCKET_IFNAME": f"={name}",  # "=": this one, not every one that begins so
+        "NCCL_SOCKET_IFNAME": f"={name}",  # "=": exact match instead of prefix
         "UCX_NET_DEVICES": name,
         "FI_TCP_IFACE": name,
         "OMPI_MCA_btl_tcp_if_include": name,
@@ -76,10 +77,7 @@ def is_forwarded(name: str) -> bool:
 
 
 def shell_command(variables: Mapping[str, str], *words: Sequence[str]) -> str:
-    """A command for a shell in this process's environment, its parts on separate lines.
-
-    variables: the environment for the command.
-    """
+    """A shell command that runs `words` with the environment `variables`, its parts on separate lines."""
     removed = [f"-u {name}" for name in sorted(os.environ.keys() - variables.keys())]
     changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}
     assigned = ["env " + " ".join(removed)] if removed else []

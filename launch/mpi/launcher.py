@@ -1,6 +1,6 @@
-"""Find the MPI launcher of this machine, with the options and variables to start ranks here.
+"""Find the MPI launcher of this machine, and its options and variables for ranks on this machine.
 
-The launcher beside this Python comes first: it belongs to the MPI library of a wheel in the same
+A launcher next to this Python is preferred: it belongs to the MPI library of a wheel in the same
 environment, which mpi4py loads. The ranks' `World` detects a mismatch of the two.
 """
 
@@ -26,20 +26,20 @@ VENDORS: tuple[tuple[str, Vendor], ...] = (
     ("Intel(R) MPI", "Intel MPI"),
     ("HYDRA", "MPICH"),
 )
-LINES = re.compile(r"\(Open MPI\) [5-9]")  # these pass on whole lines; earlier ones, and MPICH, do not wait
-# Variables of a batch system or operator about other hosts, where a launcher would start ranks.
+LINES = re.compile(r"\(Open MPI\) [5-9]")  # these forward whole lines; earlier ones and MPICH forward at once
+# Variables of a batch system or operator that make a launcher start ranks on other hosts.
 OTHER_HOSTS = ("SLURM", "PBS_", "LSB_", "PE_HOSTFILE", "PMI_", "PMI2_", "PMIX_", "HYDRA_HOST_FILE")
 USER_SETTINGS = "PMIX_MCA_"  # an exception
 HOSTFILE = "_default_hostfile"
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # else Open MPI refuses
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # required by Open MPI
 
 
 @dataclass(frozen=True)
 class Launcher:
     """An mpiexec. bundled: it is part of this Python environment.
 
-    whole_lines: it passes on the ranks' output line by line, so a progress bar, which never ends its line,
-    comes after the run.
+    whole_lines: it forwards the ranks' output line by line, so that a progress bar, which never ends its
+    line, would appear only after the run.
     """
 
     path: Path
@@ -53,7 +53,7 @@ class Launcher:
     def command(self, ranks: int, *, bar: bool = False) -> list[str]:
         """The arguments before the program: `ranks` processes, possibly more than cores, unbound.
 
-        Binding a rank to one core would bind its CuPy, NCCL and reader threads too. bar: pass on output at
+        Binding a rank to one core would bind its CuPy, NCCL and reader threads too. bar: forward output at
         once, for a progress bar.
         """
         raw = ["--output", ":raw"] if bar and self.whole_lines else []
@@ -63,16 +63,16 @@ class Launcher:
     def settings(self, root: bool) -> dict[str, str]:
         """Variables that MPI needs for ranks on one host. root: the user is root."""
         if self.vendor == "Open MPI":
-            # Open no network: all ranks are here, and one of the components sleeps for a second.
+            # No network components: all ranks are on this host, and one component sleeps for a second.
             here = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"} if self.bundled else {}
             return {**here, **(AS_ROOT if root else {})}
         return {"I_MPI_PIN": "off"} if self.vendor == "Intel MPI" else {}
 
     def environment(self, ranks: int, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
-        """`base` for the launcher and ranks on this host; values in it take precedence.
+        """`base` plus variables for the launcher and ranks on this host; `base` takes precedence.
 
-        sockets: a private folder with a short path. A socket's path has at most 107 bytes, and a daemon's
-        folder left in a shared one by a crash stops the next daemon with the same number.
+        sockets: a private folder with a short path. A socket's path has at most 107 bytes, and a folder left
+        by a crashed daemon in a shared place blocks the next daemon with the same number.
         """
         defaults = self.settings(root=os.geteuid() == 0)
         if self.vendor == "Open MPI" and ranks > cores():
@@ -90,12 +90,12 @@ class Launcher:
         folders = (
             ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base") if self.vendor == "Open MPI" else ()
         )
-        home = {"HOME": _home()} if self.vendor == "Open MPI" else {}  # it does not start without one
+        home = {"HOME": _home()} if self.vendor == "Open MPI" else {}  # required by Open MPI
         return {**home, **{name: str(sockets) for name in folders if sockets}, **environment}
 
 
 def _home() -> str:
-    """The user's home in the system's database, or a writable folder."""
+    """The user's home in the user database, or a writable folder."""
     found = os.path.expanduser("~")
     return found if os.path.isabs(found) else tempfile.gettempdir()
 
@@ -106,7 +106,7 @@ def cores() -> int:
 
 
 def find() -> Launcher:
-    """The launcher to use; UserError where there is none, or an unknown one."""
+    """The launcher to use. Raises UserError if there is none or it is unknown."""
     from runner.errors import UserError
 
     path, bundled = _locate()
@@ -120,7 +120,7 @@ def find() -> Launcher:
     vendor = vendor_of(version)
     if vendor is None:
         raise UserError(
-            f"{path} is a launcher that meshrun does not know",
+            f"{path} is an unknown launcher",
             got=f"--version: {(version.strip() or 'nothing').splitlines()[0]}",
             expected="Open MPI, MPICH or Intel MPI",
             hint="start the ranks with it yourself: mpiexec -n 2 meshrun run ...",
@@ -134,9 +134,9 @@ def vendor_of(version: str) -> Vendor | None:
 
 
 def _locate() -> tuple[Path | None, bool]:
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    if os.access(beside, os.X_OK):
-        return beside, sys.prefix != sys.base_prefix
+    own = Path(sys.prefix) / "bin" / "mpiexec"
+    if os.access(own, os.X_OK):
+        return own, sys.prefix != sys.base_prefix
     found = shutil.which("mpiexec") or shutil.which("mpirun")
     return (Path(found) if found else None), False
 

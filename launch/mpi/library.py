@@ -1,4 +1,4 @@
-"""Which MPI library ranks will load, found before any is started."""
+"""Find the MPI library that ranks will load, before any is started."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from launch.supervise.query import query
 if TYPE_CHECKING:
     from launch.mpi.launcher import Launcher
 
-# Without the working directory, which -c puts first on the import path; -I would leave out PYTHONPATH too,
-# where a site's modules may have mpi4py, and -P needs Python 3.11. MPI is not initialised: that would take a
-# second, and inside a job wait for the other ranks.
-ASK = (
+# Removes the working directory, which -c puts first on the import path; -I would also ignore PYTHONPATH, in
+# which a site's modules may have mpi4py, and -P needs Python 3.11. MPI is not initialised: that takes a
+# second, and inside a job waits for the other ranks.
+QUERY = (
     "import sys; sys.path[:] = filter(None, sys.path)\n"
     "import mpi4py; mpi4py.rc.initialize = False\n"
     "from mpi4py import MPI; name, (major, *_) = MPI.get_vendor(); print(major, name)"
@@ -25,7 +25,7 @@ ASK = (
 
 @dataclass(frozen=True)
 class Library:
-    """The MPI that mpi4py loads: whose, and its major version."""
+    """The MPI library that mpi4py loads: vendor and major version."""
 
     vendor: str
     major: int
@@ -35,21 +35,21 @@ class Library:
 
 
 def parse_library(text: str) -> Library | None:
-    """The library in a Python's output for ASK; None for any other output, as of a Python without MPI."""
+    """Parse the output of QUERY; None for any other output, such as from a Python without MPI."""
     major, _, vendor = text.strip().partition(" ")
     return Library(vendor, int(major)) if major.isdecimal() and vendor else None
 
 
 def loaded() -> Library | None:
-    """The MPI library that mpi4py loads on this machine; None where there is none."""
-    done = query([sys.executable, "-c", ASK])
+    """The MPI library that mpi4py loads on this machine; None without one."""
+    done = query([sys.executable, "-c", QUERY])
     return parse_library(done.stdout) if done.returncode == 0 else None
 
 
 def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:
-    """UserError where ranks could not connect: different MPIs on the hosts, or not the launcher's.
+    """UserError if ranks could not connect: hosts have different MPI libraries, or not the launcher's.
 
-    libraries: by host; None where unknown, which is accepted.
+    libraries: by host; None if unknown, which is accepted.
     """
     from runner.errors import UserError
 
@@ -66,8 +66,8 @@ def check(launcher: Launcher, libraries: Mapping[str, Library | None]) -> None:
     library = next(iter(hosts), None)
     if library and (launcher.vendor == "Open MPI") != (library.vendor == "Open MPI"):
         raise UserError(
-            f"{launcher} starts no ranks of {library}, which mpi4py loads",
-            hint="LD_LIBRARY_PATH and MPI4PY_*, which choose the library"
+            f"{launcher} cannot start ranks of {library}, which mpi4py loads",
+            hint="check LD_LIBRARY_PATH and MPI4PY_*, which select the library"
             if launcher.path.parent == Path(sys.prefix, "bin")
-            else f"the mpiexec of {library} first on PATH, or its module loaded",
+            else f"put the mpiexec of {library} first on PATH, or load its module",
         )

@@ -1,4 +1,4 @@
-"""Start ranks on this machine, by its mpiexec."""
+"""Start ranks on this machine with its mpiexec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import supervise
 
-RANK_BYTES = 16 << 20  # the least that a rank takes: Python, NumPy and MPI, without what ranks share
+RANK_BYTES = 16 << 20  # least private memory of a rank with Python, NumPy and MPI
 
 
 def start(
@@ -27,16 +27,16 @@ def start(
     debug: bool = False,
     conclude: Conclude = no_answer,
 ) -> int:
-    """Run `program` with `words` as `ranks` ranks on this machine; the exit status, as `judge` finds it.
+    """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
-    The program is also given `--run-dir DIR -n RANKS`, and `--tty COLUMNS` where it may draw a progress bar.
-    debug: also show the launcher's own messages. conclude: as `judge` takes it.
+    The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
+    debug: also show the launcher's own messages. conclude: as for `judge`.
 
-    Raises UserError where there is no launcher, or one of another MPI than mpi4py loads. The status is 130
-    (128 + signal) when interrupted.
+    Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
+    128 + signal if interrupted.
     """
     launcher = mpi_launcher.find()
-    if not launcher.bundled:  # else both are of one environment, and asking takes a tenth of a second
+    if not launcher.bundled:  # otherwise both are in one environment; the query takes a tenth of a second
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
     check_capacity(ranks)
 
@@ -52,7 +52,7 @@ def start(
 
 
 def check_capacity(ranks: int) -> None:
-    """UserError for more ranks than fit into memory; a warning for more ranks than cores."""
+    """Raise UserError for more ranks than fit into memory; warn about more ranks than cores."""
     from runner.errors import UserError, tell
     from runner.system.host_memory import host_memory
 
@@ -61,18 +61,18 @@ def check_capacity(ranks: int) -> None:
         raise UserError(
             f"{ranks:,} ranks do not fit into the memory of this machine",
             got=f"{memory >> 20:,} MiB",
-            expected=f"{RANK_BYTES >> 20} MiB for each rank, before it does anything",
-            hint=f"-n {mpi_launcher.cores()}, a rank for every core, or one for every GPU",
+            expected=f"at least {RANK_BYTES >> 20} MiB for each rank",
+            hint=f"-n {mpi_launcher.cores()}, one rank per core, or one per GPU",
         )
     if ranks > mpi_launcher.cores():
         tell(
             f"warning: {ranks:,} ranks share {mpi_launcher.cores()} cores: "
-            "starting and running takes longer, and timings mean little"
+            "starting and running take longer, and timings are not meaningful"
         )
 
 
 def preview(spec: LaunchSpec) -> str:
-    """The shell command for what `start` runs, without the options of a single run."""
+    """The shell command that `start` runs, without the options of a single run."""
     launcher = mpi_launcher.find()
     variables = launcher.environment(spec.ranks, {**os.environ, **spec.settings})
     return shell_command(

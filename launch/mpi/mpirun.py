@@ -1,4 +1,4 @@
-"""Start ranks on several hosts, by the installed MPI launcher: its arguments, variables and network."""
+"""Start ranks on several hosts with the installed MPI launcher: its arguments, variables and network."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
 def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[str, str]) -> list[str]:
     """The launcher and its options: ranks in blocks, host after host, not bound to single cores.
 
-    variables: of `environment`, those that ranks need.
+    variables: to forward to the ranks.
     """
     counted = [f"{name}:{spec.per_host}" for name in spec.names]
     start = [str(launcher.path)]
@@ -34,7 +34,7 @@ def launcher_command(spec: LaunchSpec, launcher: Launcher, variables: Mapping[st
         passed_on = [word for name in sorted(variables) for word in ("-x", name)]
         place = ["--host", ",".join(counted), "--map-by", "slot", "--bind-to", "none"]
         return [*start, *place, *passed_on, "-n", str(spec.ranks)]
-    # `-hosts` of Intel MPI takes no counts; -ppn does for both.
+    # `-hosts` of Intel MPI takes no counts; -ppn works for both.
     place = ["-hosts", ",".join(spec.names), "-ppn", str(spec.per_host)]
     interface = ["-iface", spec.network] if spec.network else []
     return [*start, *place, *interface, "-n", str(spec.ranks)]
@@ -48,9 +48,9 @@ def start(
     debug: bool = False,
     conclude: Conclude = no_answer,
 ) -> int:
-    """Run the spec on its hosts, which must answer within `timeout` seconds; the run's exit status.
+    """Run the spec on its hosts, which must answer within `timeout` seconds; returns the run's exit status.
 
-    Raises UserError where there is no launcher, or where a host does not answer.
+    Raises UserError without a launcher, or if a host does not answer.
     """
     from runner.errors import tell
 
@@ -62,7 +62,7 @@ def start(
     chosen = on_interface("").keys() & os.environ.keys()  # the user's choice
     if spec.network is None and not chosen and (interface := ssh_hosts.common_interface(found)):
         spec = replace(spec, network=interface)
-        tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network for another)")
+        tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network selects another)")
     token = secrets.token_hex(8)
 
     def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
@@ -81,7 +81,7 @@ def start(
 
 
 def preview(spec: LaunchSpec) -> str:
-    """The shell command for what `start` runs, without the options of a single run; contacts no host."""
+    """The shell command that `start` runs, without the options of a single run; contacts no host."""
     launcher = mpi_launcher.find()
     here = launcher.clean_environment(os.environ)
     variables = environment(spec, launcher, here)

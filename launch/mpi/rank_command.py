@@ -1,4 +1,4 @@
-"""What every rank runs: meshrun, with options about its run before the command."""
+"""The command of every rank: meshrun, with options about the run before its command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "__main__.py"))
 
 
 def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
-    """Options by which a rank checks that it was started as specified.
+    """Options with which a rank checks that it was started as specified.
 
-    token: of its status lines; None where no process reads them.
+    token: of its status lines; None if no process reads them.
     """
     run = ["--run-dir", f"@{token}"] if token else []
     network = ["--expect-network", spec.network] if spec.network else []
@@ -22,7 +22,7 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
 
 
 def run_options(place: str, columns: int | None) -> list[str]:
-    """Options about the process that waits for the ranks. place: as `run_status.run_at` takes it."""
+    """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
     return ["--run-dir", place, *terminal, *colour]

@@ -1,4 +1,4 @@
-"""Probe hosts by ssh: do they answer, have this Python, with which MPI, and by which interface."""
+"""Probe hosts by ssh: whether they answer and have this Python, its MPI library, and their interface."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from launch.mpi.library import ASK, Library, parse_library
+from launch.mpi.library import QUERY, Library, parse_library
 from launch.spec import LaunchSpec
 
-TIMEOUT = 30.0  # seconds for a host to answer: its sshd may just be starting
+TIMEOUT = 30.0  # seconds for a host to answer: its sshd may be starting
 ATTEMPT = 5  # seconds for one connection
-PAUSE = 0.5  # seconds between two
-IMPORT = 10  # seconds for Python to load its MPI, perhaps from a slow file system
-CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables that choose the MPI library
+PAUSE = 0.5  # seconds between two connections
+IMPORT = 10  # seconds for Python to load MPI, possibly from a slow file system
+CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables that select the MPI library
 CLEANUP_TIMEOUT = 10.0  # seconds to clean up a host
 AT_ONCE = 128  # hosts probed at the same time
-# Where the answer begins, after what a login shell may print; whether the program is there; the MPI that it
-# loads; the interface with the address by which this host was reached; all of them.
+# Prints: the start of the answer, after any output of a login shell; whether Python exists; the MPI library
+# that it loads; the interface with the address at which this host was reached; all interfaces.
 BEGIN = "meshrun-host"
 SCRIPT = """\
 echo {begin}
 test -x {python} && echo python || echo none
-echo $({variables} timeout {seconds} {python} -c {ask} 2>/dev/null)
+echo $({variables} timeout {seconds} {python} -c {query} 2>/dev/null)
 set -- $SSH_CONNECTION
 echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
 echo $(cut -s -d : -f 1 /proc/net/dev)
@@ -37,7 +37,7 @@ NO_ROUTE = 255  # ssh's own exit status
 
 @dataclass(frozen=True)
 class HostProbe:
-    """The result for one host. interface: None on this machine, "" where unknown."""
+    """The result for one host. interface: None on this machine, "" if unknown."""
 
     host: str
     mpi: Library | None
@@ -45,21 +45,21 @@ class HostProbe:
 
 
 def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[HostProbe]:
-    """Probe all hosts at the same time; UserError names those that do not answer, or lack Python."""
+    """Probe all hosts at the same time. Raises UserError with the hosts that do not answer or lack Python."""
     from runner.errors import UserError
 
     if shutil.which("ssh") is None:
         raise UserError(
             "no ssh on PATH, which is needed to reach other hosts",
-            hint="apt-get install openssh-client, or the site's batch system",
+            hint="apt-get install openssh-client, or use the site's batch system",
         )
-    variables = {**os.environ, **spec.settings}  # as ranks there get them
+    variables = {**os.environ, **spec.settings}  # as for ranks there
     script = SCRIPT.format(
         begin=BEGIN,
         variables=" ".join(f"{n}={shlex.quote(v)}" for n, v in variables.items() if n.startswith(CHOOSING)),
         seconds=IMPORT,
         python=shlex.quote(python),
-        ask=shlex.quote(ASK),
+        query=shlex.quote(QUERY),
     )
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = list(pool.map(lambda host: _probe(host, script, timeout), spec.names))
@@ -68,7 +68,7 @@ def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list
         raise UserError(
             f"no answer by ssh from {', '.join(f'{host} ({result})' for host, result in silent.items())}",
             expected=f"ssh {next(iter(silent))} true, without a password, within {timeout:g} s",
-            hint="ssh-copy-id, or the host's name, power and firewall",
+            hint="run ssh-copy-id; check the host's name, power and firewall",
         )
     answered = {
         host: result for host, result in zip(spec.names, found, strict=True) if not isinstance(result, str)
@@ -76,9 +76,9 @@ def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list
     without_python = [host for host, lines in answered.items() if lines[0] != "python"]
     if without_python:
         raise UserError(
-            f"{python} is not there on {', '.join(without_python)}",
+            f"{python} does not exist on {', '.join(without_python)}",
             expected="the same Python environment at the same path on every host",
-            hint="a shared file system, or the same installation everywhere",
+            hint="use a shared file system, or install it at the same path everywhere",
         )
     if spec.network is not None:
         without = [host for host, lines in answered.items() if spec.network not in lines[3].split()]
@@ -86,7 +86,7 @@ def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list
             raise UserError(
                 f"there is no network interface {spec.network} on {', '.join(without)}",
                 expected=f"one of {', '.join(answered[without[0]][3].split())}",
-                hint="--network, or none for the route to the hosts",
+                hint="--network with one of these, or without it to use the route to the hosts",
             )
     return [
         HostProbe(host, parse_library(lines[1]), None if is_local(host) else lines[2])
@@ -101,7 +101,7 @@ def _probe(host: str, script: str, timeout: float) -> list[str] | str:
         left = deadline - time.monotonic()
         try:
             done = subprocess.run(
-                ["sh", "-s"] if is_local(host) else _ssh(host, "sh -s"),  # whatever the login shell is
+                ["sh", "-s"] if is_local(host) else _ssh(host, "sh -s"),  # for any login shell
                 input=script,
                 capture_output=True,
                 text=True,
@@ -121,13 +121,13 @@ def _probe(host: str, script: str, timeout: float) -> list[str] | str:
 
 
 def _ssh(host: str, command: str) -> list[str]:
-    # Without the brackets around an IPv6 address, which launchers need.
+    # Without the brackets around an IPv6 address, which only launchers need.
     options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}"]
     return ["ssh", *options, host.strip("[]"), command]
 
 
 def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = CLEANUP_TIMEOUT) -> list[str]:
-    """Run a command on all hosts but this one at the same time; returns those where it failed."""
+    """Run a command on all other hosts at the same time; returns those on which it failed."""
 
     def run(host: str) -> bool:
         ssh = _ssh(host, shlex.join(words))
@@ -141,12 +141,12 @@ def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = C
 
     others = [host for host in names if not is_local(host)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        swept = list(pool.map(run, others))
-    return [host for host, done in zip(others, swept, strict=True) if not done]
+        results = list(pool.map(run, others))
+    return [host for host, done in zip(others, results, strict=True) if not done]
 
 
 def is_permanent(reason: str) -> bool:
-    """Whether waiting is useless: the name or the key is wrong, the host is not just late."""
+    """Whether retrying is useless, because the name or the key is wrong."""
     return any(
         words in reason
         for words in ("Could not resolve", "Permission denied", "Host key verification", "Bad configuration")
@@ -154,7 +154,7 @@ def is_permanent(reason: str) -> bool:
 
 
 def common_interface(found: Sequence[HostProbe]) -> str | None:
-    """The interface of all other hosts; None where they differ, one is unknown, or it is lo."""
+    """The interface of all other hosts; None if they differ, one is unknown, or it is lo."""
     names = {answer.interface for answer in found if answer.interface is not None}
     name = names.pop() if len(names) == 1 else None
     return None if name in ("", "lo") else name

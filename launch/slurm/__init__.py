@@ -1,5 +1,6 @@
-"""Ranks started by Slurm: as a batch job, or as a step of the allocation around this process.
+"""Ranks started by Slurm: as a batch job, or as a step of the current allocation.
 
-`batch_script` says what to ask for, `pmi` how srun joins the ranks; `job` submits and follows a job, whose
-output and end `followed_job` reads; `queries` asks Slurm's commands. Nothing here knows of the command line.
+`batch_script` generates the script, `pmi` chooses how srun connects the ranks; `job` submits and follows a
+job, whose output and end `followed_job` reads; `queries` calls Slurm's commands. This room does not know the
+command line.
 """

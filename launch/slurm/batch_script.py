@@ -1,4 +1,4 @@
-"""The batch script of a launch: what to request of Slurm, and the one srun that starts the ranks."""
+"""The batch script of a launch: the request to Slurm, and the srun command that starts the ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from launch.mpi.environment import OVER_TCP, required_variables
 from launch.mpi.rank_command import PROGRAM, spec_options
 from launch.spec import LaunchSpec
 
-# Threads of a rank: its own, those that read and write files, and NCCL's for the network.
+# For the threads of a rank: its own, those that read and write files, and NCCL's for the network.
 CPUS_PER_RANK = 4
 INDEX = "%a"  # the index of an array task, in arguments as in file names
-PER_TASK = "One GPU to each task: where Slurm shuts the others off, NCCL copies through the host's memory."
-# After srun, of a job that may be started again.
+PER_TASK = "One GPU per task: if Slurm hides the other GPUs, NCCL copies through host memory."
+# After srun, in a job that may be restarted.
 AGAIN = """\
 status=$?
-# Ranks miss a host before Slurm does, which would call the job failed, and not start it again. Three times at
-# most: a host that Slurm does not miss at all may be given to the job for ever.
+# Ranks detect a lost host before Slurm does, and the job would fail instead of being requeued. At most three
+# times: Slurm may assign a lost host that it does not detect to the job again and again.
 if [ $status -ne 0 ] && [ -e "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
     scontrol requeue "$job"
 fi
@@ -29,13 +29,13 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What Slurm must know besides the specification; texts as for sbatch's options of the same names.
+    """The request to Slurm besides the specification; texts as for sbatch's options of the same names.
 
     mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
-    container. gpus: one for each rank. bind_gpus: "node", every rank sees the GPUs of its host and takes its
-    own by local rank; "task", each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
-    the hosts. container: an image, for Pyxis. srun_args: further words for srun. output: a file
-    name with %j, or %A and %a for the tasks of an array.
+    container. gpus: one for each rank. bind_gpus: "node": every rank sees all GPUs of its host and uses the
+    one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
+    the hosts. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name with
+    %j, or %A and %a for the tasks of an array.
     """
 
     mpi: str
@@ -70,9 +70,9 @@ class JobRequest:
 
 
 def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
-    """The batch script. ValueError where a value does not fit on a line of it.
+    """The batch script. Raises ValueError if a value contains control characters.
 
-    token: of the ranks' status lines in the output; None where no process reads them.
+    token: of the ranks' status lines in the output; None if no process reads them.
     """
     exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
     attempt = [_attempt(token)] if job.requeue else []
@@ -90,15 +90,15 @@ def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
 
 
 def srun(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> list[str]:
-    """The srun command that starts the ranks in the current allocation, beside other steps."""
+    """The srun command that starts the ranks in the current allocation, concurrently with other steps."""
     options = shlex.split(" ".join(_grouped(spec, job)))
     return ["srun", "--overlap", *options, *program(spec, job, token), *spec.words]
 
 
 def defaults(job: JobRequest) -> dict[str, str]:
-    """Default values of variables of the ranks.
+    """Default values of the ranks' variables.
 
-    None for MPICH: its only variable for that, FI_PROVIDER, would affect NCCL's OFI plugin too.
+    None for MPICH: its only such variable, FI_PROVIDER, would affect NCCL's OFI plugin too.
     """
     return OVER_TCP if job.mpi.startswith("pmix") else {}
 
@@ -110,8 +110,8 @@ def program(spec: LaunchSpec, job: JobRequest, token: str | None) -> list[str]:
 
 
 def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
-    """The #SBATCH lines. No --signal: at the time limit Slurm sends SIGTERM by itself and then waits, 30 s by
-    default; an earlier one, rounded by up to a minute, would end a short job before it starts."""
+    """The #SBATCH lines. Without --signal: at the time limit Slurm sends SIGTERM anyway and then waits, 30 s
+    by default; an earlier signal, rounded by up to a minute, would end a short job before it starts."""
     values = {
         "job-name": "meshrun",
         "nodes": str(spec.hosts),
@@ -128,7 +128,7 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
     }
     flags = {
         "exclusive": job.exclusive,
-        "kill-on-invalid-dep=yes": job.dependency is not None,  # else it would wait forever
+        "kill-on-invalid-dep=yes": job.dependency is not None,  # otherwise it would wait forever
         "open-mode=append": job.requeue,
         "requeue": job.requeue,
         "no-requeue": not job.requeue,
@@ -141,23 +141,23 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
 
 def _line(name: str, value: str) -> str:
     if CONTROL.search(value):
-        raise ValueError(f"--{name} {value!r}: control characters do not fit on a line of a script")
+        raise ValueError(f"--{name} {value!r}: control characters are not allowed in a script")
     return shlex.quote(value)
 
 
 def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
-    firm = required_variables(spec)
-    yielding = [
-        (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in firm
+    required = required_variables(spec)
+    optional = [
+        (name, f'"${{{name}:-{value}}}"') for name, value in defaults(job).items() if name not in required
     ]
-    return yielding + [(name, shlex.quote(value)) for name, value in sorted(firm.items())]
+    return optional + [(name, shlex.quote(value)) for name, value in sorted(required.items())]
 
 
 def _attempt(token: str | None) -> str:
-    # Each attempt of a restarted job begins with this line, which voids the reports of the one before.
+    # Each attempt of a restarted job begins with this line, which invalidates the previous attempt's reports.
     from runner.world.run_status import LINE, lost_note
 
-    # For one task of an array SLURM_JOB_ID would mean the whole array to scontrol.
+    # For one task of an array, scontrol would take SLURM_JOB_ID as the whole array.
     job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
     lines = [f'job="{job}"', f'lost="{lost_note("$job")}"', 'rm -f "$lost"']
     if token:
@@ -166,15 +166,15 @@ def _attempt(token: str | None) -> str:
 
 
 def _grouped(spec: LaunchSpec, job: JobRequest) -> list[str]:
-    """srun's options, grouped by purpose. All are repeated: srun does not inherit every one."""
+    """srun's options, grouped by purpose. All are repeated, because srun does not inherit all of sbatch's."""
     per_host = str(spec.per_host)
     place = [f"--nodes={spec.hosts}", f"--ntasks={spec.ranks}", f"--ntasks-per-node={per_host}"]
     # On exclusive hosts the job has more cores than it requested.
     cores = f"$((SLURM_CPUS_ON_NODE / {per_host}))" if job.exclusive else str(job.cpus_per_task)
     gpus = [f"--gpus-per-node={per_host}"] if job.gpus else []
     gpus += ["--gpus-per-task=1"] if job.gpus and job.bind_gpus == "task" else []
-    # Ranks in the order of hosts. A rank with a GPU may run on all cores of the job, also those near the GPU;
-    # a rank without stays on its own cores.
+    # Ranks in the order of hosts. A rank with a GPU may run on all cores of the job, including those near its
+    # GPU; a rank without one stays on its own cores.
     order = ["--distribution=block:block", f"--cpu-bind={'none' if job.gpus else 'cores'}"]
     end = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]
     lines = [place, gpus, order, end, *([word] for word in _container(spec, job)), list(job.srun_args)]
@@ -186,7 +186,7 @@ def _container(spec: LaunchSpec, job: JobRequest) -> list[str]:
     if job.container is None:
         return []
     mounts = [f"{job.folder}:{job.folder}", *([job.container_mounts] if job.container_mounts else [])]
-    # Python packages in the home would hide the image's, and the image's variables those of the run.
+    # Python packages in the home folder would hide the image's, and the image's variables the run's.
     names = ",".join(name for name, _ in _exports(spec, job))
     words = [f"--container-image={job.container}", f"--container-mounts={','.join(mounts)}"]
     words += [f"--container-workdir={job.folder}", "--no-container-mount-home"]
@@ -199,6 +199,6 @@ def _program(spec: LaunchSpec, job: JobRequest, token: str | None) -> str:
 
 
 def _indexed(word: str) -> str:
-    """`word` quoted for the shell, with the index of the array task for %a."""
+    """`word` quoted for the shell, with %a replaced by the index of the array task."""
     parts = [shlex.quote(part) if part else "" for part in word.split(INDEX)]
     return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"

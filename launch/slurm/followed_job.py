@@ -1,4 +1,4 @@
-"""Follow one job of Slurm, or one task of an array: its output as it grows, and its end."""
+"""Follow one Slurm job, or one task of an array: its output and its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launch.slurm import queries
-from launch.slurm.queries import GONE, State
+from launch.slurm.queries import GONE, JobState
 from launch.supervise.judge import MEMORY
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
@@ -18,11 +18,11 @@ from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
 
-LATE = 10.0  # seconds for a file system to show here what was written on another host
-AT_ONCE = 0.5  # the same where a failure left no message to wait for
+LATE = 10.0  # seconds for a shared file system to show what another host has written
+AT_ONCE = 0.5  # the same after a failure without a message to wait for
 HINTS = {
-    "NODE_FAIL": "the run again; --requeue has Slurm do it",
-    "OUT_OF_MEMORY": "--srun-args --mem=0 for all of a host's memory, or more hosts",
+    "NODE_FAIL": "run again; --requeue has Slurm do it",
+    "OUT_OF_MEMORY": "--srun-args --mem=0 to use all of a host's memory, or more hosts",
     "PREEMPTED": "--requeue, or another --partition",
     "TIMEOUT": "a longer --time",
 }
@@ -34,7 +34,7 @@ NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 
 
 class RestartableStatusLines(StatusLines):
-    """StatusLines of a job that Slurm may restart: a new attempt voids what the one before has reported."""
+    """StatusLines of a job that Slurm may restart: a new attempt discards the previous one's reports."""
 
     def _receive(self, line: bytes) -> None:
         if line.split(b" ")[2:3] == [b"attempt"]:
@@ -47,14 +47,14 @@ class RestartableStatusLines(StatusLines):
 
 @dataclass
 class FollowedJob:
-    """A job, or one task of an array, and what is known about it.
+    """A job, or one task of an array, and its observed state.
 
-    shown: pass on its output. requeue: Slurm may restart it.
+    shown: forward its output. requeue: Slurm may restart it.
     """
 
     run: RunDirectory
     status_lines: StatusLines
-    state: State
+    state: JobState
     shown: bool
     requeue: bool = False
     nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
@@ -67,38 +67,38 @@ class FollowedJob:
     _found: bool = False
     _read: int = 0
 
-    def update(self, state: State) -> bool:
-        """Store a new state from Slurm; whether it differs."""
-        news = (state.state, state.reason) != (self.state.state, self.state.reason)
+    def update(self, state: JobState) -> bool:
+        """Store a new state from Slurm; returns whether it differs."""
+        changed = (state.state, state.reason) != (self.state.state, self.state.reason)
         self.state = state
         if len(state.nodes) > len(self.nodes):
             self.nodes = state.nodes
         if state.state == "RUNNING":
             self.begun = min(self.begun, time.monotonic())
         self.ended = min(self.ended, time.monotonic()) if state.over else float("inf")
-        return news
+        return changed
 
     def read_output(self) -> None:
-        """Read on in the output file. It is opened each time, so that a network file system updates it."""
+        """Read new output. The file is reopened each time, so that a network file system updates it."""
         with contextlib.suppress(FileNotFoundError), open(self.state.output or os.devnull, "rb") as file:
             self._found = True
             file.seek(self._read)
             while chunk := file.read(1 << 20):
                 self._read += len(chunk)
                 self._pass_on(self.status_lines.feed(chunk))
-        self._look_for_the_lost()
+        self._read_lost_note()
         if self.run.failure() is not None:
             self.failed = min(self.failed, time.monotonic())
         if self.done:
             self._pass_on(self.status_lines.finish())
             self.closed = True
 
-    def _look_for_the_lost(self) -> None:
-        """Read the note by which ranks report that the host that writes the output is lost."""
+    def _read_lost_note(self) -> None:
+        """Read the note in which ranks report the loss of the host that writes the output."""
         from runner.world.run_status import lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
-            with contextlib.suppress(OSError):  # none, or one that is just being replaced
+            with contextlib.suppress(OSError):  # none, or being replaced
                 note = lost_note(self.state.id)
                 sentence = note.read_text().strip().removeprefix("meshrun: ")
                 self.run.claim_failure({"exit_code": 1, "sentence": sentence, "rank": None})
@@ -106,7 +106,7 @@ class FollowedJob:
 
     @property
     def hangs(self) -> bool:
-        """Whether Slurm keeps a job running that has reported a failure: a dead host delays the end."""
+        """Whether the job still runs although it has reported a failure: a dead host delays its end."""
         return not self.state.over and time.monotonic() > self.failed + CLAIMED
 
     @property
@@ -128,7 +128,7 @@ class FollowedJob:
         return self.state.over and (self.reported or time.monotonic() > self.ended + late)
 
     def failure(self) -> str | None:
-        """Why the job failed, according to Slurm and srun; None where it did not."""
+        """Why the job failed, according to Slurm and srun; None if it did not."""
         from runner.errors import RunError
 
         state, recorded = self.state, self.run.record() is not None
@@ -143,9 +143,9 @@ class FollowedJob:
             what, hint = task_end(text) or (what, None)
             status = state.exit_code.partition(":")[0]
             got = f"exit status {status}, {'a' if recorded else 'no'} completion record"
-            expected = "exit status 0, and a record that rank 0 writes as its last act"
+            expected = "exit status 0, and a record that rank 0 writes last"
         if self.nodes and not self._found:
-            hint = f"a working directory or --output that all hosts share: {state.output} is not here"
+            hint = f"a working directory or --output that all hosts share: {state.output} does not exist here"
         hint = hint or f"scontrol show job {state.id}, and {state.output}"
         return str(RunError(what, got=got, expected=expected, hint=hint))
 
@@ -161,10 +161,10 @@ class FollowedJob:
 
 
 def task_end(text: str) -> tuple[str, str] | None:
-    """The task that failed first according to srun, and what to try; None where srun does not say."""
+    """The task that failed first according to srun, and a hint; None if srun reports none."""
     if match := NOT_STARTED.search(text):
-        return f"rank {match[1]} could not be started: {match[2]}", "the log of slurmd on its host"
+        return f"rank {match[1]} could not be started: {match[2]}", "see the log of slurmd on its host"
     for host, task, end in TASK_ENDS.findall(text):
         if not end.startswith(BY_SLURM):
-            return f"[rank {task}, host {host}] ended before its time: {end}", MEMORY
+            return f"[rank {task}, host {host}] ended too early: {end}", MEMORY
     return None

@@ -14,7 +14,7 @@ from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import JobRequest
 from launch.slurm.followed_job import FollowedJob, RestartableStatusLines, task_end
-from launch.slurm.queries import GONE, State, last_line, program
+from launch.slurm.queries import GONE, JobState, last_line, program
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
@@ -22,15 +22,15 @@ from launch.supervise.query import query
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import signal_handlers, supervise
 
-LOOK = 0.2  # seconds between two reads of the output
-# Seconds between two queries to Slurm: a tenth of the time without news, within these limits.
-ASK, ASK_AT_MOST = 0.3, 10.0
+READ_INTERVAL = 0.2  # seconds between two reads of the output
+# Seconds between two queries to Slurm: a tenth of the time since the last change, within these limits.
+QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.3, 10.0
 TIMEOUT = 60.0  # seconds for a cancelled job to end
 
 
 @dataclass
 class SubmittedJob:
-    """A submitted job. runs: of the job, or of each task of an array by its name."""
+    """A submitted job. runs: one for the job, or one for each task of an array, by name."""
 
     id: str
     token: str
@@ -39,11 +39,11 @@ class SubmittedJob:
     folder: Path
     interrupted: signal.Signals | None = None
     runs: dict[str, FollowedJob] = field(default_factory=dict)
-    waiting: State | None = None  # tasks of an array that have not started
+    waiting: JobState | None = None  # tasks of an array that have not started
     _cancelled: float = float("inf")
     _again: bool = False
-    _asked: float = 0.0
-    _news: float = 0.0
+    _queried: float = 0.0
+    _changed: float = 0.0
     _silent: bool = False
     _missed: bool = False
 
@@ -52,34 +52,35 @@ class SubmittedJob:
         self.interrupted = self.interrupted or signal.Signals(number)
 
     def follow(self) -> bool:
-        """Wait for the end of the job; False where the wait was given up first."""
-        self._news = time.monotonic()
+        """Wait for the end of the job; False if an interruption ended the wait first."""
+        self._changed = time.monotonic()
         while not self._over():
             now = time.monotonic()
             if self.interrupted == signal.SIGHUP or self._again or now > self._cancelled + TIMEOUT:
                 return False
             if self.interrupted and self._cancelled == float("inf"):
-                self._cancelled = self._news = now
+                self._cancelled = self._changed = now
                 query([program("scancel"), self.id])
             if any(run.reported for run in self.runs.values() if not run.state.over):
-                self._news = max(self._news, now - ASK)
-            if now > self._asked + min(max(ASK, (now - self._news) / 10), ASK_AT_MOST):
-                self._ask()
-                self._asked = time.monotonic()
-            self._look()
-            time.sleep(LOOK)
+                self._changed = max(self._changed, now - QUERY_INTERVAL)
+            interval = min(max(QUERY_INTERVAL, (now - self._changed) / 10), MAX_QUERY_INTERVAL)
+            if now > self._queried + interval:
+                self._query()
+                self._queried = time.monotonic()
+            self._read_output()
+            time.sleep(READ_INTERVAL)
         return True
 
-    def _look(self) -> None:
+    def _read_output(self) -> None:
         from runner.errors import tell
 
-        going_on = [run for run in self.runs.values() if not run.closed]
-        for run in going_on:
+        unfinished = [run for run in self.runs.values() if not run.closed]
+        for run in unfinished:
             run.read_output()
             if run.hangs and not (run.cancelled or self.requeue):
                 query([program("scancel"), run.state.id])
                 run.cancelled = True
-        missing = next((run.state.output for run in going_on if run.missing), None)
+        missing = next((run.state.output for run in unfinished if run.missing), None)
         if missing and not self._missed:
             tell(f"warning: {missing} does not exist here: is it on a file system shared by all hosts?")
             self._missed = True
@@ -88,7 +89,7 @@ class SubmittedJob:
         waits = self.waiting is not None and not self.waiting.over
         return bool(self.runs or self.waiting) and not waits and all(run.closed for run in self.runs.values())
 
-    def _ask(self) -> None:
+    def _query(self) -> None:
         from runner.errors import tell
 
         found = queries.query_job(self.id)
@@ -101,44 +102,44 @@ class SubmittedJob:
         known = {state.id for state in found}
         forgotten = [one.state for name, one in self.runs.items() if name not in known and not one.state.over]
         found += [replace(state, state=GONE) for state in forgotten]
-        self.waiting = None if found else State(self.id, GONE)
+        self.waiting = None if found else JobState(self.id, GONE)
         for state in found:
             if state.id.endswith("]"):
                 self.waiting = state
             else:
-                self._take(state)
+                self._update(state)
 
-    def _take(self, state: State) -> None:
+    def _update(self, state: JobState) -> None:
         from runner.errors import tell
 
         first = state.id not in self.runs
         if first:
             self.runs[state.id] = self._followed(state)
-        news = self.runs[state.id].update(state)
-        if first or news:
-            self._news = time.monotonic()
+        changed = self.runs[state.id].update(state)
+        if first or changed:
+            self._changed = time.monotonic()
         because = "" if state.reason == "None" else f", {state.reason}"
         on = f" on {state.nodes}" if state.nodes else ""
-        if (first or news) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
+        if (first or changed) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
             tell(f"job {state.id}: {state.state}{on}{because}")
 
-    def _followed(self, state: State) -> FollowedJob:
+    def _followed(self, state: JobState) -> FollowedJob:
         from runner.world.run_status import RunDirectory
 
         run = RunDirectory(self.folder / state.id)
         run.path.mkdir()
         lines = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
-        before = State(state.id, "", output=state.output)
+        before = JobState(state.id, "", output=state.output)
         return FollowedJob(run, lines, before, shown=not self.array, requeue=self.requeue)
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
-        """Report how each run ended; the first exit status that is not 0. conclude: as for `judge`."""
+        """Report how each run ended; returns the first exit status other than 0. conclude: as for `judge`."""
         from runner.errors import tell
 
         if self.interrupted:
             for one in self.runs.values():
                 one.run.remove_leftovers()
-            why = f"interrupted by {self.interrupted.name}: job {self.id} is gone"
+            why = f"interrupted by {self.interrupted.name}: job {self.id} has ended"
             tell(why)
             for words in {one.run.recovery_hint() for one in self.runs.values()} - {""}:
                 tell(words)
@@ -148,9 +149,9 @@ class SubmittedJob:
             failure = one.failure()
             if failure:
                 if not one.state.over:
-                    tell(f"job {name} is cancelled, and still {one.state.state}: squeue --job {self.id}")
+                    tell(f"job {name} is cancelled, but still {one.state.state}: squeue --job {self.id}")
                 elif one.run.failure() is not None and one.state.state not in ("FAILED", "COMPLETED"):
-                    tell(failure)  # besides what a rank has reported: a failed host, a limit
+                    tell(failure)  # in addition to a rank's report: a failed host, a limit
                 one.run.claim_failure({"exit_code": 1, "sentence": failure, "rank": None})
             tail = one.output_tail.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", tail)
@@ -158,17 +159,17 @@ class SubmittedJob:
             if self.array:
                 tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
         if self.waiting is not None:
-            why = f"job {self.waiting.id}: {self.waiting.state} before it began"
+            why = f"job {self.waiting.id}: {self.waiting.state} before it started"
             tell(why)
             statuses.append(conclude(1, why))
         return next(filter(None, statuses), 0)
 
 
 def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer) -> int:
-    """Submit the spec, follow the job to its end, judge it; the run's exit status.
+    """Submit the spec, follow the job to its end and judge it; returns the run's exit status.
 
-    UserError where Slurm rejects it. The first Ctrl-C or SIGTERM cancels the job and waits for its end, a
-    second does not wait; when the terminal closes (SIGHUP), the job goes on.
+    Raises UserError if Slurm rejects it. The first Ctrl-C or SIGTERM cancels the job and waits for its end, a
+    second ends the wait; if the terminal closes (SIGHUP), the job continues.
     """
     from runner.errors import tell
     from runner.world.run_status import RunDirectory
@@ -183,12 +184,12 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
             follower.id = _submit(text)
             output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
             tell(f"job {follower.id} submitted, its output goes to {output}")
-            _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job
+            _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job with this number
             if follower.follow():
                 _remove_notes(follower.id, f"{follower.id}_*")
                 return follower.verdict(debug, conclude)
         assert follower.interrupted
-        left = "the job stays" if follower.interrupted == signal.SIGHUP else "not waited for its end"
+        left = "the job continues" if follower.interrupted == signal.SIGHUP else "not waiting for its end"
         why = f"interrupted by {follower.interrupted.name}, {left}"
         tell(f"{why}: squeue --job {follower.id}")
         return conclude(128 + follower.interrupted, why, files=False)
@@ -199,7 +200,7 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
 def start_inside(
     spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer
 ) -> int:
-    """Run the ranks in the current allocation; the run's exit status."""
+    """Run the ranks in the current allocation; returns the run's exit status."""
     from runner.system.launcher import slurm_job
 
     token = secrets.token_hex(8)
@@ -226,10 +227,10 @@ def _remove_notes(*jobs: str) -> None:
 
 
 def _submit(text: str) -> str:
-    """Hand a script to sbatch; the job's number."""
+    """Submit a script with sbatch; returns the job's number."""
     from runner.errors import UserError
 
     done = query([program("sbatch"), "--parsable"], text)
     if done.returncode:
-        raise UserError("Slurm rejected the job", got=last_line(done), hint="sinfo; --print for the script")
+        raise UserError("Slurm rejected the job", got=last_line(done), hint="sinfo; --print shows the script")
     return done.stdout.strip().partition(";")[0]

@@ -1,4 +1,4 @@
-"""Choose srun's --mpi: ranks whose MPI does not speak it would be N runs of one rank each."""
+"""Choose srun's --mpi: with one that their MPI does not support, N ranks would be N runs of one rank each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from launch.mpi.library import Library
 from launch.slurm.queries import HINT, last_line, program
 from launch.supervise.query import query
 
-# What each MPI accepts, the best first. Open MPI speaks only PMIx since version 5.
+# Supported by each MPI, preferred first. Open MPI supports only PMIx since version 5.
 ACCEPTED = {
     "Open MPI": ("pmix",),
     "MPICH": ("pmi2",),
@@ -23,10 +23,10 @@ NAME = re.compile(r"\b(cray_shasta|none|openmpi|pmi2|pmix(?:_v\d+)?)\b")
 def choose_mpi(
     requested: str, ranks: int, library: Library | None, offered: frozenset[str] | None
 ) -> tuple[str, str]:
-    """srun's --mpi for `ranks` ranks, and why in a few words; UserError where they could not connect.
+    """srun's --mpi for `ranks` ranks, and a short reason. Raises UserError if they could not connect.
 
-    requested: "auto", or one of Slurm's names. library: None where unknown. offered: what this Slurm has;
-    None where unknown.
+    requested: "auto", or one of Slurm's names. library: None if unknown. offered: supported by this Slurm;
+    None if unknown.
     """
     from runner.errors import UserError
 
@@ -45,13 +45,13 @@ def choose_mpi(
             raise UserError(
                 f"--mpi {requested}: {reason}, so {ranks} ranks would be {ranks} runs", hint=fitting
             )
-        return requested, "as asked"
+        return requested, "as requested"
     if ranks == 1:
         return "none", "one rank connects to no other"
     if library is None or library.vendor not in ACCEPTED:
         raise UserError(
-            "cannot find out which MPI the ranks will load",
-            got=library or "no mpi4py that loads, or a container",
+            "cannot determine which MPI the ranks will load",
+            got=library or "no mpi4py that can be imported, or a container",
             hint=suggestion(None),
         )
     takes = ACCEPTED[library.vendor]
@@ -66,31 +66,31 @@ def choose_mpi(
 
 
 def suggestion(library: Library | None) -> str:
-    """The hint where there is no Slurm to query. library: None where unknown."""
+    """The hint without a Slurm to query. library: None if unknown."""
     if library is None or library.vendor not in ACCEPTED:
         return "--mpi pmix for Open MPI, --mpi pmi2 for MPICH and Intel MPI"
-    return f"--mpi {ACCEPTED[library.vendor][0]}, which {library} here takes"
+    return f"--mpi {ACCEPTED[library.vendor][0]}, which {library} supports"
 
 
 def incompatible(name: str, library: Library | None) -> str | None:
-    """Why ranks started by srun --mpi `name` could not connect; None where no reason is known."""
+    """Why ranks started by srun --mpi `name` could not connect; None if no reason is known."""
     if name == "none":
-        return "srun tells no rank about the others"
+        return "srun provides no information about the other ranks"
     if library is None:
         return None
     if library.vendor == "Open MPI" and name == "pmi2" and library.major >= OPEN_MPI_WITHOUT_PMI2:
-        return f"{library} does not speak PMI2"
+        return f"{library} does not support PMI2"
     if library.vendor == "MPICH" and name.startswith("pmix"):
-        return f"{library} does not speak Slurm's PMIx"
+        return f"{library} does not support Slurm's PMIx"
     return None
 
 
 def offered() -> frozenset[str]:
-    """The values of --mpi of this machine's srun; UserError where there is no Slurm."""
+    """The values of --mpi of this machine's srun. Raises UserError without Slurm."""
     from runner.errors import UserError
 
     done = query([program("srun"), "--mpi=list"])
     found = frozenset(NAME.findall(done.stdout + done.stderr))
     if done.returncode or not found:
-        raise UserError("srun --mpi=list does not tell what this Slurm has", got=last_line(done), hint=HINT)
+        raise UserError("srun --mpi=list does not list what Slurm supports", got=last_line(done), hint=HINT)
     return found

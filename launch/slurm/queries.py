@@ -1,4 +1,4 @@
-"""Query Slurm by its own commands: the state of jobs and nodes."""
+"""Query the state of jobs and nodes with Slurm's commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from launch.supervise.query import query
 
-HINT = "on a login node of the cluster; meshrun launch mpirun for hosts that ssh reaches"
-GONE = "GONE"  # our own: Slurm has forgotten the job
+HINT = "run it on a login node of the cluster; use meshrun launch mpirun for hosts reachable by ssh"
+GONE = "GONE"  # not a state of Slurm: Slurm no longer knows the job
 OVER = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "REVOKED", "TIMEOUT", GONE,
@@ -20,7 +20,7 @@ OUTPUT = re.compile(r"^\s*StdOut=(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class State:
+class JobState:
     """A job, or one task of an array. id: "17", "17_3"; "17_[4-9]" for tasks not yet started."""
 
     id: str
@@ -39,12 +39,12 @@ class State:
         return self.state == "COMPLETED" and self.exit_code == "0:0"
 
 
-def states(text: str) -> list[State]:
-    """The jobs of `scontrol show job`."""
+def states(text: str) -> list[JobState]:
+    """The jobs in the output of `scontrol show job`."""
     return [_state(record) for record in re.split(r"\n\s*\n", text) if "JobState=" in record]
 
 
-def _state(record: str) -> State:
+def _state(record: str) -> JobState:
     values = {name: "" if value == "(null)" else value for name, value in FIELD.findall(record)}
     index, output = values.get("ArrayTaskId"), OUTPUT.search(record)
     name = values["JobId"]
@@ -55,11 +55,12 @@ def _state(record: str) -> State:
         values.get("ExitCode", "0:0"),
         values.get("NodeList", ""),
     )
-    return State(name, values["JobState"], reason, code, nodes, output[1] if output else "")
+    return JobState(name, values["JobState"], reason, code, nodes, output[1] if output else "")
 
 
-def query_job(number: str) -> list[State] | str:
-    """The states of a job, one for each task of an array, none once Slurm forgets it; or an error."""
+def query_job(number: str) -> list[JobState] | str:
+    """The states of a job, one for each task of an array, [] if Slurm no longer knows it; or an error
+    text."""
     done = query([program("scontrol"), "show", "job", number])
     if done.returncode and "Invalid job id" in done.stdout + done.stderr:
         return []
@@ -67,13 +68,13 @@ def query_job(number: str) -> list[State] | str:
 
 
 def failed_nodes(nodes: str) -> list[str]:
-    """Those of `nodes`, in Slurm's notation, that do not answer."""
+    """Those of `nodes` (in Slurm's notation) that do not answer."""
     words = ["--noheader", "--Node", f"--nodes={nodes}", "--states=down,no_respond", "--format=%N"]
     return query([program("sinfo"), *words]).stdout.split()
 
 
 def program(name: str) -> str:
-    """The path of one of Slurm's commands; UserError where there is none."""
+    """The path of one of Slurm's commands. Raises UserError if it is not installed."""
     from runner.errors import UserError
 
     path = shutil.which(name)

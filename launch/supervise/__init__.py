@@ -1,7 +1,7 @@
-"""Watching over a run from the process that started it, to its end and to the verdict.
+"""Supervise a run in the process that started it, until its end.
 
-`supervisor` runs a launcher, passes on what ranks print and hands down signals; `judge` decides how the run
-ended; `status_lines` and `launcher_output` take apart what comes out of it; `shared_memory` and `cleanup`
-remove what it leaves; `query` asks other programs. Nothing here knows which launcher that is, where it starts
-ranks, or what they run.
+`supervisor` runs a launcher, forwards the ranks' output and passes signals to the launcher; `judge`
+determines how the run ended; `status_lines` and `launcher_output` filter the output; `shared_memory` and
+`cleanup` remove what a run leaves behind; `query` runs other programs. This room knows neither the launcher,
+nor the hosts, nor what ranks run.
 """

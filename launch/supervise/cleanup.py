@@ -1,9 +1,9 @@
-"""Remove what a run left on this host: its processes, its shared memory, its launcher's folder.
+"""Remove what a run left on this host: processes, shared memory, the launcher's folder.
 
     python -I cleanup.py MARK FOLDER SECONDS TOKEN
 
-Run by ssh on other hosts, after a run with that mark and token, which began SECONDS ago. A killed launcher
-leaves its ranks behind; one that ended in order still leaves a folder.
+Run by ssh on other hosts, after a run with that mark and token that began SECONDS ago. A killed launcher
+leaves its ranks behind; one that ended normally still leaves a folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-RUN_MARK = "MESHRUN_RUN"  # the variable by which processes of a run are found
+RUN_MARK = "MESHRUN_RUN"  # environment variable that identifies the processes of a run
 
 
 def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
@@ -27,7 +27,7 @@ def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
     begun = time.time() - seconds
     older = set()
     for path in segments():
-        with contextlib.suppress(OSError):  # removed meanwhile
+        with contextlib.suppress(OSError):  # removed in between
             if path.stat().st_mtime < begun:
                 older.add(path)
     remove_orphans(older)
@@ -36,22 +36,22 @@ def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
 
 
 def strays(mark: str, processes: Path = Path("/proc")) -> list[int]:
-    """Process ids of the run `mark`, by the variable RUN_MARK in their environment.
+    """Process ids of the run `mark`, found by the variable RUN_MARK in their environment.
 
-    Process groups and sessions do not help: launchers give their ranks new ones.
+    Process groups and sessions cannot be used, because launchers create new ones for ranks.
     """
     wanted = f"{RUN_MARK}={mark}".encode()
     found = []
     for folder in processes.iterdir():
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            with contextlib.suppress(OSError):  # ended in between, or another user's
                 if wanted in (folder / "environ").read_bytes().split(b"\0"):
                     found.append(int(folder.name))
     return found
 
 
 def end_strays(mark: str) -> None:
-    """Kill the processes that are left of a run."""
+    """Kill the remaining processes of a run."""
     for _ in range(50):
         left = strays(mark)
         if not left:

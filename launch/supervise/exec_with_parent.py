@@ -1,9 +1,9 @@
-"""Become another program, which the kernel ends when the process that started it is gone.
+"""Execute a program that the kernel terminates when its parent process ends.
 
     python exec_with_parent.py PARENT_PID PROGRAM ARGUMENT ...
 
-Otherwise killing the command outright, as a test's timeout does, would leave the launcher and every rank
-running. It is a program of its own because code between fork and exec is unsafe in Python.
+Otherwise a `kill -9` of the command would leave the launcher and every rank running. It is a separate program
+because running Python code between fork and exec is unsafe.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Judge a run whose launcher has ended: which account of it counts, what is reported, what is removed."""
+"""Judge a run whose launcher has ended: determine the exit status, report the failure, clean up."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from launch.supervise.launcher_output import process_ends
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
 
-# From the last output of a launcher: which rank ended first, and what to try. None where it does not say.
+# From the last output of a launcher: which rank ended first, and a hint. None if it does not report one.
 Explain = Callable[[str], tuple[str, str] | None]
 
 MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
-# The most frequent cause of each signal, and what to do.
+# Hints by signal, for its most frequent cause.
 HINTS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
-    signal.SIGBUS: "df -h /dev/shm: a full one ends ranks like this (docker run --shm-size)",
-    signal.SIGSEGV: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
-    signal.SIGABRT: "PYTHONFAULTHANDLER=1 for the Python lines it crashed in",
-    signal.SIGTERM: "the batch system's log: someone ended this rank from outside",
+    signal.SIGBUS: "df -h /dev/shm: the usual cause is that it is full (docker run --shm-size)",
+    signal.SIGSEGV: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
+    signal.SIGABRT: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
+    signal.SIGTERM: "the batch system's log: this rank was ended from outside",
 }
-DEBUG_HINT = "--debug for the launcher's own messages"
+DEBUG_HINT = "--debug shows the launcher's own messages"
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How the launcher ended.
 
-    status: its exit status, negative for a signal. interrupted: the signal by which the user ended the run.
+    status: its exit status, negative for a signal. interrupted: the signal with which the user ended the run.
     launcher_output: the launcher's own messages. output_tail: the last output of the ranks, on stderr.
     """
 
@@ -43,11 +43,11 @@ class Outcome:
 
 
 class Conclude(Protocol):
-    """Gives the answer of a command, such as `meshrun validate`, whose run failed before it could give one.
+    """Prints the result of a command, such as `meshrun validate`, whose run failed before it could print one.
 
-    why: the reason, as it was printed. rank_status: the exit status of ranks that end without a message; None
-    where none was started. answer: the part that rank 0 has left. files: the files on the command line may be
-    written here. Returns the exit status.
+    why: the reason, as printed. rank_status: the exit status of ranks that end without a message; None
+    if none was started. answer: the partial result saved by rank 0. files: the files on the command line may
+    be written here. Returns the exit status.
     """
 
     def __call__(
@@ -64,7 +64,7 @@ class Conclude(Protocol):
 def no_answer(
     status: int, why: str, *, rank_status: int | None = None, answer: str | None = None, files: bool = True
 ) -> int:
-    """`Conclude` for a command whose only answer is its exit status."""
+    """`Conclude` for a command whose only result is its exit status."""
     return status
 
 
@@ -77,17 +77,18 @@ def judge(
     conclude: Conclude = no_answer,
     files: bool = True,
 ) -> int:
-    """Report what the ranks could not report themselves; the run's exit status. Cleans up a failed run.
+    """Report what the ranks could not report themselves, clean up a failed run, and return the run's exit
+    status.
 
-    lost: hosts that did not answer afterwards. explain: for a launcher whose messages were passed on.
-    conclude: gives the command's answer where rank 0 has not. files: those on the command line are of this
+    lost: hosts that did not answer after the run. explain: for a launcher whose messages were forwarded.
+    conclude: prints the command's result if rank 0 has not. files: the files on the command line are on this
     machine.
 
-    The launcher's exit status is not the verdict. The run has succeeded when rank 0 has left the completion
-    record, its last act after every rank has reported that its part is done, and no rank claims a failure.
-    A signal that kills a rank after that (a crash while MPI or CUDA shuts down) changes nothing about the
-    results: that is a warning. Any other bad status of the launcher is a failure, record or not, and so is a
-    good one without the record.
+    The launcher's exit status alone is not reliable. The run has succeeded if rank 0 has written the
+    completion record, which it does last, after every rank has finished, and no rank claims a failure. A
+    signal that kills a rank after that (a crash while MPI or CUDA shuts down) does not affect the results and
+    causes a warning. Any other non-zero status of the launcher is a failure even with the record, and so is
+    status 0 without the record.
     """
     from runner.errors import tell
 
@@ -96,7 +97,9 @@ def judge(
     if status and words not in outcome.output_tail:
         tell(words)
     if status and answer != "":
-        files = files and (answer is not None or not run.any_registered())  # else rank 0 has written them
+        files = files and (
+            answer is not None or not run.any_registered()
+        )  # otherwise rank 0 has written them
         return conclude(status, why, rank_status=run.exit_status(), answer=answer, files=files)
     return status
 
@@ -110,7 +113,7 @@ def _judge(
     failure, record = run.failure(), run.record()
     if debug and outcome.launcher_output:
         sys.stderr.write(outcome.launcher_output)
-    run.remove_leftovers()  # nothing, where the output has got its final name
+    run.remove_leftovers()  # none if the output has its final name
     if outcome.interrupted:
         why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
         tell(why)
@@ -139,13 +142,13 @@ def _judge(
 def _silent(hosts: Sequence[str]) -> str:
     from runner.errors import RunError
 
-    hint = "check their power and network; processes and files of the run may be left there"
-    return str(RunError(f"host {', '.join(hosts)} does not answer any more", hint=hint))
+    hint = "check their power and network; processes and files of the run may remain there"
+    return str(RunError(f"host {', '.join(hosts)} no longer answers", hint=hint))
 
 
 @dataclass(frozen=True)
 class Killed:
-    """A rank ended by a signal. sure: there is no doubt that the launcher names the right rank."""
+    """A rank ended by a signal. sure: the launcher certainly names the right rank."""
 
     rank: int | None
     sentence: str
@@ -165,8 +168,8 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     who = f"process {end.pid}" if rank is None else f"rank {rank}"
     what = f"[{who}, host {host}] killed by {_status(-end.signal)}"
     if end.maybe_by_launcher:
-        what += ", perhaps by MPICH's launcher because another rank had died"
-        hint = f"{MEMORY}; PYTHONFAULTHANDLER=1 for the lines of a crash"
+        what += ", possibly by MPICH's launcher because another rank had died"
+        hint = f"{MEMORY}; PYTHONFAULTHANDLER=1 shows the lines of a crash"
     else:
         hint = HINTS.get(end.signal, DEBUG_HINT)
     return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
@@ -185,18 +188,18 @@ def _unexplained(outcome: Outcome, recorded: bool, debug: bool, explain: Explain
             sys.stderr.write(outcome.launcher_output)
     else:
         where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
-        what = f"{where} ended before its time" + (f", exit status {left.status}" if left.status else "")
+        what = f"{where} ended too early" + (f", exit status {left.status}" if left.status else "")
     failure = RunError(
         what,
         got=f"{_status(outcome.status)} of the launcher, {'a' if recorded else 'no'} completion record",
-        expected="exit status 0, and a record that rank 0 writes as its last act",
+        expected="exit status 0, and a record that rank 0 writes last",
         hint=hint,
     )
     return str(failure)
 
 
 def _status(status: int) -> str:
-    """An exit status as subprocess gives it, in words."""
+    """A return code of subprocess as text."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -1,8 +1,8 @@
 """Separate a launcher's own messages from the output of the ranks.
 
-When a rank fails, its message would drown in banners: "Primary job terminated normally, but
+When a rank fails, launchers print banners around its message: "Primary job terminated normally, but
 1 process returned a non-zero exit code", "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES".
-They are withheld, parsed for how each rank ended, and shown when nothing better is known.
+They are withheld, parsed for how each rank ended, and shown only if there is no better information.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from signal import SIGKILL
 
 RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
-# What follows a ruler in a launcher's banner, unlike in a program's own table.
+# Text after the ruler of a launcher's banner, as opposed to a ruler in a program's own table.
 BANNER = re.compile(
     rb"\w+ (noticed that (process|the job)|detected that one or more|has exited due to process)"
     rb"|Primary job +terminated normally"
@@ -27,15 +27,15 @@ LINE = re.compile(
     rb"|Abort\(-?\d+\) on node \d+ \(rank \d+ in comm \d+\): application called MPI_Abort"
     rb"|Abort is in progress\.\.\.hit ctrl-c again"
     rb"|\[(mpiexec|proxy:\S+)@\S+\] "
-    rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\."  # of Open MPI's libevent, when a rank's pipe is gone
+    rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\."  # Open MPI's libevent, when a rank's pipe is closed
     rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
 )
 HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
 
-# How launchers report the end of one process, white space joined.
+# Launchers' reports of the end of one process, with white space normalised.
 ENDS = (
-    # Open MPI. Version 4 says PID 0.
+    # Open MPI. Version 4 reports PID 0.
     re.compile(
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) "
         r"exited on signal (?P<signal>\d+)"
@@ -58,8 +58,8 @@ ENDS = (
 class ProcessEnd:
     """How one process of a run ended; None for what the launcher did not report.
 
-    maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then names the
-    first that was killed by anyone.
+    maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then reports the
+    first that was killed, by itself or not.
     """
 
     rank: int | None = None
@@ -92,7 +92,7 @@ def _process_end(fields: dict[str, str | None]) -> ProcessEnd:
 class OutputFilter:
     """Filter of one stream of a launcher, in chunks of any size. `withheld`: the launcher's own messages.
 
-    Everything else passes at once, also an unfinished line: a progress bar has no newline.
+    Everything else passes immediately, even unfinished lines, because a progress bar has no newline.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class OutputFilter:
         self._banner = b""  # an unfinished banner
 
     def feed(self, chunk: bytes) -> bytes:
-        """The part of `chunk`, and of what was held back before it, that comes from the ranks."""
+        """The part of `chunk`, and of withheld text before it, that comes from the ranks."""
         *lines, rest = (self._pending + chunk).split(b"\n")
         passed = b"".join(self._judge(line + b"\n") for line in lines)
         if self._may_be_launchers(rest):
@@ -112,7 +112,7 @@ class OutputFilter:
         return passed + blank + self._without_nul(rest)
 
     def finish(self) -> bytes:
-        """What was held back at the end of the stream."""
+        """The text withheld at the end of the stream."""
         rest = self._banner + self._ruler + self._pending
         self._banner = self._ruler = self._pending = b""
         return rest
@@ -140,7 +140,7 @@ class OutputFilter:
         return ruler + line
 
     def _judge_in_banner(self, line: bytes) -> bytes:
-        if line.startswith(b"meshrun: "):  # of a rank, meanwhile
+        if line.startswith(b"meshrun: "):  # from a rank, in between
             return line
         self._banner += line
         if RULER.match(line) and line[:1] == self._banner.lstrip()[:1]:

@@ -1,4 +1,4 @@
-"""Run another program for its answer: sbatch, kubectl, a Python."""
+"""Run another program for its output, such as sbatch, kubectl or a Python."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ TIMEOUT = 60.0  # seconds
 
 
 def query(words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end with `text` as input; after `seconds` it counts as failed, as stderr says.
+    """Run a command to its end with `text` as input; a time-out counts as failure, with a message in stderr.
 
-    It gets a session of its own, so that Ctrl-C reaches only this process, which may have more to ask.
+    It runs in its own session, so that Ctrl-C reaches only this process, which may need further queries.
     """
     try:
         return subprocess.run(

@@ -1,7 +1,7 @@
 """Remove shared memory left by a run that was ended.
 
-MPICH always leaves some, Open MPI when its launcher is killed. It would fill /dev/shm, which is small in a
-container, and a full one ends later runs with SIGBUS.
+MPICH always leaves some, Open MPI if its launcher is killed. It would fill /dev/shm, which is small in
+containers, and later runs would die of SIGBUS.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-ATTEMPTS = 20  # while a process still maps a segment; one second in all
+ATTEMPTS = 20  # while a process still maps a segment; one second in total
 NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.")
 
 
 def segments(folder: Path = FOLDER) -> set[Path]:
-    """The segments of this user, of any MPI."""
+    """The shared memory segments of this user, from any MPI."""
     found = set()
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            with contextlib.suppress(OSError):  # removed meanwhile
+            with contextlib.suppress(OSError):  # removed in between
                 if path.name.startswith(NAMES) and path.stat().st_uid == os.geteuid():
                     found.add(path)
     return found
@@ -36,13 +36,13 @@ def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
             path.unlink(missing_ok=True)
         if not mapped:
             return
-        time.sleep(0.05)  # most likely by a killed rank that is still exiting
+        time.sleep(0.05)  # mapped, most likely, by a killed rank that is still exiting
 
 
 def _mapped(paths: set[Path]) -> set[Path]:
     mapped = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+        with contextlib.suppress(OSError):  # ended in between, or another user's
             text = maps.read_text(errors="replace")
             mapped |= {path for path in paths if str(path) in text}
     return mapped

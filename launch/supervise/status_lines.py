@@ -1,4 +1,4 @@
-"""Status lines: what ranks report to the process that started them, among the lines that they print."""
+"""Status lines: reports of ranks to the process that started them, mixed with their output."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class StatusLines:
-    """Filter of one stream, in chunks of any size: status lines go to `run`, the rest is passed on."""
+    """Filter of one stream, in chunks of any size: status lines go to `run`, the rest is returned."""
 
     def __init__(self, run: RunDirectory, token: str) -> None:
         from runner.world.run_status import LINE
@@ -19,7 +19,7 @@ class StatusLines:
         self._pending = b""  # an unfinished status line, or the beginning of one
 
     def feed(self, chunk: bytes) -> bytes:
-        """The part of `chunk`, and of what was held back before it, that is no status line."""
+        """The part of `chunk`, and of withheld text before it, that is not a status line."""
         text, self._pending = self._pending + chunk, b""
         passed = b""
         while (start := text.find(self._mark)) >= 0:
@@ -35,17 +35,17 @@ class StatusLines:
         return passed + text[: len(text) - kept]
 
     def finish(self) -> bytes:
-        """What was held back at the end of the stream."""
+        """The text withheld at the end of the stream."""
         rest, self._pending = self._pending, b""
         return rest
 
     def _receive(self, line: bytes) -> None:
         try:
             self._run.read_line(line.decode())
-        except ValueError:  # truncated by a launcher that was ending; without it the run counts as failed
+        except ValueError:  # truncated by a launcher that ended; without it the run counts as failed
             return
 
     def _beginning(self, text: bytes) -> int:
-        """How many of the last bytes may begin a status line."""
+        """Number of last bytes that may begin a status line."""
         longest = min(len(text), len(self._mark) - 1)
         return next((n for n in range(longest, 0, -1) if self._mark.startswith(text[-n:])), 0)

@@ -1,4 +1,4 @@
-"""Run a launcher: pass on its output, hand down signals, judge the run, leave nothing running."""
+"""Run a launcher: forward its output, pass on signals, judge the run, leave nothing running."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 5.0  # seconds for the launcher to end its ranks in order
-CLAIMED = 2.0  # seconds for the launcher to end once a rank has reported a failure; MPICH's may never do so
-STRAY_OUTPUT = 1.0  # seconds to read on after the launcher's end, when a process still holds its pipes
+GRACE = 5.0  # seconds for the launcher to end its ranks
+CLAIMED = 2.0  # seconds for the launcher to end after a rank has reported a failure; MPICH's may never end
+STRAY_OUTPUT = 1.0  # seconds to continue reading after the launcher's end, if a process still holds its pipes
 TAIL = 1 << 16  # bytes kept of the ranks' last output
-# Clear the line and show the cursor, as a rank that was ended could not.
+# Clear the line and show the cursor, which a terminated rank could not do.
 AFTER_PROGRESS_BAR = "\r\x1b[K\x1b[?25h"
-SHORT = 24  # characters of a path, to which launchers add up to 70
+SHORT = 24  # longest path, in characters; launchers append up to 70
 EXEC_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
 
 
@@ -46,24 +46,24 @@ def supervise(
     explain: Explain | None = None,
     conclude: Conclude = no_answer,
 ) -> int:
-    """Run a launcher to its end, judge the run and clean up after it; the run's exit status.
+    """Run a launcher to its end, judge the run and clean up after it; returns the run's exit status.
 
     prepare: returns the launcher's command and environment, given the run's directory and a private folder
     with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
     ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
-    two and the seconds since the start, and returns those that do not answer. explain, conclude: as `judge`
-    takes them.
+    two and the seconds since the start, and returns those that do not answer. explain, conclude: as for
+    `judge`.
     """
     from runner.system.launcher import working_directory
     from runner.world.run_status import RunDirectory, RunLines
 
-    working_directory()  # launchers do not say so where it is gone
+    working_directory()  # launchers do not report that it does not exist
     run = RunDirectory.create()
     sockets = socket_folder()
     segments = shared_memory.segments()
     begun = time.monotonic()
-    sys.stdout.flush()  # the ranks' output goes straight to the file descriptor
-    in_order = False
+    sys.stdout.flush()  # the ranks' output is written directly to the file descriptor
+    succeeded = False
     try:
         command, environment = prepare(run.path, sockets)
         outcome = watch_launcher(command, environment, token)
@@ -71,10 +71,10 @@ def supervise(
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
         status = judge(run, outcome, debug, lost, explain, conclude)
-        in_order = status == outcome.status == 0
+        succeeded = status == outcome.status == 0
         return status
     finally:
-        if not in_order:
+        if not succeeded:
             shared_memory.remove_orphans(segments)
         if token:
             RunLines(token).remove_claim()  # of a rank that was killed before it could
@@ -85,12 +85,12 @@ def supervise(
 def watch_launcher(
     command: Sequence[str], environment: Mapping[str, str], token: str | None = None
 ) -> Outcome:
-    """Run the launcher to its end; whatever happens, no process of the run is left on this machine.
+    """Run the launcher to its end; in all cases, no process of the run is left on this machine.
 
     token: of the status lines on stderr, which go to the run's directory.
 
-    The ranks run in a session of their own, so that Ctrl-C reaches them once, and through the launcher, which
-    knows them all. The first signal ends the run in order; the second, or `GRACE` seconds, at once.
+    The ranks run in their own session, so that Ctrl-C reaches them only once, through the launcher. The first
+    signal terminates the launcher; a second one, or `GRACE` seconds, kills all processes.
     """
     from runner.world.run_status import RunDirectory
 
@@ -138,11 +138,11 @@ class _WatchedLauncher:
         self.interrupted = signal.Signals(number)
         self.deadline = time.monotonic() + GRACE
         if self.process is not None:
-            # SIGTERM for any of them: Open MPI and MPICH pass a SIGINT on to the ranks and wait.
+            # SIGTERM for any signal, because Open MPI and MPICH forward SIGINT to the ranks and wait.
             self.process.terminate()
 
     def relay(self) -> None:
-        """Pass on both streams until both have ended, or no process is left that should write to them."""
+        """Forward both streams until both have ended, or the launcher and a time-out have."""
         assert self.process is not None
         with selectors.DefaultSelector() as selector:
             for stream, target in ((self.process.stdout, 1), (self.process.stderr, 2)):
@@ -184,7 +184,7 @@ class _WatchedLauncher:
 
 def pass_on(target: int, text: bytes) -> None:
     """Write all of `text` to a file descriptor."""
-    # When the reader has gone (`| head -1`), the run goes on for the sake of its output file.
+    # If the reader closes the pipe (`| head -1`), the run continues to complete its output file.
     with contextlib.suppress(BrokenPipeError):
         while text:
             text = text[os.write(target, text) :]
@@ -192,11 +192,11 @@ def pass_on(target: int, text: bytes) -> None:
 
 @contextlib.contextmanager
 def signal_handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Install `handler` for the signals that would end this process; an ignored one (nohup) stays ignored."""
+    """Install `handler` for the signals that would end this process; ignored ones (nohup) stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    listener = signal.set_wakeup_fd(-1)  # a rank's, where this process has been one
+    listener = signal.set_wakeup_fd(-1)  # set if this process has been a rank
     before = {number: signal.getsignal(number) for number in SIGNALS}
     changed = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     for number in changed:
@@ -210,7 +210,7 @@ def signal_handlers(handler: Callable[[int, object], None]) -> Iterator[None]:
 
 
 def socket_folder() -> Path:
-    """A new private folder with a short path: among the temporary files, else in /tmp."""
+    """A new private folder with a short path, in the folder for temporary files or in /tmp."""
     home = tempfile.gettempdir()
     if len(home) > SHORT and os.access("/tmp", os.W_OK | os.X_OK):
         home = "/tmp"

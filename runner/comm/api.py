@@ -1,8 +1,8 @@
-"""How ranks talk. One protocol, parallel implementations:
+"""The communicator protocols, with four implementations:
 
 `mpi` moves control values and host arrays; `nccl` moves device arrays; `staged` moves device
-arrays through host memory where NCCL cannot (two ranks on one GPU); `simulated` makes ranks of
-threads, and of a lone process the one rank of its world, with no MPI.
+arrays through host memory where NCCL cannot (two ranks on one GPU); `threads` runs ranks as
+threads, or a single process as the only rank, without MPI.
 
 Arrays that cross are C-contiguous and are never pickled.
 """
@@ -21,7 +21,7 @@ Operation = Literal["sum", "prod", "min", "max"]
 
 
 def check_contiguous(array: Array) -> None:
-    """Refuse an array with gaps: a copy of it would be sent, or filled and dropped, without a word."""
+    """Refuse a non-contiguous array, of which only a temporary copy would be sent or filled."""
     if not array.flags.c_contiguous:
         raise ValueError(
             f"only C-contiguous arrays cross ranks, not strides {array.strides} of {array.shape}"
@@ -29,18 +29,18 @@ def check_contiguous(array: Array) -> None:
 
 
 def as_bytes(array: Array) -> Array:
-    """A flat uint8 view of a C-contiguous array: MPI has no type for float16, nor for other byte orders."""
+    """A flat uint8 view of a C-contiguous array: MPI has no types for float16 and non-native byte orders."""
     check_contiguous(array)
     return array.reshape(-1).view(np.uint8)
 
 
 class Pending(Protocol):
-    """Messages under way."""
+    """Messages in flight."""
 
     def wait(self) -> None:
-        """Return when every array received may be read and every array sent may be reused.
+        """Return when received arrays may be read and sent arrays may be reused.
 
-        For device arrays that is: by work issued to the current stream from now on.
+        Device arrays: by work issued to the current stream after this call.
         """
 
 
@@ -49,36 +49,37 @@ class Arrays(Protocol):
 
     @property
     def label(self) -> str:
-        """How the bytes travel, for the report."""
+        """The transport, for the report."""
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
-        """Start all messages as one group. Between two ranks, order of sending is order of receiving."""
+        """Start all messages as one group. Messages between two ranks arrive in the order sent."""
 
     def all_reduce(self, array: Array, operation: Operation) -> None:
         """Replace `array` on every rank by the elementwise reduction over all ranks."""
 
     def close(self) -> None:
-        """Orderly end; every rank calls it."""
+        """Free the communicator. Collective."""
 
 
 class Counters(Protocol):
-    """One number per rank, from 0 up, that every rank can take from; for one thread of each rank."""
+    """One counter per rank, starting at 0, that every rank can increment; for one thread of each rank."""
 
     def take(self, owner: int) -> int:
-        """Add 1 to rank `owner`'s counter; its value before. No two calls get the same one."""
+        """Atomically add 1 to rank `owner`'s counter; return its previous value."""
 
     def read(self) -> list[int]:
-        """Every rank's counter, in rank order; others may have taken since."""
+        """Every rank's counter, in rank order; other ranks may have incremented them since."""
 
-    def poke(self) -> None:
-        """Serve who waits for this rank's counter: to be called every millisecond by a rank that waits."""
+    def progress(self) -> None:
+        """Serve other ranks' requests for this rank's counter; a waiting rank calls this every
+        millisecond."""
 
     def close(self) -> None:
-        """Orderly end; every rank calls it."""
+        """Free the counters. Collective."""
 
 
 class Control(Arrays, Protocol):
-    """A world of ranks: small Python values, host arrays, the end."""
+    """A communicator for small Python values and host arrays, which can also abort the run."""
 
     @property
     def rank(self) -> int: ...
@@ -88,7 +89,7 @@ class Control(Arrays, Protocol):
 
     @property
     def library(self) -> str:
-        """What carries messages between ranks, and its version; empty where nothing does."""
+        """Name and version of the message library; empty without one."""
 
     def barrier(self) -> None: ...
 
@@ -99,16 +100,13 @@ class Control(Arrays, Protocol):
         """Every rank's value, on every rank, in rank order."""
 
     def shared_memory_size(self) -> int | None:
-        """How many ranks share this rank's memory, as the transport sees it; None when it cannot tell."""
+        """Number of ranks that share memory with this rank, according to the transport; None if unknown."""
 
     def counters(self) -> Counters:
-        """Counters that the ranks share, all 0; every rank calls it."""
+        """New counters shared by the ranks, all 0. Collective."""
 
     def split(self, color: int, key: int = 0) -> Control:
-        """The ranks that say the same color, in the order of their keys; every rank calls it.
-
-        Those of one key: in the order they have here.
-        """
+        """The communicator of the ranks with the same color, ordered by key, then by rank. Collective."""
 
     def abort(self, status: int) -> None:
-        """End every rank of the run now."""
+        """End every rank of the run immediately."""

@@ -1,8 +1,8 @@
-"""Clock offsets: how far each rank's clock is from rank 0's, measured by messages.
+"""Offsets between the ranks' clocks and rank 0's, measured by messages.
 
-Cristian's algorithm (Probabilistic clock synchronization, Distributed Computing 3, 1989): a rank asks rank 0
-for the time and notes when it asked and when the answer came. Rank 0 read its clock somewhere in between,
-so the middle is wrong by at most half the round trip. The quickest of a few round trips counts.
+Cristian's algorithm (Probabilistic clock synchronization, Distributed Computing 3, 1989): a rank requests the
+time from rank 0 and records when it sent the request and received the reply. Rank 0 read its clock in
+between, so the midpoint is wrong by at most half the round trip. The shortest of several round trips is used.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from runner.comm.api import Control
 
 @dataclass(frozen=True)
 class Clock:
-    """One rank's clock. A time on it minus `offset` is the time on rank 0's; seconds.
+    """One rank's clock. A time on it minus `offset` is the time on rank 0's clock; seconds.
 
-    uncertainty: by how much that may be wrong, when it was measured. Clocks of different hosts drift
-    apart by microseconds a second, so offsets are for the next minute, not for the whole run.
+    uncertainty: largest error of the offset when measured, in seconds. Clocks of different hosts drift
+    apart by microseconds per second, so an offset is valid for about a minute, not for the whole run.
     """
 
     offset: float
@@ -31,29 +31,29 @@ class Clock:
 def clock_offsets(
     control: Control, rounds: int = 10, now: Callable[[], float] = time.perf_counter
 ) -> list[Clock]:
-    """Every rank's clock, by rank, on every rank; every rank calls it.
+    """Measure every rank's clock; returns them in rank order on every rank. Collective.
 
-    rounds: round trips for each rank, one rank after another. now: reads this rank's clock, seconds.
+    rounds: round trips for each rank, one rank after another. now: reads this rank's clock, in seconds.
     """
     clock = Clock(0.0, 0.0)
     if control.rank == 0:
         for peer in range(1, control.size):
             for _ in range(rounds):
-                _answer(control, peer, now)
+                _send_time(control, peer, now)
     else:
-        clock = min((_ask(control, now) for _ in range(rounds)), key=lambda found: found.uncertainty)
+        clock = min((_request_time(control, now) for _ in range(rounds)), key=lambda one: one.uncertainty)
     clocks: list[Clock] = control.allgather(clock)
     return clocks
 
 
-def _ask(control: Control, now: Callable[[], float]) -> Clock:
-    answer = np.empty(1)
-    asked = now()
-    control.exchange([(0, np.zeros(1))], [(0, answer)]).wait()
-    answered = now()
-    return Clock((asked + answered) / 2 - float(answer[0]), (answered - asked) / 2)
+def _request_time(control: Control, now: Callable[[], float]) -> Clock:
+    reply = np.empty(1)
+    sent = now()
+    control.exchange([(0, np.zeros(1))], [(0, reply)]).wait()
+    received = now()
+    return Clock((sent + received) / 2 - float(reply[0]), (received - sent) / 2)
 
 
-def _answer(control: Control, peer: int, now: Callable[[], float]) -> None:
+def _send_time(control: Control, peer: int, now: Callable[[], float]) -> None:
     control.exchange([], [(peer, np.empty(1))]).wait()
     control.exchange([(peer, np.array([now()]))], []).wait()

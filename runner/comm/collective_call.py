@@ -1,4 +1,4 @@
-"""Calls that raise on every rank if they raise on one, so that no rank waits for one that has left.
+"""Calls that raise on every rank if they raise on one, so that no rank waits forever for a failed one.
 
 An error is raised on all ranks with the type it has on the rank where it occurred, so that a caller that
 expects it catches it on all. An error that cannot be pickled becomes a RunError with the same message on all.
@@ -25,9 +25,10 @@ UNPICKLABLE = (
 
 @dataclass(frozen=True)
 class RemoteError:
-    """An error on one rank, as it is sent to the others, with what is not pickled with it.
+    """An error on one rank, as it is sent to the others.
 
-    sentence: the message, with the rank, of an error that is not a MeshrunError. trace: for --debug.
+    sentence: the message, with the rank, of an error that is not a MeshrunError. trace: for --debug; pickling
+    an exception drops its traceback.
     """
 
     error: BaseException
@@ -50,7 +51,7 @@ def on_root(control: Control, function: Callable[[], Value], where: str = "") ->
     except UNPICKLABLE as reason:
         if control.rank:
             raise
-        # The value cannot be pickled: nothing has been sent, and the others still wait for it.
+        # The value cannot be pickled: nothing has been sent, and the others are still waiting.
         kind = type(own[0]).__name__
         error = RunError("rank 0's value cannot be sent to the other ranks", got=f"{kind}: {reason}")
         value, failed = control.broadcast((None, RemoteError(error)))

@@ -1,4 +1,4 @@
-"""Ranks of MPI, through mpi4py: control values and host arrays."""
+"""Communicator over MPI, through mpi4py: control values and host arrays."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from runner.comm.api import Message, Operation, as_bytes
 from runner.comm.shared_counters import MpiCounters
 from runner.region import Array
 
-PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages travel in pieces
+PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages are sent in pieces
 
 
 def load() -> Any:
-    """mpi4py's MPI module, initialised; raises RuntimeError or ImportError when there is no MPI library."""
+    """mpi4py's MPI module, initialised. Raises RuntimeError or ImportError without an MPI library."""
     wheel = Path(sys.prefix, "lib", "libmpi.so.40")
     if wheel.exists() and "mpi4py.MPI" not in sys.modules:
-        # Two components of the Open MPI wheel that this project does without: one sleeps 1 s at start, the
-        # other complains of machines that have no network for it.
+        # Disable two unneeded components of the Open MPI wheel: one sleeps 1 s at start, the other prints
+        # warnings on machines without its network.
         os.environ.setdefault("OMPI_MCA_btl", "^ofi")
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
     from mpi4py import MPI
@@ -39,7 +39,7 @@ class _Requests:
 
 
 class MpiComm:
-    """The ranks of MPI.COMM_WORLD, or of `comm`, on a communicator of our own."""
+    """Communicator of `comm`, or of a duplicate of MPI.COMM_WORLD."""
 
     label = "MPI, host memory"
 
@@ -74,7 +74,7 @@ class MpiComm:
         return size
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> _Requests:
-        # Receives first, so that a message finds its place when it arrives.
+        # Post receives first, so that no message arrives unexpected.
         requests = [
             self._comm.Irecv(piece, peer) for peer, array in receives for piece in self._pieces(array)
         ]
@@ -87,12 +87,12 @@ class MpiComm:
 
     def all_reduce(self, array: Array, operation: Operation) -> None:
         mpi_operation = getattr(self._mpi, operation.upper())
-        if array.dtype == np.float16:  # no MPI type: added up in float32, rounded once
+        if array.dtype == np.float16:  # not an MPI type: sum in float32, round once
             wide = array.astype(np.float32)
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide
         elif array.dtype.itemsize == 1 and operation == "sum":
-            # Open MPI's AVX code saturates sums of bytes; NumPy's and NCCL's wrap round.
+            # Open MPI's AVX code saturates sums of bytes; NumPy and NCCL wrap around.
             wide = array.astype(np.int64)
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide.astype(array.dtype)
@@ -104,6 +104,6 @@ class MpiComm:
         os._exit(status)  # MPICH's Abort has been seen to return
 
     def close(self) -> None:
-        # MPI itself stays, for the program's next world: it cannot be initialised twice. mpi4py
-        # finalises it when the process ends.
+        # MPI itself stays initialised, because it cannot be initialised twice. mpi4py finalises it when
+        # the process ends.
         self._comm.Free()

@@ -1,9 +1,9 @@
-"""The library NCCL: finding it, its version, and one rank's communicator. The only speaker of NCCL.
+"""Load NCCL, report its version, and open one rank's communicator. The only importer of NCCL's bindings.
 
-Through the low-level bindings of NVIDIA's nccl4py, which call with raw pointers in under 0.1 us. CuPy's
-`cupy.cuda.nccl` is as fast, but has no alltoall, gather and scatter, no memory allocation, windows,
-pre-multiplied sum, configuration or last error; ctypes costs 0.8 us a call; nccl4py's own high level
-(`nccl.core`) 12 us. The low level promises no stability between minor versions: the extras pin it.
+Uses the low-level bindings of NVIDIA's nccl4py, which take raw pointers and cost under 0.1 us per call.
+CuPy's `cupy.cuda.nccl` is as fast, but lacks alltoall, gather and scatter, memory allocation, windows,
+pre-multiplied sum, configuration and last error; ctypes costs 0.8 us per call; nccl4py's high-level API
+(`nccl.core`) 12 us. The low-level API is not stable between minor versions: the extras pin the version.
 """
 
 from __future__ import annotations
@@ -30,23 +30,21 @@ HOST_IMMEDIATE = 1  # ncclScalarHostImmediate
 
 
 class NcclFailure(RunError):
-    """NCCL said no: exit status 3, as nccl-tests has it."""
+    """An NCCL error: exit status 3, as in nccl-tests."""
 
     exit_code = 3
 
 
 @functools.cache
 def load() -> Any:
-    """nccl4py's low-level bindings with one libnccl behind them; UserError says which package brings one."""
+    """nccl4py's low-level bindings. Raises UserError if they or a recent libnccl are missing."""
     major = cupy.cuda.runtime.runtimeGetVersion() // 1000
-    hint = (
-        f"pip install 'meshrun[cuda{major}]' (it brings nccl4py and nvidia-nccl-cu{major}), or --device cpu"
-    )
+    hint = f"pip install 'meshrun[cuda{major}]' (installs nccl4py and nvidia-nccl-cu{major}), or --device cpu"
     try:
         from nccl.bindings import nccl
     except ImportError as reason:
         raise UserError(
-            "device data crosses ranks through NCCL, and nccl4py is not there",
+            "device data crosses ranks through NCCL, and nccl4py is not installed",
             got=first_line(reason),
             hint=hint,
         ) from reason
@@ -70,7 +68,7 @@ def load() -> Any:
 
 
 def version_number() -> int:
-    """The loaded libnccl's version as NCCL counts: 22809 for 2.28.9."""
+    """The loaded libnccl's version number: 22809 for 2.28.9."""
     number: int = load().get_version()
     return number
 
@@ -85,9 +83,9 @@ def dotted(number: int) -> str:
 
 
 def library_path() -> str:
-    """The one file that libnccl came from, as the process's memory map names it.
+    """Path of the loaded libnccl, from the process's memory map.
 
-    Raises UserError when two copies are loaded: a communicator of one is garbage to the other.
+    Raises UserError if two copies are loaded: a communicator of one is invalid in the other.
     """
     nccl = load()
     paths = mapped_libraries(Path("/proc/self/maps").read_text())
@@ -102,13 +100,13 @@ def library_path() -> str:
 
 
 def mapped_libraries(maps: str) -> list[str]:
-    """The libnccl.so files in the text of a /proc/PID/maps; one replaced on disk meanwhile says so."""
+    """The libnccl.so files in the text of a /proc/PID/maps; a file deleted since is marked there."""
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
     return sorted(path for path in paths if path.rpartition("/")[2].startswith("libnccl.so"))
 
 
-# The functions that make collectives of, by the bindings' names.
-MAKING = {
+# The functions that `collectives` calls: names in the bindings and in libnccl.
+FUNCTIONS = {
     "all_gather": "ncclAllGather",
     "all_reduce": "ncclAllReduce",
     "allto_all": "ncclAlltoAll",
@@ -126,20 +124,20 @@ MAKING = {
 
 @functools.cache
 def addresses() -> dict[Callable[..., Any], int]:
-    """Of the functions that make collectives: the bindings' own, and where libnccl's are that they call."""
+    """Addresses of libnccl's functions, by the functions of the bindings that call them."""
     nccl = load()
-    library = ctypes.CDLL("libnccl.so.2")  # the one that is loaded
+    library = ctypes.CDLL("libnccl.so.2")  # the one already loaded
     found = {}
-    for name, theirs in MAKING.items():
-        if hasattr(library, theirs):  # older libraries lack some
-            found[getattr(nccl, name)] = ctypes.cast(getattr(library, theirs), ctypes.c_void_p).value or 0
+    for name, symbol in FUNCTIONS.items():
+        if hasattr(library, symbol):  # older libraries lack some
+            found[getattr(nccl, name)] = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value or 0
     return found
 
 
-def agreed(control: Control) -> str:
-    """Version and file, for people, once all ranks have found one version; collective.
+def common_version(control: Control) -> str:
+    """Version and path of this rank's libnccl, for reports. Collective.
 
-    Raises UserError on every rank alike.
+    Raises UserError on every rank if the versions differ.
     """
     found = gather_calls(control, lambda: (version(), library_path()), f"[rank {control.rank}]")
     for rank, (other, path) in enumerate(found):
@@ -155,50 +153,51 @@ def agreed(control: Control) -> str:
 
 
 def failure(doing: str, reason: Exception) -> NcclFailure:
-    """What nccl4py raised, with the library's own last words."""
+    """nccl4py's error, with the library's last error text."""
     nccl = load()
-    words = nccl.get_last_error(nccl.Comm())  # of any communicator: NCCL keeps one text
+    text = nccl.get_last_error(nccl.Comm())  # any communicator: NCCL keeps one text
     return NcclFailure(
         f"NCCL failed while {doing}",
-        got=": ".join(part for part in (first_line(reason), words.strip()) if part),
-        hint="NCCL_DEBUG=WARN for the library's own account, NCCL_DEBUG=INFO for all of it",
+        got=": ".join(part for part in (first_line(reason), text.strip()) if part),
+        hint="set NCCL_DEBUG=WARN for NCCL's error messages, NCCL_DEBUG=INFO for its full log",
     )
 
 
 @contextmanager
 def failures(doing: str) -> Iterator[None]:
-    """Turn nccl4py's error inside into NcclFailure."""
+    """Convert nccl4py's error to NcclFailure."""
     try:
         yield
     except load().NCCLError as reason:
         raise failure(doing, reason) from reason
 
 
-def new_identity() -> bytes:
-    """A unique id, by which the ranks of one communicator find each other; one rank makes it."""
-    with failures("making a unique id"):
+def new_unique_id() -> bytes:
+    """A new ncclUniqueId, with which the ranks of one communicator find each other; one rank creates it."""
+    with failures("creating a unique id"):
         return bytes(memoryview(load().get_unique_id()))
 
 
 class Communicator:
-    """One rank of an NCCL communicator on the current device; `handle` is what the bindings' calls take.
+    """One rank of an NCCL communicator on the current device; `handle` is the argument of the bindings'
+    calls.
 
-    cta_policy: ncclConfig_t's, None for the library's own. peers: how many ranks this one will
-    exchange messages with at most, where that is known.
+    cta_policy: as in ncclConfig_t, None for the library's default. peers: upper limit on the number of ranks
+    that this one exchanges messages with; None if unknown.
     """
 
     def __init__(
         self,
         size: int,
         rank: int,
-        identity: bytes,
+        unique_id: bytes,
         *,
         cta_policy: int | None = None,
         peers: int | None = None,
     ) -> None:
         self.nccl = load()
         self.size, self.rank = size, rank
-        self._lock, self._over = threading.Lock(), False
+        self._lock, self._closed = threading.Lock(), False
         number = version_number()
         if cta_policy is not None and number < CTA_POLICY:
             raise UserError(
@@ -206,43 +205,43 @@ class Communicator:
                 expected=f"{dotted(CTA_POLICY)} or later", everywhere=True,
             )  # fmt: skip
         config = self.nccl.Config()
-        # As nccl-tests sets them, each from the version on that knows it.
+        # As nccl-tests sets them, each in the versions that support it.
         if cta_policy is not None:
             config.cta_policy = cta_policy
         if number >= 22800:
             config.nvlink_centric_sched = 1
         if peers is not None and number >= 23000:
             config.max_p2p_peers = peers
-        unique = self.nccl.UniqueId.from_buffer(bytearray(identity))
+        unique = self.nccl.UniqueId.from_buffer(bytearray(unique_id))
         with failures(f"joining {size} ranks"):
             self.handle = self.nccl.comm_init_rank_config(size, unique, rank, config.ptr)
 
     def check(self) -> None:
-        """Raise NcclFailure when something has gone wrong in the background."""
-        with self._lock, failures("asking for asynchronous errors"):
-            status = 0 if self._over else self.nccl.comm_get_async_error(self.handle)
+        """Raise NcclFailure if the communicator has an asynchronous error."""
+        with self._lock, failures("checking for asynchronous errors"):
+            status = 0 if self._closed else self.nccl.comm_get_async_error(self.handle)
             if status not in (0, IN_PROGRESS):
                 raise self.nccl.NCCLError(status)
 
-    def valid(self) -> None:
-        """Return, unless `abort` was called: then wait for the end of the process, which is near.
+    def block_if_aborted(self) -> None:
+        """After `abort`, block until the process ends, which it is about to do.
 
-        What aborted work leaves behind looks like a result, or like a failure of its own.
+        Aborted work would otherwise look like a result, or like another failure.
         """
-        if self._over:
+        if self._closed:
             threading.Event().wait()
 
     def abort(self) -> None:
-        """Give up what is under way, on this rank alone; from any thread. Nothing after `close`."""
-        with self._lock:  # nobody asks about a communicator while it goes
-            over, self._over = self._over, True
-        if not over:
+        """Abort the work in progress on this rank only; from any thread. Does nothing after `close`."""
+        with self._lock:  # no `check` while the communicator is destroyed
+            closed, self._closed = self._closed, True
+        if not closed:
             with failures("aborting"):
                 self.nccl.comm_abort(self.handle)
 
     def close(self) -> None:
-        self.valid()
+        self.block_if_aborted()
         with self._lock:
-            self._over = True
+            self._closed = True
         with failures("closing"):
             self.nccl.comm_destroy(self.handle)

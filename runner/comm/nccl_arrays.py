@@ -18,7 +18,7 @@ BYTES = CODES["uint8"]
 
 
 class _Event:
-    """NCCL's work is in the stream already; what is issued to that stream later comes after it."""
+    """Nothing to wait for: later work in the same stream runs after NCCL's."""
 
     def wait(self) -> None:
         pass
@@ -27,13 +27,13 @@ class _Event:
 class NcclComm:
     """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
 
-    Calls are issued to CuPy's current stream. The unique id travels over `control`.
+    Calls are issued to CuPy's current stream. `control` broadcasts the unique id.
     """
 
     def __init__(self, control: Control) -> None:
-        self._label = nccl.agreed(control)
-        identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
-        self._comm = nccl.Communicator(control.size, control.rank, identity)
+        self._label = nccl.common_version(control)
+        unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
+        self._comm = nccl.Communicator(control.size, control.rank, unique_id)
         self.rank = control.rank
 
     @property

@@ -1,10 +1,10 @@
 """Counters that ranks share, in an MPI window: one-sided, passive target.
 
-Rank r's counter lies in rank r's memory, so that a rank at its own counter waits for nobody. On one host
-all of them lie in shared memory. Across hosts, a network adapter with atomics serves them; over TCP it is
-the MPI library of the counter's rank, in that rank's next calls of `take`, `read` or `poke`, a few for each
-request: until then whoever takes or reads waits. So a rank that waits for its own work does so in short naps,
-with `poke` between them; one that computes all the while delays others by about as many chunks as calls.
+Rank r's counter lies in rank r's memory, so that a rank can access its own without waiting. On one host all
+counters lie in shared memory. Across hosts, network adapters with atomics serve requests. Over TCP, the MPI
+library of the counter's rank serves them during that rank's next few calls of `take`, `read` or `progress`,
+and the requesting rank waits until then. Therefore a rank that waits for its own work sleeps in short
+intervals and calls `progress` between them; a rank that only computes delays a request by a few chunks.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 
 from runner.errors import RunError, first_line
 
-SERVING, BETWEEN = 1e-3, 50e-3  # seconds of serving other hosts' ranks, and until the next time at least
+SERVING, INTERVAL = 1e-3, 50e-3  # seconds spent serving other hosts' ranks, and least time between
 
 
 class MpiCounters:
     """`runner.comm.api.Counters` over the ranks of the mpi4py communicator `comm`; mpi: mpi4py's MPI.
 
-    one_host: all ranks share memory. Raises RunError where the MPI library has no one-sided communication
+    one_host: all ranks share memory. Raises RunError if the MPI library has no one-sided communication
     between these ranks.
     """
 
@@ -36,18 +36,18 @@ class MpiCounters:
             raise RunError(
                 "MPI has no one-sided communication between these ranks",
                 got=first_line(reason),
-                hint="Open MPI 5, or --static; Open MPI 4 over TCP wants MPI4PY_RC_THREAD_LEVEL=serialized",
+                hint="Open MPI 5, or --static; Open MPI 4 over TCP needs MPI4PY_RC_THREAD_LEVEL=serialized",
                 everywhere=True,
             ) from reason
-        # One epoch for life, of shared locks only: nobody ever asks for an exclusive one.
+        # One epoch for the window's lifetime, with shared locks: no rank ever takes an exclusive one.
         self._window.Lock_all(mpi.MODE_NOCHECK)
         self._own[...] = 0
         self._window.Sync()
         comm.Barrier()
 
     def _open(self, one_host: bool) -> Any:
-        # Not Win.Allocate: Open MPI lets its osc/rdma have such windows, where those of different
-        # communicators may get the same memory on a host (4.1), and some networks crash (5.0, OFI).
+        # Not Win.Allocate: Open MPI uses osc/rdma for such windows, in which windows of different
+        # communicators may get the same memory on a host (4.1) and some networks crash (5.0, OFI).
         if not one_host:
             return self._mpi.Win.Create(self._own, self._own.nbytes, comm=self._comm)
         window = self._mpi.Win.Allocate_shared(self._own.nbytes, self._own.nbytes, comm=self._comm)
@@ -58,12 +58,12 @@ class MpiCounters:
         before = np.empty((), np.int64)
         self._window.Fetch_and_op(self._one, before, owner, 0, self._mpi.SUM)
         self._window.Flush(owner)
-        self._comm.Iprobe()  # to flush this rank's own part is no call of MPI in every library
-        self.poke()
+        self._comm.Iprobe()  # flushing the own part does not enter every library's progress engine
+        self.progress()
         return int(before)
 
     def read(self) -> list[int]:
-        # MPI leaves a Get beside an accumulate undefined; an accumulate that does nothing is atomic with it.
+        # A Get concurrent with an accumulate is undefined in MPI; a no-op accumulate is atomic with it.
         values = np.empty(self._comm.size, np.int64)
         for owner in range(values.size):
             self._window.Fetch_and_op(self._one, values[owner : owner + 1], owner, 0, self._mpi.NO_OP)
@@ -71,10 +71,10 @@ class MpiCounters:
         counts: list[int] = values.tolist()
         return counts
 
-    def poke(self) -> None:
-        if self._one_host or (now := perf_counter()) < self._served + BETWEEN:
+    def progress(self) -> None:
+        if self._one_host or (now := perf_counter()) < self._served + INTERVAL:
             return
-        # Not once: what another rank asks for takes several messages, there and back.
+        # Repeatedly: one request takes several messages in both directions.
         while perf_counter() < now + SERVING:
             self._comm.Iprobe()
         self._served = perf_counter()

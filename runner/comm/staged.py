@@ -1,4 +1,5 @@
-"""Device arrays between ranks through host memory and MPI: for ranks that share a GPU, which NCCL refuses."""
+"""Device arrays between ranks through host memory and MPI, for ranks that share a GPU (NCCL refuses
+these)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class _Staged:
 
 
 class StagedComm:
-    """Same calls as `nccl.NcclComm`; every array makes two extra copies."""
+    """Same calls as `nccl_arrays.NcclComm`; every array is copied twice more."""
 
     label = "staged through host memory (ranks share a GPU, which NCCL refuses), MPI"
 

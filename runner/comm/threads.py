@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, with no MPI: for tests, for rehearsals, and for a world of one."""
+"""Ranks as threads of one process, without MPI: for tests, simulations and runs of one rank."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Result = TypeVar("Result")
 REDUCE = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
-class Hub:
-    """What the simulated ranks share: mailboxes per (sender, receiver), a barrier, a blackboard.
+class ThreadHub:
+    """State shared by thread ranks: mailboxes per (sender, receiver), a barrier, a list of gathered values.
 
-    patience: seconds after which a rank that waits for another gives up, so that a test with a
-    deadlock fails instead of hanging.
+    timeout: seconds after which a waiting rank fails, so that a test with a deadlock fails instead of
+    hanging.
     """
 
-    def __init__(self, size: int, patience: float = 60.0) -> None:
-        self.size, self.patience = size, patience
+    def __init__(self, size: int, timeout: float = 60.0) -> None:
+        self.size, self.timeout = size, timeout
         self._barrier = threading.Barrier(size)
         self._board: list[Any] = [None] * size
         self._mail: dict[tuple[int, int], deque[Array]] = defaultdict(deque)
@@ -35,11 +35,11 @@ class Hub:
 
     def barrier(self) -> None:
         try:
-            self._barrier.wait(self.patience)
+            self._barrier.wait(self.timeout)
         except threading.BrokenBarrierError:
             if self._broken:
                 raise RunError("another rank ended before this one") from None
-            raise RunError(f"a rank waited {self.patience:g} s at a barrier for the others") from None
+            raise RunError(f"a rank waited {self.timeout:g} s at a barrier for the others") from None
 
     def gather(self, rank: int, value: Any) -> list[Any]:
         self._board[rank] = value
@@ -54,7 +54,7 @@ class Hub:
             self._arrival.notify_all()
 
     def collect(self, sender: int, receiver: int) -> Array:
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.timeout
         with self._arrival:
             box = self._mail[sender, receiver]
             while not box:
@@ -70,7 +70,7 @@ class Hub:
 
 
 class _Mail:
-    def __init__(self, comm: SimulatedComm, receives: Sequence[Message]) -> None:
+    def __init__(self, comm: ThreadComm, receives: Sequence[Message]) -> None:
         self._comm, self._receives = comm, receives
 
     def wait(self) -> None:
@@ -83,7 +83,7 @@ class _Mail:
             as_bytes(array)[...] = as_bytes(sent)
 
 
-class SimulatedCounters:
+class ThreadCounters:
     """`runner.comm.api.Counters` that `size` threads share."""
 
     def __init__(self, size: int) -> None:
@@ -98,21 +98,21 @@ class SimulatedCounters:
         with self._lock:
             return list(self._values)
 
-    def poke(self) -> None:
+    def progress(self) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-class SimulatedComm:
-    """One rank of a Hub; without a hub, the only rank of its world."""
+class ThreadComm:
+    """One rank of a hub; without a hub, the only rank."""
 
     label = "threads of one process"
     library = ""
 
-    def __init__(self, hub: Hub | None = None, rank: int = 0) -> None:
-        self.hub = hub or Hub(1)
+    def __init__(self, hub: ThreadHub | None = None, rank: int = 0) -> None:
+        self.hub = hub or ThreadHub(1)
         self.rank, self.size = rank, self.hub.size
 
     def barrier(self) -> None:
@@ -124,17 +124,17 @@ class SimulatedComm:
     def allgather(self, value: Any) -> list[Any]:
         return self.hub.gather(self.rank, value)
 
-    def counters(self) -> SimulatedCounters:
-        counters: SimulatedCounters = self.broadcast(SimulatedCounters(self.size))  # rank 0's
+    def counters(self) -> ThreadCounters:
+        counters: ThreadCounters = self.broadcast(ThreadCounters(self.size))  # rank 0's
         return counters
 
-    def split(self, color: int, key: int = 0) -> SimulatedComm:
-        said = self.allgather((color, key))
-        members = [rank for rank, (other, _) in enumerate(said) if other == color]
-        members.sort(key=lambda rank: said[rank][1])
+    def split(self, color: int, key: int = 0) -> ThreadComm:
+        gathered = self.allgather((color, key))
+        members = [rank for rank, (other, _) in enumerate(gathered) if other == color]
+        members.sort(key=lambda rank: gathered[rank][1])
         first = self.rank == members[0]
-        hubs = self.allgather(Hub(len(members), self.hub.patience) if first else None)
-        return SimulatedComm(hubs[members[0]], members.index(self.rank))
+        hubs = self.allgather(ThreadHub(len(members), self.hub.timeout) if first else None)
+        return ThreadComm(hubs[members[0]], members.index(self.rank))
 
     def shared_memory_size(self) -> int | None:
         return self.size
@@ -147,7 +147,7 @@ class SimulatedComm:
         return _Mail(self, receives)
 
     def all_reduce(self, array: Array, operation: Operation) -> None:
-        if self.size == 1:  # the lone rank's array may also be a device array
+        if self.size == 1:  # a single rank's array may also be a device array
             return
         contributions = self.hub.gather(self.rank, array.copy())
         array[...] = REDUCE[operation].reduce(contributions, axis=0, dtype=array.dtype)
@@ -159,18 +159,18 @@ class SimulatedComm:
         pass
 
 
-def run_ranks(size: int, function: Callable[[SimulatedComm], Result], patience: float = 60.0) -> list[Result]:
-    """Call `function(comm)` on `size` simulated ranks at once; their results in rank order.
+def run_ranks(size: int, function: Callable[[ThreadComm], Result], timeout: float = 60.0) -> list[Result]:
+    """Call `function(comm)` on `size` thread ranks concurrently; returns their results in rank order.
 
     The first exception of any rank ends all of them and is raised here.
     """
-    hub = Hub(size, patience)
+    hub = ThreadHub(size, timeout)
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
         try:
-            results[rank] = function(SimulatedComm(hub, rank))
+            results[rank] = function(ThreadComm(hub, rank))
         except BaseException as failure:
             failures.append(failure)
             hub.fail()

@@ -1,4 +1,4 @@
-"""Where arrays live and kernels run. One protocol, parallel implementations: `cpu` (NumPy), `cuda` (CuPy)."""
+"""The compute back end protocol, implemented by `cpu` (NumPy) and `cuda` (CuPy)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from runner.region import Array, Shape
 
 HostBytes = np.ndarray[Any, Any]  # of uint8
-Mark = Any  # a point in the work of a stream
-POISON = 0xA5  # what unwritten integer memory holds; unwritten floats hold NaN
+Mark = Any  # a point in a stream, such as a CUDA event
+POISON = 0xA5  # byte that fills unwritten integer memory; unwritten floats are NaN
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a rank computes on.
+    """The device that a rank computes on.
 
-    uuid: of a GPU, the only name that is the same however a launcher renumbers devices; "" on a CPU.
-    bandwidth: bytes per second its memory could move, read plus written; None when not known.
-    bandwidth_source: what that figure is taken from. compute_capability: 90 for 9.0; 0 on a CPU.
+    uuid: of a GPU, which unlike its index does not depend on the launcher; "" on a CPU. memory: bytes.
+    bandwidth: peak memory bandwidth in bytes per second, read plus written; None if unknown.
+    bandwidth_source: how it was determined. compute_capability: 90 for 9.0; 0 on a CPU.
     """
 
     kind: str
@@ -50,21 +50,21 @@ class Backend(Protocol):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether work is queued and runs later; copies to and from the host are then real."""
+        """Whether work is queued and runs later, in memory separate from the host's."""
 
     @property
     def stream(self) -> Any:
-        """The stream that work is issued to; None on a CPU."""
+        """The main stream; None on a CPU."""
 
     @property
     def null_stream(self) -> Any:
         """CUDA's default stream; None on a CPU."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
-        """A device array, not initialised."""
+        """A new device array, uninitialised."""
 
     def host_empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """A host array, not initialised; pinned where that makes copies faster."""
+        """A new host array, uninitialised; pinned if the device is a GPU."""
 
     def upload(self, host: np.ndarray[Any, Any], device: Array) -> None:
         """Copy host to device, in stream order; both C-contiguous."""
@@ -73,57 +73,60 @@ class Backend(Protocol):
         """Copy device to host, in stream order; both C-contiguous. Complete after `synchronize`."""
 
     def mark(self) -> Any:
-        """A point in the work issued so far, for `beside` and `elapsed`."""
+        """Record a point in the current stream, for `beside` and `elapsed`."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Seconds between two marks that the device has passed."""
 
     def beside(self, mark: Any) -> AbstractContextManager[None]:
-        """Work issued inside runs beside what was issued after `mark`, and before what follows the block."""
+        """Issue the work inside to a second stream: it starts after `mark` and may overlap work issued since.
+
+        Work issued after the block waits for it.
+        """
 
     def synchronize(self) -> None:
-        """Return when all issued work is done."""
+        """Return when all issued work is complete."""
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that nobody uses now."""
+        """Bytes of the device's memory that are free now."""
 
     def copy_rate(self) -> float:
-        """Bytes per second, read plus written, of a large copy inside this device's memory; measured now."""
+        """Measure a large copy inside this device's memory; bytes per second, read plus written."""
 
-    def lanes(self) -> Lanes:
-        """Copies beside what is computed; of an asynchronous device."""
+    def copy_streams(self) -> CopyStreams:
+        """New streams for copies that overlap kernels; on asynchronous devices only."""
 
 
-class Lanes(Protocol):
-    """Copies in both directions beside what an asynchronous device computes.
+class CopyStreams(Protocol):
+    """Host-device copies in both directions that overlap the kernels of an asynchronous device.
 
-    Only `passed` is for threads other than the one that computes; those threads `join` first.
+    Threads other than the computing one may call only `passed`, after `join`.
     """
 
     def join(self) -> None:
-        """For a thread: work on this rank's device."""
+        """Make this rank's device current in the calling thread."""
 
     def mark(self) -> Mark:
-        """A point in what is computed."""
+        """Record a point in the compute stream."""
 
     def wait(self, mark: Mark) -> None:
-        """What is computed from now on comes after `mark`."""
+        """Make later work in the compute stream wait for `mark`."""
 
     def send(self, host: HostBytes, device: Array) -> tuple[Mark, Mark]:
-        """Copy `host`, pinned, to `device`; begin and end."""
+        """Copy pinned `host` to `device`; returns marks of the copy's begin and end."""
 
     def fetch(self, device: Array, host: HostBytes, after: Mark) -> tuple[Mark, Mark]:
-        """Copy `device` to `host`, pinned, after `after`; begin and end."""
+        """Copy `device` to pinned `host` after `after`; returns marks of the copy's begin and end."""
 
     def passed(self, mark: Mark) -> float:
-        """Return when the device has passed `mark`: the time of that, as `time.perf_counter` has it."""
+        """Wait until the device has passed `mark`; returns when it did, on the clock `time.perf_counter`."""
 
     def named(self, name: str) -> AbstractContextManager[None]:
-        """What is issued inside has this name in a profiler."""
+        """Give the work issued inside this name in a profiler."""
 
 
 def poison(array: Array) -> None:
-    """Fill with what no kernel writes by accident, so that a cell left unwritten shows."""
+    """Fill with values that no kernel writes by accident, so that an unwritten cell is noticed."""
     if array.dtype.kind in "fc":
         array.fill(np.nan)
     else:

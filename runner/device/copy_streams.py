@@ -1,4 +1,4 @@
-"""Copies beside a GPU's kernels: a stream for each direction."""
+"""Host-device copies that overlap a GPU's kernels: one stream per direction."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from runner.region import Array
 UP, DOWN = cupy.cuda.runtime.memcpyHostToDevice, cupy.cuda.runtime.memcpyDeviceToHost
 
 
-class CudaLanes:
-    """The copy engines of GPU `index`, beside the stream `computing`."""
+class CudaCopyStreams:
+    """Copy streams of GPU `index`, next to the compute stream `computing`."""
 
     def __init__(self, index: int, computing: cupy.cuda.Stream) -> None:
         self._index, self._computing = index, computing
@@ -25,34 +25,35 @@ class CudaLanes:
         self._began = time.perf_counter()
 
     def join(self) -> None:
-        """For a thread of this rank: the rank's GPU is the one it works on."""
+        """Make the rank's GPU current in the calling thread."""
         cupy.cuda.Device(self._index).use()
 
     def mark(self) -> Mark:
-        """A point in the work issued to the computing stream so far."""
+        """Record an event in the compute stream."""
         return self._mark(self._computing)
 
     def wait(self, mark: Mark) -> None:
-        """What is computed from now on comes after `mark`."""
+        """Make later work in the compute stream wait for `mark`."""
         self._computing.wait_event(mark)
 
     def send(self, host: HostBytes, device: Array) -> tuple[Mark, Mark]:
-        """Copy to the device; its begin and end."""
+        """Copy to the device; returns events at the copy's begin and end."""
         return self._copy(self._up, device.data.ptr, host.ctypes.data, host.nbytes, UP)
 
     def fetch(self, device: Array, host: HostBytes, after: Mark) -> tuple[Mark, Mark]:
-        """Copy from the device once `after` is passed; its begin and end. Both arrays stay until then."""
+        """Copy from the device after `after`; returns events at begin and end. Keep both arrays until
+        then."""
         self._down.wait_event(after)
         return self._copy(self._down, host.ctypes.data, device.data.ptr, host.nbytes, DOWN)
 
     def passed(self, mark: Mark) -> float:
-        """Return when the device has passed `mark`: when that was, on `time.perf_counter`."""
+        """Wait until the device has passed `mark`; returns when it did, on the clock `time.perf_counter`."""
         mark.synchronize()
         return self._began + float(cupy.cuda.get_elapsed_time(self._origin, mark)) / 1e3
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """A range of this name for NVIDIA's profilers, if CuPy was built with NVTX."""
+        """An NVTX range, if CuPy was built with NVTX."""
         if not cupy.cuda.nvtx.available:
             yield
             return
@@ -70,6 +71,6 @@ class CudaLanes:
         return begin, self._mark(stream)
 
     def _mark(self, stream: cupy.cuda.Stream) -> Mark:
-        event = cupy.cuda.Event(block=True)  # a thread that waits leaves its core to others
+        event = cupy.cuda.Event(block=True)  # a waiting thread sleeps instead of spinning
         event.record(stream)
         return event

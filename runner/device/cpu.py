@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Device, Lanes
+from runner.device.api import CopyStreams, Device
 from runner.region import Array, Shape
 from runner.system.host_memory import free_host_memory
 
 
 class CpuBackend:
-    """The host's memory and NumPy; everything is done when a call returns."""
+    """NumPy in host memory; every call is synchronous."""
 
     xp: ModuleType = np
     asynchronous = False
@@ -53,7 +53,7 @@ class CpuBackend:
         return free_host_memory()
 
     def copy_rate(self) -> float:
-        source = np.ones(1 << 21)  # 16 MiB: beyond one core's share of most caches, a few milliseconds long
+        source = np.ones(1 << 21)  # 16 MiB: larger than one core's share of most caches, takes milliseconds
         target = source.copy()
         times = []
         for _ in range(3):
@@ -62,8 +62,8 @@ class CpuBackend:
             times.append(time.perf_counter() - begin)
         return 2 * source.nbytes / min(times)
 
-    def lanes(self) -> Lanes:
-        raise NotImplementedError("a CPU computes where the arrays are")
+    def copy_streams(self) -> CopyStreams:
+        raise NotImplementedError("a CPU computes in host memory, without copies")
 
 
 def _processor() -> str:

@@ -1,4 +1,4 @@
-"""CuPy on one GPU. The only importer of CuPy outside `comm/nccl`."""
+"""The CUDA back end: CuPy on one GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.api import Device, Lanes
-from runner.device.copy_streams import CudaLanes
+from runner.device.api import CopyStreams, Device
+from runner.device.copy_streams import CudaCopyStreams
 from runner.errors import RunError
 from runner.region import Array, Shape
 
 
 def count() -> int:
-    """GPUs that this process sees; 0 when there is no driver."""
+    """Number of GPUs visible to this process; 0 without a driver."""
     try:
         visible: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError:
@@ -30,10 +30,10 @@ def count() -> int:
 
 
 def describe(index: int) -> Device:
-    """Device `index`, with the peak memory rate that its clock and bus width give."""
+    """Properties of device `index`, with peak memory bandwidth computed from clock and bus width."""
     properties = cupy.cuda.runtime.getDeviceProperties(index)
     attributes = cupy.cuda.Device(index).attributes
-    # Double data rate: two transfers a clock (kHz) over the bus (bits).
+    # Double data rate: two transfers per clock (kHz) over the bus (bits).
     peak = 2 * attributes["MemoryClockRate"] * 1e3 * attributes["GlobalMemoryBusWidth"] / 8
     return Device(
         kind="cuda",
@@ -49,20 +49,20 @@ def describe(index: int) -> Device:
 
 
 def uuid(index: int) -> str:
-    """As NVML and nvidia-smi write it.
+    """The GPU's UUID as NVML and nvidia-smi write it ("GPU-...").
 
-    From the driver: in the properties of CuPy (14.2) it ends where one of its 16 bytes is 0.
+    From the driver: CuPy (14.2) truncates it in the device properties at the first zero byte.
     """
     found = (ctypes.c_uint8 * 16)()
     status = ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(found, index)
     if status:
-        raise RunError(f"the driver does not tell the UUID of GPU {index}", got=f"CUDA error {status}")
+        raise RunError(f"the driver does not report the UUID of GPU {index}", got=f"CUDA error {status}")
     text = bytes(found).hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 class CudaBackend:
-    """One GPU: a main stream, a second one beside it, pinned host buffers of exact size."""
+    """One GPU with a main stream, a second stream for exchanges, and pinned host buffers of exact size."""
 
     xp: ModuleType = cupy
     asynchronous = True
@@ -72,7 +72,8 @@ class CudaBackend:
         cupy.cuda.Device(index).use()
         self.device = describe(index)
         self.stream = cupy.cuda.Stream(non_blocking=True)
-        # Higher priority (lower number): an exchange gets its few thread blocks in while a kernel runs.
+        # Higher priority (lower number): an exchange gets its few thread blocks scheduled while a kernel
+        # runs.
         self._side = cupy.cuda.Stream(non_blocking=True, priority=-1)
         self.stream.use()
 
@@ -80,7 +81,7 @@ class CudaBackend:
         return cupy.empty(shape, dtype)
 
     def host_empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        # CuPy's pinned pool rounds sizes up to powers of two; a block is as large as it is.
+        # Not from CuPy's pinned memory pool, which rounds sizes up to powers of two.
         size = int(np.prod(shape, dtype=np.int64))
         memory = cupy.cuda.PinnedMemory(max(size * dtype.itemsize, 1))
         pointer = cupy.cuda.PinnedMemoryPointer(memory, 0)
@@ -103,7 +104,7 @@ class CudaBackend:
     @contextmanager
     def beside(self, mark: Any) -> Iterator[None]:
         self._side.wait_event(mark)
-        # Not `with self._side`: leaving that makes the default stream current, not the one of `use`.
+        # Not `with self._side`: on exit it makes the default stream current, not the one set by `use`.
         self._side.use()
         try:
             yield
@@ -129,29 +130,29 @@ class CudaBackend:
         self.synchronize()
         return 2 * int(source.nbytes) / min(self.elapsed(a, b) for a, b in pairwise(marks[1:]))
 
-    def lanes(self) -> Lanes:
-        return CudaLanes(self.device.index, self.stream)
+    def copy_streams(self) -> CopyStreams:
+        return CudaCopyStreams(self.device.index, self.stream)
 
 
 @contextmanager
 def borrowed(array: Array) -> Iterator[CudaBackend]:
-    """A back end on the GPU that holds `array`, for one call inside somebody's own CuPy program."""
-    theirs = cupy.cuda.get_current_stream()
-    theirs.synchronize()
+    """A back end on the GPU that holds `array`, for one call from a user's own CuPy program."""
+    before = cupy.cuda.get_current_stream()
+    before.synchronize()
     with cupy.cuda.Device(array.device.id):
         backend = CudaBackend(array.device.id)
         try:
             yield backend
             backend.synchronize()
         finally:
-            theirs.use()
+            before.use()
 
 
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """The compiled kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
+    """Compile the kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
 
-    Call it with (grid, block, arguments, stream=...). Fused multiply-add is off, so that a kernel rounds as
-    NumPy does and CPU and GPU agree, unless an option turns it on.
+    Call the result with (grid, block, arguments, stream=...). Fused multiply-add is off unless an option
+    turns it on, so that CPU and GPU round in the same way.
     """
     return _compiled(path, name, options, cupy.cuda.runtime.getDevice())
 

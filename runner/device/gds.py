@@ -1,7 +1,7 @@
-"""Files whose bytes go to and from a GPU without passing through the host's memory: GPUDirect Storage.
+"""GPUDirect Storage: transfer between files and GPU memory without host memory.
 
-By kvikio, where it is installed and cuFile finds that the driver can; its fallback, which copies through the
-host, is not used: the runner's own pipeline does that.
+Used if kvikio is installed and cuFile reports that the driver supports it. kvikio's fallback through host
+memory is not used: the runner's own pipeline does that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runner.region import Array
 
 @functools.cache
 def why_not() -> str | None:
-    """What keeps this process from GPUDirect Storage; None where nothing does."""
+    """Why this process cannot use GPUDirect Storage; None if it can."""
     try:
         from kvikio import cufile_driver
     except ImportError as reason:
@@ -30,7 +30,7 @@ def why_not() -> str | None:
 
 
 class DirectFile:
-    """A file for GPUs to read, or to read and write; for any number of threads."""
+    """A file that GPUs read, or read and write. Thread-safe."""
 
     def __init__(self, path: Path, write: bool = False) -> None:
         import kvikio
@@ -39,8 +39,8 @@ class DirectFile:
         self._file = kvikio.CuFile(path, "r+" if write else "r")
 
     def read(self, target: Array, offset: int) -> None:
-        """Fill a flat uint8 device array; on return its bytes are there for kernels of any stream."""
-        with self._told("read"):
+        """Fill a flat uint8 device array from `offset`. On return, kernels of any stream may use it."""
+        with self._failures("read"):
             count = self._file.read(target, target.nbytes, offset)
         if count != target.nbytes:
             raise RunError(
@@ -50,8 +50,8 @@ class DirectFile:
             )
 
     def write(self, source: Array, offset: int) -> None:
-        """Write a flat uint8 device array, which nothing may be about to change."""
-        with self._told("write"):
+        """Write a flat uint8 device array at `offset`; no queued work may still change it."""
+        with self._failures("write"):
             count = self._file.write(source, source.nbytes, offset)
         if count != source.nbytes:
             raise RunError(
@@ -65,8 +65,8 @@ class DirectFile:
         return f"cannot {verb} {self._path} by GPUDirect Storage"
 
     @contextmanager
-    def _told(self, verb: str) -> Iterator[None]:
-        """kvikio's errors as a sentence."""
+    def _failures(self, verb: str) -> Iterator[None]:
+        """Convert kvikio's errors to RunError."""
         try:
             yield
         except (OSError, RuntimeError) as reason:

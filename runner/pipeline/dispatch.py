@@ -75,7 +75,7 @@ def process_chunks(
             depth=min(depth, len(todo)),
             threads=threads_of(world),
             finished=finished,
-            idle=counters.poke if counters else _nothing,
+            idle=counters.progress if counters else _nothing,
         )
     everyone: list[tuple[int, int]] = world.control.allgather((queue.own, queue.taken_over))
     if counters is not None:

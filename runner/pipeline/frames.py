@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Lanes, Mark
+from runner.device.api import CopyStreams, Mark
 from runner.errors import UserError
 from runner.pipeline.step_loop import next_multiple
 from runner.pipeline.stepper import Stepper
@@ -65,7 +65,7 @@ class Frames:
     written: int = field(default=0, init=False)
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
-    _lanes: Lanes | None = field(default=None, init=False)
+    _copies: CopyStreams | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._field = self.task.fields[self.place]
@@ -101,8 +101,8 @@ class Frames:
         world = self.world
         self._pool = ThreadPoolExecutor(1, "frames")
         if world.backend.asynchronous:
-            self._lanes = world.backend.lanes()
-            self._pool.submit(self._lanes.join).result()
+            self._copies = world.backend.copy_streams()
+            self._pool.submit(self._copies.join).result()
         if self._as_array:
             array = ArrayOfFrames(self.path, self.count, self.shape, self._field.dtype, world.run_id)
             self._array = array
@@ -142,11 +142,11 @@ class Frames:
         cells = stepper.own(self.place)[self._own_slices(stepper)]
         memory = backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
         host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
-        if self._lanes is None or cells.size == 0:
+        if self._copies is None or cells.size == 0:
             host[...] = cells.get() if hasattr(cells, "get") else cells
             return Snapshot(stepper.done, self.written, host)
         kept = cells.copy(order="C")  # the next step but one overwrites the field
-        _, ready = self._lanes.fetch(kept, memory, self._lanes.mark())
+        _, ready = self._copies.fetch(kept, memory, self._copies.mark())
         return Snapshot(stepper.done, self.written, host, ready, kept)
 
     def _own_slices(self, stepper: Stepper) -> tuple[slice, ...]:
@@ -195,8 +195,8 @@ class Frames:
 
     def _wait(self, snapshot: Snapshot) -> None:
         if snapshot.ready is not None:
-            assert self._lanes is not None
-            self._lanes.passed(snapshot.ready)
+            assert self._copies is not None
+            self._copies.passed(snapshot.ready)
             snapshot.kept = None
 
     def _gathered(self, snapshot: Snapshot) -> HostArray | None:

@@ -53,7 +53,7 @@ class DeviceEngine:
 
     def __init__(self, endpoints: Endpoints, direct: Direct | None = None) -> None:
         self._endpoints, self._backend, self._direct = endpoints, endpoints.world.backend, direct
-        self._lanes = self._backend.lanes()
+        self._copies = self._backend.copy_streams()
         self._padded: list[Array] = []
 
     def slots(self, count: int) -> list[DeviceSlot]:
@@ -88,11 +88,11 @@ class DeviceEngine:
             raise
         except BaseException:  # only an error on a real chunk ends the run
             self._backend.synchronize()
-        self._lanes.passed(slot.marks[-1][-1])
+        self._copies.passed(slot.marks[-1][-1])
         self.release(slot)
 
     def join(self) -> None:
-        self._lanes.join()
+        self._copies.join()
 
     def begin(self, slot: DeviceSlot, number: int) -> list[Step]:
         slot.number, slot.windows, slot.loaded = number, self._endpoints.windows(number), []
@@ -106,21 +106,21 @@ class DeviceEngine:
         return steps
 
     def compute(self, slot: DeviceSlot, idle: Callable[[], None]) -> None:
-        endpoints, task, lanes = self._endpoints, self._endpoints.task, self._lanes
-        with lanes.named(f"chunk {slot.number}"):
+        endpoints, task, copies = self._endpoints, self._endpoints.task, self._copies
+        with copies.named(f"chunk {slot.number}"):
             inputs = list(self._staged(slot, slot.device))
             for place, staged in enumerate(inputs):
                 if not slot.loaded[place]:
-                    sent = lanes.send(slot.source[place][: staged.nbytes], slot.device[place])
+                    sent = copies.send(slot.source[place][: staged.nbytes], slot.device[place])
                     slot.marks.append(("to device", staged.nbytes, *sent))
-                    lanes.wait(sent[1])
-            begin = lanes.mark()
+                    copies.wait(sent[1])
+            begin = copies.mark()
             blocks = [self._block(slot, place, staged) for place, staged in enumerate(inputs)]
             region = slot.windows[0].region
             outs = result_buffers(task, region.shape, self._backend)
             found = call_rows(endpoints.world, task, region, blocks, (0, region.shape[0]), outs)
             slot.results = [self._kept(result) for result in found]
-            end = lanes.mark()
+            end = copies.mark()
             moved = sum(array.nbytes for array in (*blocks, *slot.results))
             slot.marks.append(("kernel", moved, begin, end))
             for place, result in enumerate(slot.results):
@@ -128,13 +128,13 @@ class DeviceEngine:
                 stored = self._direct.writes(place, to, result) if self._direct else None
                 slot.stored.append(stored)
                 if stored is None:
-                    fetched = lanes.fetch(result, slot.target[place][: result.nbytes], end)
+                    fetched = copies.fetch(result, slot.target[place][: result.nbytes], end)
                     slot.marks.append(("from device", result.nbytes, *fetched))
 
     def finish(self, slot: DeviceSlot) -> list[Step]:
         for stage, moved, begin, end in slot.marks:
-            last = self._lanes.passed(end)
-            self._endpoints.spans.add(stage, slot.number, self._lanes.passed(begin), last, moved)
+            last = self._copies.passed(end)
+            self._endpoints.spans.add(stage, slot.number, self._copies.passed(begin), last, moved)
         steps: list[Step] = []
         regions = self._endpoints.output_regions(slot.number)
         for place, (region, (_, dtype)) in enumerate(zip(regions, self._endpoints.task.known, strict=True)):

@@ -1,7 +1,7 @@
-"""The bottleneck of a streamed run: which stage set its pace, from the spans of all ranks.
+"""Find the stage that limited a streamed run, from the spans of all ranks.
 
-A stage is busy on a rank while at least one of its spans runs there: with several chunks in one stage
-at a time their spans overlap, and adding up their lengths would count that time more than once.
+A stage is busy on a rank while at least one of its spans runs there. Spans of several chunks in the same
+stage overlap, so that the sum of their lengths would count that time more than once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from runner.report.units import percent_text, rate_text
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
 WORDS = {
-    "read": "reading",  # from the disk or from the page cache: a run cannot tell
+    "read": "reading",  # from the disk or from the page cache, which a run cannot distinguish
     "to device": "host to device copies",
     "kernel": "the kernel",
     "from device": "device to host copies",
     "write": "writing",
 }
 ON_CPU: tuple[Stage, ...] = ("kernel",)
-FULL = 0.75  # of the time: a stage less busy than this waited much, and the sentence says so
+FULL = 0.75  # share of the time; the sentence mentions a limiting stage that was less busy
 
 
 def busy(spans: Iterable[Span]) -> float:
@@ -36,10 +36,10 @@ def busy(spans: Iterable[Span]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `combine` needs of one rank, some 160 KB at most however long the run was.
+    """One rank's contribution to `combine`; at most about 160 KB for a run of any length.
 
-    moved: bytes by stage, of the stages that occurred. device: seconds during which the rank's device worked.
-    when: float64 (n, 4), rows of stage (its place in STAGES), begin, end, seconds busy in between.
+    moved: bytes by stage, of the stages that occurred. device: seconds during which the rank's device was
+    busy. when: float64 (n, 4), rows of stage (index in STAGES), begin, end, seconds busy in between.
     """
 
     moved: Mapping[Stage, int]
@@ -55,7 +55,7 @@ class Summary:
 
 
 def summary(tracks: Tracks, gpu: bool, offset: float = 0.0) -> Summary:
-    """One rank's, on a clock that shows `offset` seconds more. gpu: it computes on one."""
+    """One rank's summary, on a clock that is `offset` seconds ahead. gpu: the rank computes on a GPU."""
     when = [
         (STAGES.index(stage), each.begin + offset, each.end + offset, each.busy)
         for stage, track in tracks.stages.items()
@@ -67,13 +67,13 @@ def summary(tracks: Tracks, gpu: bool, offset: float = 0.0) -> Summary:
 
 
 @dataclass(frozen=True)
-class Load:
+class StageLoad:
     """One stage of the run.
 
     seconds: busy, the median over the ranks. share: of the run's wall time. moved: bytes, of all ranks.
-    rate: bytes per second of one rank while busy, the median over the ranks that were.
+    rate: bytes per second of one rank while busy, the median over the ranks with that stage.
     together: all ranks' bytes over the seconds during which any of them was busy.
-    Both rates are None where no bytes or no time can be told.
+    Both rates are None without bytes or time.
     """
 
     stage: str
@@ -96,16 +96,16 @@ class Bottleneck:
     wall: float
     ranks: int
     gpu: bool
-    loads: tuple[Load, ...]
+    loads: tuple[StageLoad, ...]
     idle: float
 
     @property
-    def limit(self) -> Load | None:
-        """The stage that was busy longest; of several alike the earliest, for which the others wait."""
+    def limit(self) -> StageLoad | None:
+        """The stage that was busy longest; of equals the earliest, for which the others wait."""
         return max(self.loads, key=lambda load: load.seconds, default=None)
 
     def sentence(self) -> str:
-        """Such as "limited by: reading, 3.1 GB/s a rank (12.4 GB/s in all); the GPU was idle 71 %"."""
+        """For example "limited by: reading, 3.1 GB/s a rank (12.4 GB/s in all); the GPU was idle 71 %"."""
         load = self.limit
         if load is None:
             return "limited by: nothing, no chunk was left to do"
@@ -119,7 +119,7 @@ class Bottleneck:
         return f"{text}; {device} was idle {percent_text(self.idle)}"
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for the run's record. Units as in Load; shares from 0 to 1."""
+        """Plain values for the run's record. Units as in StageLoad; shares from 0 to 1."""
         return {
             "wall_seconds": self.wall,
             "limited_by": self.limit.stage if self.limit else None,
@@ -138,9 +138,9 @@ class Bottleneck:
 
 
 def measure(ranks: Sequence[Sequence[Span]], gpu: bool) -> Bottleneck:
-    """What the spans of all ranks show; their clocks must agree (`Span.shifted`).
+    """Find the bottleneck from the spans of all ranks, whose clocks must agree (`Span.shifted`).
 
-    gpu: the ranks compute on GPUs. A rank without any span had nothing to do and is left out.
+    gpu: the ranks compute on GPUs. Ranks without spans had nothing to do and are left out.
     """
     return combine([summary(_tracks(spans), gpu) for spans in ranks], gpu)
 
@@ -176,12 +176,12 @@ def idle_share(spans: Iterable[Span], wall: float, gpu: bool) -> float:
     return max(0.0, 1 - busy(span for span in spans if span.stage in stages) / wall) if wall else 0.0
 
 
-def _load(stage: Stage, ranks: Sequence[Summary], wall: float) -> Load:
+def _load(stage: Stage, ranks: Sequence[Summary], wall: float) -> StageLoad:
     seconds = [rank.busy(stage) for rank in ranks]
     moved = [rank.moved.get(stage, 0) for rank in ranks]
     rates = [count / time for count, time in zip(moved, seconds, strict=True) if count and time]
     middle = median(seconds)
-    return Load(
+    return StageLoad(
         stage,
         middle,
         middle / wall if wall else 0.0,
@@ -194,9 +194,8 @@ def _load(stage: Stage, ranks: Sequence[Summary], wall: float) -> Load:
 def any_busy(ranks: Sequence[Table]) -> float:
     """Seconds during which any rank was busy. ranks: of each, disjoint rows of begin, end, busy seconds.
 
-    Exact for rows that are busy all the time. Where rows overlap that are busy in part, which only summaries
-    of long runs have, the ranks are taken to be so independently of each other: 1 - the product of their
-    idle shares.
+    Exact for rows that are busy all the time. Overlapping rows that are partly busy, as in summaries of long
+    runs, are treated as independent: their busy share is 1 - the product of their idle shares.
     """
     rows = np.concatenate(ranks)
     rows = rows[rows[:, 1] > rows[:, 0]]
@@ -204,7 +203,7 @@ def any_busy(ranks: Sequence[Table]) -> float:
         return 0.0
     share = rows[:, 2] / (rows[:, 1] - rows[:, 0])
     full = share > 1 - 1e-9
-    idle = np.log1p(-np.where(full, 0.0, share))  # logarithms, so that sums can take a rank out again
+    idle = np.log1p(-np.where(full, 0.0, share))  # logarithms, so that a rank can be subtracted again
     times = np.concatenate([rows[:, 0], rows[:, 1]])
     order = np.argsort(times)
     fully = np.cumsum(np.concatenate([full, -full.astype(int)])[order])[:-1]

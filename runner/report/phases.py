@@ -1,4 +1,4 @@
-"""How long each phase of a run took on one rank, the work of its device included."""
+"""Times of the phases of a run on one rank, including the work of its device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Phase:
-    """seconds: summed over the phase's parts. moved: bytes read plus written, 0 where that means nothing."""
+    """seconds: summed over the phase's parts. moved: bytes read plus written, 0 if not applicable."""
 
     seconds: float = 0.0
     moved: int = 0
@@ -20,7 +20,7 @@ class Phase:
 class Phases:
     """The phases of one rank, in the order of their first use.
 
-    synchronize: waits for the work that was issued to the rank's device.
+    synchronize: waits for the work issued to the rank's device.
     """
 
     synchronize: Callable[[], None]
@@ -28,7 +28,7 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str, moved: int = 0) -> Iterator[None]:
-        """Time what happens inside, to the end of the device work that it issued."""
+        """Time the block, including the device work that it issues."""
         begin = time.perf_counter()
         yield
         self.synchronize()

@@ -7,11 +7,11 @@ import time
 from types import TracebackType
 from typing import Any
 
-QUIET = 5.0  # seconds between lines where there is no terminal
+QUIET = 5.0  # seconds between lines without a terminal
 
 
 class ProgressBar:
-    """Shows rank 0's rows done, then its part of the verification.
+    """Shows the share of rank 0's rows that is done, then of its verification.
 
     columns: the terminal's width; None for plain lines, 0 for nothing at all.
     """

@@ -1,4 +1,4 @@
-"""Records: dicts of plain values with one envelope, and their one way into a JSON file."""
+"""Records: dicts of plain values with a common envelope, written as JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SCHEMA = 1  # of a run's record
 def envelope(kind: str, version: int, payload: Mapping[str, Any]) -> Record:
     """The payload as a record: `schema`, `kind` and `version` first.
 
-    kind: what the record is of, such as "run" or "plan". version: of the meaning of this kind's keys.
-    schema: the version again, or what the payload has there. A payload's own `kind` or `version`, of a format
-    that is older than the envelope, stays what it is.
+    kind: type of the record, such as "run" or "plan". version: of this kind's keys.
+    schema: the version again, unless the payload has one. A payload's own `kind` or `version`, from formats
+    older than the envelope, is kept.
     """
     return {"schema": version, "kind": kind, "version": version, **payload}
 
@@ -37,7 +37,7 @@ def json_text(kind: str, version: int, payload: Mapping[str, Any], *, indent: in
 
 
 def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:
-    """Write the record as JSON, whole or not at all; RunError where that fails."""
+    """Write the record as JSON, atomically. Raises RunError on failure."""
     try:
         files.write_file(path, json_text(kind, version, payload))
     except OSError as reason:
@@ -45,9 +45,9 @@ def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) 
 
 
 def plain(value: Any, *, texts: bool = True) -> Any:
-    """A value as JSON has it: NumPy's as lists and numbers, complex numbers as [real, imaginary].
+    """A value in JSON's types: NumPy's as lists and numbers, complex numbers as [real, imaginary].
 
-    NaN and infinities, which JSON has not: the texts "nan", "inf" and "-inf", or None where `texts` is False.
+    NaN and infinities, which JSON lacks, become the texts "nan", "inf" and "-inf", or None if not `texts`.
     """
     if isinstance(value, dict):
         return {str(key): plain(item, texts=texts) for key, item in value.items()}

@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple, get_args
 
 Stage = Literal["read", "to device", "kernel", "from device", "write"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
-ON_GPU = ("to device", "kernel", "from device")  # what keeps a GPU busy
+ON_GPU = ("to device", "kernel", "from device")  # stages that keep a GPU busy
 
-NEWEST = 1000  # spans that stay whole in any case, for the progress
-FOLDED = 4096  # spans that go into the tracks at once
-MOST = 1000  # intervals of a track, about: a thousandth of the run is as fine as they get when there are more
+NEWEST = 1000  # spans that are always kept, for the progress display
+FOLDED = 4096  # spans that are added to the tracks at once
+MOST = 1000  # approximate limit on a track's intervals, which bounds their resolution to 1/1000 of the run
 
 
 class Span(NamedTuple):
@@ -32,12 +32,12 @@ class Span(NamedTuple):
         return self.end - self.begin
 
     def shifted(self, offset: float) -> Span:
-        """The same on a clock that shows `offset` seconds more."""
+        """The same span on a clock that is `offset` seconds ahead."""
         return self._replace(begin=self.begin + offset, end=self.end + offset)
 
 
 class Interval(NamedTuple):
-    """From begin to end, during `busy` seconds of which something ran: all of them, unless made coarser."""
+    """A time from begin to end, of which `busy` seconds were busy: all, unless made coarser."""
 
     begin: float
     end: float
@@ -49,9 +49,9 @@ class Interval(NamedTuple):
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same seconds, as disjoint intervals in order; those that touch become one.
+    """Merge intervals into disjoint ones in order; adjacent ones are joined.
 
-    Where two overlap that are busy in part, they are taken to be so independently of each other.
+    Overlapping intervals that are partly busy are treated as independent.
     """
     merged: list[Interval] = []
     for each in sorted(intervals):
@@ -67,9 +67,9 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def coarser(intervals: Sequence[Interval], most: int = MOST) -> list[Interval]:
-    """Disjoint intervals in order as at most `most` + 1, whose busy seconds add up to the same.
+    """Reduce disjoint intervals in order to at most `most` + 1 with the same sum of busy seconds.
 
-    Those are joined that lie within 2 / `most` of the whole, so that what ran when stays as fine as that.
+    Joins intervals within 2 / `most` of the whole time, which becomes the resolution.
     """
     if len(intervals) <= most:
         return list(intervals)
@@ -86,7 +86,7 @@ def coarser(intervals: Sequence[Interval], most: int = MOST) -> list[Interval]:
 
 @dataclass
 class Track:
-    """When at least one of some spans ran, in a bounded number of intervals. moved: bytes."""
+    """The times during which at least one span ran, as a bounded number of intervals. moved: bytes."""
 
     moved: int = 0
     intervals: list[Interval] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Track:
         return sum(each.busy for each in self.intervals)
 
     def add(self, spans: Sequence[Span]) -> None:
-        """Some spans more; at least one. What began before the track's end costs more than what did not."""
+        """Add at least one span. Spans that began before the track's end cost more."""
         self.moved += sum(span.moved for span in spans)
         new = [Interval(span.begin, span.end, span.seconds) for span in spans]
         first = min(each.begin for each in new)
@@ -110,7 +110,7 @@ class Track:
 
 @dataclass
 class Tracks:
-    """The tracks of one rank: of each stage that occurred, and of all that keeps a GPU busy."""
+    """The tracks of one rank: one for each stage that occurred, and one for all stages on the GPU."""
 
     stages: dict[Stage, Track] = field(default_factory=dict)
     gpu: Track = field(default_factory=Track)
@@ -125,21 +125,21 @@ class Tracks:
 
 @dataclass
 class Spans:
-    """The spans of one rank, in the order in which they ended; added to from any of its threads.
+    """The spans of one rank, in the order in which they ended. Thread-safe.
 
-    keep: all of them stay in `found`. Else only the newest do, at least NEWEST, and the others are in
-    `tracks` alone: a run of millions of chunks takes no more memory for them than a short one.
+    keep: keep all spans in `found`. Otherwise only the newest (at least NEWEST) are kept and the others are
+    only in `tracks`, so that memory is bounded for runs of millions of chunks.
     """
 
     keep: bool = True
     found: list[Span] = field(default_factory=list)
     _tracks: Tracks = field(default_factory=Tracks)
-    _folded: int = 0  # of `found`, so many are in the tracks
+    _folded: int = 0  # number of spans of `found` that are in the tracks
     _lock: Lock = field(default_factory=Lock)
 
     @contextmanager
     def __call__(self, stage: Stage, chunk: int, moved: int) -> Iterator[None]:
-        """Time what happens inside; a stage that fails leaves no span."""
+        """Time the block as one span; a stage that fails adds none."""
         begin = perf_counter()
         yield
         self.add(stage, chunk, begin, perf_counter(), moved)
@@ -151,7 +151,7 @@ class Spans:
                 self._fold()
 
     def tracks(self) -> Tracks:
-        """Of all spans so far."""
+        """The tracks of all spans so far."""
         with self._lock:
             self._fold()
             return self._tracks
@@ -159,5 +159,7 @@ class Spans:
     def _fold(self) -> None:
         self._tracks.add(self.found[self._folded :])
         if not self.keep:
-            self.found = self.found[-NEWEST:]  # another list: a thread may be going through this one
+            self.found = self.found[
+                -NEWEST:
+            ]  # a new list, because a thread may be iterating over the old one
         self._folded = len(self.found)

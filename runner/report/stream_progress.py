@@ -1,6 +1,6 @@
 """Progress of a streamed run: bytes done, bytes per second, time left.
 
-On a terminal one line, redrawn; elsewhere a line every few seconds, as `progress` prints for other runs.
+One line that is redrawn on a terminal; elsewhere a line every few seconds, as in `progress`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from runner.report.progress import QUIET
 from runner.report.spans import NEWEST, Span
 from runner.report.units import bytes_text, left_text
 
-BETWEEN = 0.2  # seconds between two drawings on a terminal
-RECENT = 30.0  # seconds over which a rate is taken, fewer where that would be more than NEWEST spans
+BETWEEN = 0.2  # seconds between redraws on a terminal
+RECENT = 30.0  # seconds over which a rate is averaged, fewer if these have more than NEWEST spans
 BAR = 10, 40  # columns, at least and at most
 GAP = 2  # columns between texts
 
-# What is shown of which stages.
+# The rates that are shown, and their stages.
 FLOWS = {
     "read": ("read",),
     "moved": ("to device", "from device"),
@@ -36,14 +36,14 @@ Rates = Callable[[], dict[str, float]]  # called only when they are shown
 def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
     """This rank's bytes per second over the last RECENT seconds, by the names of FLOWS.
 
-    spans: in the order in which they ended, as `Spans` keeps them, newest first (`reversed(found)`). One
-    that began before those seconds counts in part. now: `time.perf_counter()`. A stage that is still
-    running is not counted, so that over a few long chunks a rate reads low rather than high.
+    spans: newest first by their ends (`reversed(Spans.found)`). A span that began before those seconds counts
+    in part. now: `time.perf_counter()`. A running stage does not count, so that with few long chunks a rate
+    is too low rather than too high.
     """
     since = now - RECENT
     newest = list(takewhile(lambda span: span.end >= since, islice(spans, NEWEST)))
     if len(newest) == NEWEST:
-        since = max(since, newest[-1].end)  # all that ended later is here
+        since = max(since, newest[-1].end)  # `newest` has all later spans
     moved, first = dict.fromkeys(FLOWS, 0.0), now
     for span in newest:
         if span.end < since:
@@ -58,10 +58,10 @@ def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:
 class StreamProgress:
     """Rank 0's view of a streamed run.
 
-    The rates it is given are rank 0's own; among several ranks it shows them times the number of ranks, with
-    a "~": what the run moves if all ranks are as fast as this one. The time left is what remains over the
-    bytes per second done since the first chunk ended, so neither the pipeline's filling nor the chunks
-    that an earlier run had finished make it look better or worse.
+    The rates passed in are rank 0's. With several ranks they are shown multiplied by the number of ranks,
+    with a "~": the run's rate if all ranks are as fast. The time left is the remaining bytes over the rate
+    since the first chunk ended, so that neither filling the pipeline nor chunks finished by an earlier run
+    distort it.
 
     columns: the terminal's width; None for plain lines, 0 for nothing at all. clock: seconds.
     """
@@ -71,7 +71,7 @@ class StreamProgress:
     ) -> None:
         self._title, self._columns, self._ranks, self._clock = title, columns, ranks, clock
         self._shown = clock() if columns is None else -float("inf")
-        self._first: int | None = None  # bytes done when first asked: those of an earlier run
+        self._first: int | None = None  # bytes done at the first update: those of an earlier run
         self._origin: tuple[float, int] | None = None  # when the first chunk ended, bytes done by then
         self._live = _live(columns) if columns else None
 
@@ -84,16 +84,16 @@ class StreamProgress:
         self.end()
 
     def end(self) -> None:
-        """Stop drawing and free the terminal's line."""
+        """Stop drawing and clear the line."""
         if self._live is not None:
             self._live.stop()
 
     def update(self, done: int, total: int, rates: Rates) -> None:
-        """Show the state, unless it was shown a moment ago.
+        """Show the state, at limited frequency.
 
         done, total: bytes of the run's input, of all ranks, as far as rank 0 knows; the first call, before
-        the first chunk, gives what an earlier run had done. rates: returns rank 0's own bytes per second by
-        name; it takes time, and is called only when they are shown.
+        the first chunk, passes the bytes done by an earlier run. rates: returns rank 0's bytes per second by
+        name; called only when they are shown, because it takes time.
         """
         now = self._clock()
         self._note(done, now)
@@ -108,7 +108,7 @@ class StreamProgress:
             sys.stderr.write(f"meshrun: {self._title}: {words}\n")
             sys.stderr.flush()
         elif self._live is not None:
-            self._live.start()  # once there is something to show: a run in one piece has another bar
+            self._live.start()  # only now, because a run that does not stream has another bar
             self._live.update(self.line(done, total, rates(), left), refresh=True)
 
     def _note(self, done: int, now: float) -> None:
@@ -125,7 +125,7 @@ class StreamProgress:
         return (total - done) * (now - began) / (done - before)
 
     def texts(self, done: int, total: int, rates: dict[str, float], left: float | None) -> list[str]:
-        """Share done, time left, rates, bytes; where room is short, the last ones are dropped."""
+        """Share done, time left, rates, bytes; if there is too little space, the last are dropped."""
         texts = [f"{100 * done // total if total else 100} %"]
         if left is not None:
             texts.append(f"{left_text(left)} left")
@@ -134,7 +134,8 @@ class StreamProgress:
         return [*texts, f"{bytes_text(done)} of {bytes_text(total)}"]
 
     def line(self, done: int, total: int, rates: dict[str, float], left: float | None) -> Any:
-        """The same as one line of the terminal, with a bar where there is room: the bytes give way to it."""
+        """The same as one line of the terminal, with a bar if there is space; the bytes are dropped for
+        it."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -155,12 +156,12 @@ class StreamProgress:
         return grid
 
     def _room(self, texts: list[str]) -> int:
-        """Columns that these leave for a bar."""
+        """Columns left for a bar."""
         return (self._columns or 0) - sum(len(text) + GAP for text in texts)
 
 
 def _rates_text(rates: dict[str, float], ranks: int) -> str:
-    """Such as "read ~12, written ~8.3 GB/s": one unit for all, two digits, for they change all the time."""
+    """For example "read ~12, written ~8.3 GB/s": one unit for all, two digits."""
     unit, size = ("GB/s", 1e9) if max(rates.values()) * ranks >= 1e9 else ("MB/s", 1e6)
     sign = "~" if ranks > 1 else ""
     figures = ((name, rate * ranks / size) for name, rate in rates.items())

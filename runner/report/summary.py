@@ -21,7 +21,7 @@ def render(record: Record) -> str:
 
 
 def show_result(result: dict[str, Any], stream: TextIO) -> None:
-    """A job's result, one `name: value` a line."""
+    """Write a job's result, one `name: value` per line."""
     with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe (`| head -1`)
         for name, value in result.items():
             stream.write(f"{name}: {value}\n")
@@ -111,7 +111,7 @@ def _notes(record: Record) -> list[str]:
     if limits:
         notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
     if record["overlap"]:
-        notes.append("  the exchange ran beside the kernel, inside its time")
+        notes.append("  the exchange overlapped the kernel and is included in its time")
     if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):

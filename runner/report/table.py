@@ -24,12 +24,11 @@ def table(
 ) -> list[str]:
     """One line for the heads and one for each row, without trailing spaces.
 
-    heads: one text per column; where all are empty there is no line for them. rows: a cell for each column;
-    characters that cannot be printed, such as line ends, become "?".
-    left: numbers of the columns aligned left, which suits text; the others are aligned right, which suits
-    numbers. width: columns of the terminal or page; None: as wide as the cells need. Where the table is
-    wider, cells of the columns numbered in `elastic` are cut, the widest column first; without elastic
-    columns it stays wider. indent: spaces before each line.
+    heads: one text per column; if all are empty, their line is omitted. rows: a cell for each column;
+    unprintable characters, such as line ends, become "?".
+    left: numbers of the columns aligned left; the others are aligned right. width: columns of the terminal or
+    page; None: as wide as the cells. If the table is wider, cells of the columns in `elastic` are cut, the
+    widest column first; without elastic columns it stays wider. indent: spaces before each line.
     """
     from rich.console import Console
     from rich.table import Table
@@ -45,7 +44,7 @@ def table(
         grid.add_row(*(Text(_cut(cell, columns)) for cell, columns in zip(row, widths, strict=True)))
     text = io.StringIO()
     whole = sum(widths) + GAP * len(widths)
-    # Width and height, or rich asks the terminal for both.
+    # With width and height given, rich does not query the terminal.
     Console(
         file=text,
         width=whole,
@@ -58,7 +57,7 @@ def table(
 
 
 def _widths(lines: Sequence[Sequence[str]], elastic: Collection[int], room: int | None) -> list[int]:
-    """Terminal columns of each column; the elastic ones reduced until all fit into `room`."""
+    """Width of each column; elastic ones are reduced until all fit into `room`."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, cells)) for cells in zip(*lines, strict=True)]

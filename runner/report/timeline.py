@@ -1,7 +1,7 @@
 """Timeline of every stage of every chunk on every rank: an HTML page, or a trace for Perfetto.
 
-The page (`.html`) needs nothing but a browser: its data lies in it as JSON and a canvas draws it. The
-trace (`.json`) is Chrome's trace event format, which ui.perfetto.dev and chrome://tracing load.
+The page (`.html`) is self-contained: it holds the data as JSON and draws it on a canvas. The trace (`.json`)
+is Chrome's trace event format, which ui.perfetto.dev and chrome://tracing load.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Lane:
 
 
 class Bar(NamedTuple):
-    """A span as drawn: begin and end in whole nanoseconds since the run's first span began."""
+    """A span as drawn: begin and end in nanoseconds since the run's first span began."""
 
     chunk: int
     begin: int
@@ -63,8 +63,8 @@ class Bar(NamedTuple):
 
 
 @dataclass
-class Row:
-    """Bars of one stage of one rank that follow each other; a stage with overlapping spans has several."""
+class BarRow:
+    """Non-overlapping bars of one stage of one rank; a stage with overlapping spans has several rows."""
 
     stage: str
     number: int
@@ -76,7 +76,7 @@ class Row:
 
 
 def check_timeline(path: Path) -> None:
-    """Refuse a `--timeline` of an unknown format, before any work is done. UserError says which are known."""
+    """Raise UserError for a `--timeline` of an unknown format, before any work is done."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"unknown timeline format: {path}",
@@ -86,10 +86,10 @@ def check_timeline(path: Path) -> None:
 
 
 def write_timeline(path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> None:
-    """Draw the spans of all ranks into `path`, whole or not at all; one rank.
+    """Write the timeline of all ranks to `path`, atomically; called by one rank.
 
-    about: what to say of the run, name and value, in this order; "job" is the page's title.
-    UserError for another suffix, RunError when writing fails.
+    about: facts about the run by name, shown in this order; "job" is the page's title.
+    Raises UserError for an unknown suffix, RunError if writing fails.
     """
     check_timeline(path)
     lanes = sorted(lanes, key=lambda lane: lane.rank)
@@ -102,7 +102,7 @@ def write_timeline(path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> 
         raise RunError(f"cannot write the timeline {path}", got=reason.strerror or reason) from reason
 
 
-def rows(lanes: Sequence[Lane]) -> list[list[Row]]:
+def rows(lanes: Sequence[Lane]) -> list[list[BarRow]]:
     """The rows of each lane, on one clock that starts at 0."""
     aligned = _aligned(lanes)
     zero = min((span.begin for spans in aligned for span in spans), default=0.0)
@@ -113,9 +113,9 @@ def _aligned(lanes: Sequence[Lane]) -> list[list[Span]]:
     return [[span.shifted(lane.offset) for span in lane.spans] for lane in lanes]
 
 
-def _stacked(stage: str, spans: Iterable[Span], zero: float) -> list[Row]:
-    """Each bar in the first row that is free by then; both formats want no overlap within a row."""
-    found: list[Row] = []
+def _stacked(stage: str, spans: Iterable[Span], zero: float) -> list[BarRow]:
+    """Put each bar into the first free row; both formats require rows without overlap."""
+    found: list[BarRow] = []
     bars = (
         Bar(span.chunk, round(1e9 * (span.begin - zero)), round(1e9 * (span.end - zero)), span.moved)
         for span in spans
@@ -124,7 +124,7 @@ def _stacked(stage: str, spans: Iterable[Span], zero: float) -> list[Row]:
     for bar in sorted(bars, key=lambda bar: (bar.begin, bar.end)):
         row = next((row for row in found if row.bars[-1].end <= bar.begin), None)
         if row is None:
-            row = Row(stage, len(found) + 1, [])
+            row = BarRow(stage, len(found) + 1, [])
             found.append(row)
         row.bars.append(bar)
     return found
@@ -168,14 +168,14 @@ def _event(bar: Bar, stage: str, process: int, thread: int) -> dict[str, Any]:
 
 
 def page(lanes: Sequence[Lane], about: dict[str, Any], limits: Bottleneck) -> str:
-    """timeline.html with the run's words and numbers in place of its {{names}}."""
+    """Fill the {{placeholders}} of timeline.html with the run's data."""
     title = str(about.get("job", "streamed run"))
     parts = {
         "title": html.escape(title),
         "limits": html.escape(limits.sentence()),
         "facts": _facts(lanes, about, limits),
         "stages": _stage_table(limits),
-        # "<" would let a text in the data end the script element.
+        # A "<" in the data could end the script element.
         "data": _json(_data(lanes, limits)).replace("<", "\\u003c"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
@@ -206,7 +206,7 @@ def _stage_table(limits: Bottleneck) -> str:
 
 
 def _data(lanes: Sequence[Lane], limits: Bottleneck) -> dict[str, Any]:
-    """Columns, not records; begins as differences: half a million numbers stay a few megabytes."""
+    """Data in columns, begins as differences, so that half a million numbers take a few megabytes."""
     drawn = [
         {
             "name": lane.name,
@@ -218,7 +218,7 @@ def _data(lanes: Sequence[Lane], limits: Bottleneck) -> dict[str, Any]:
     return {"wall": round(1e9 * limits.wall), "stages": STAGES, "gpu": limits.gpu, "lanes": drawn}
 
 
-def _columns(row: Row) -> dict[str, Any]:
+def _columns(row: BarRow) -> dict[str, Any]:
     begins = [bar.begin for bar in row.bars]
     return {
         "stage": STAGES.index(row.stage),

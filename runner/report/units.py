@@ -1,4 +1,4 @@
-"""Quantities as text, three digits that matter."""
+"""Quantities as text with three significant digits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def left_text(seconds: float) -> str:
-    """A time to wait, as a clock shows it: 0:07, 12:30, 1:02:03."""
+    """Remaining time as [H:]M:SS: 0:07, 12:30, 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -18,7 +18,7 @@ from runner.run.execute import call
 from runner.run.options import Options, RunContext
 from runner.storage.formats import MemorySource
 from runner.storage.transaction import OutputTransaction
-from runner.world.world import World, lone_world
+from runner.world.world import World, single_rank_world
 
 
 def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
@@ -37,8 +37,8 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
         from runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
-            return _apply(lone_world(backend), job, arrays, parameters)
-    return _apply(lone_world(CpuBackend()), job, [np.asarray(array) for array in arrays], parameters)
+            return _apply(single_rank_world(backend), job, arrays, parameters)
+    return _apply(single_rank_world(CpuBackend()), job, [np.asarray(array) for array in arrays], parameters)
 
 
 def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:

@@ -33,7 +33,7 @@ from runner.run.declare import map_blocks
 from runner.storage.file_errors import write_error
 from runner.storage.formats import Sink, Source, check_place, commit, open_sink, open_source
 from runner.system.host_memory import host_memory
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 FILE = 1 << 30  # bytes, or less where the disk or the memory is small
 PIECE = 64 << 20  # bytes of a chunk, as a streamed run wants them
@@ -211,7 +211,7 @@ class Streaming:
     backend: Backend
 
     def __call__(self, source: Source, sink: Sink) -> float:
-        world = lone_world(self.backend)
+        world = single_rank_world(self.backend)
         sink.threads = threads_of(world)
         task = plan_task(_same, {}, [(source.shape, source.dtype)], 1)
         chunks = Chunks(task.partition, PIECE // ROW)

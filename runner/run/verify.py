@@ -31,7 +31,7 @@ from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.compare import differs, unlike
 from runner.storage.formats import Sink, Source, read_back, reopen
-from runner.world.world import World, lone_world
+from runner.world.world import World, single_rank_world
 
 REFERENCE = "the job's float64 reference"
 RERUN = "the job's own function in NumPy, cut elsewhere"
@@ -282,7 +282,7 @@ def verify_result(
         if job.reference is not None:
             expected, against = job.reference(np.asarray(reopen(source).array), **parameters), REFERENCE
         elif job.kind == "reduce":
-            alone = lone_world(CpuBackend())
+            alone = single_rank_world(CpuBackend())
             expected, against = (
                 reduce_array(alone, job, parameters, Tiles(alone, reopen(source), tile=OTHER_TILE)),
                 RERUN,

@@ -1,4 +1,4 @@
-"""Facts of the hardware and of the process: GPUs and their links by NVML, networks, memory, error counters,
-and what the launcher's environment variables say. It knows neither ranks nor arrays. Others use `nvml`,
-`gpu`, `links`, `counters`, `host_memory.host_memory` and `launcher.environment`.
+"""Facts about the hardware and the process: GPUs and their links (NVML), networks, memory, error counters,
+and the launcher's environment variables. It knows neither ranks nor arrays. Others use `nvml`, `gpu`,
+`links`, `counters`, `host_memory.host_memory` and `launcher`.
 """

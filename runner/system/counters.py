@@ -1,4 +1,4 @@
-"""Error counters and states of what a rank uses: its GPU, its host's network and processors."""
+"""Error counters and states of a rank's GPU and of its host's network and processors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CLOCK = ("clock", "seconds")
 def read_counters(
     uuid: str | None, local: int, root: Path = Path("/sys"), proc: Path = Path("/proc")
 ) -> dict[tuple[str, str], float | str]:
-    """Counters and states at this moment, by part and counter; what cannot be read is absent.
+    """Read all counters and states, as {(part, counter): value}; unreadable ones are absent.
 
     uuid: of the rank's GPU, None on a CPU. local: the GPU's number on its host. Parts are "GPU 3",
-    "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP", "processors"; those of the network and the processors
-    are the same for all ranks of a host, as is ("clock", "seconds"), its monotonic clock at the reading.
+    "GPU 3, NVLink 11", "mlx5_0 port 1", "eth0", "TCP", "processors". All ranks of a host have the same values
+    for its network and processors. ("clock", "seconds") is the host's monotonic clock at the reading.
 
-    Counts are since the driver was loaded or the counters were reset; times are seconds, clocks MHz, power
-    watts, temperatures degrees Celsius.
+    Counts start when the driver is loaded or the counters are reset. Units: seconds, MHz, watts, degrees
+    Celsius.
     """
     own = {} if uuid is None else gpu_counters(uuid, local)
     return {CLOCK: time.monotonic()} | own | network_counters(root, proc) | processor_counters(proc)

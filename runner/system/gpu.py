@@ -1,4 +1,4 @@
-"""Facts of one GPU from NVML and sysfs: driver, links, and the cores near it."""
+"""Facts about one GPU from NVML and sysfs: driver, links, and the cores near it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from runner.system.nvml import handle
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuFacts:
     """One rank's GPU; None or "" where a value is not available.
 
-    index: among those that the process sees. driver: of the kernel. cuda: CUDA runtime in use;
-    cuda_driver: the newest that the driver runs. on_host: GPUs that NVML shows this process, whatever
-    CUDA_VISIBLE_DEVICES says. nvlinks: links that the GPU has, nvlinks_up: those that are up.
-    pcie_generation, pcie_width: at this moment (an idle link runs at a lower generation), and the
-    most that GPU and slot can do together. numa_node, cpus: the memory and the cores near it.
+    index: among the GPUs visible to the process. driver: version of the kernel driver. cuda: version of the
+    CUDA runtime in use; cuda_driver: the newest that the driver supports. on_host: number of GPUs that NVML
+    sees, regardless of CUDA_VISIBLE_DEVICES. nvlinks: number of links; nvlinks_up: number of active links.
+    pcie_generation, pcie_width: current values (an idle link runs at a lower generation); *_max: the highest
+    that both GPU and slot support. numa_node, cpus: the memory node and the cores near the GPU.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Gpu:
 
 def read_gpu(
     name: str, uuid: str, bus_id: str, index: int, cuda_runtime: int, root: Path, cpu_count: int
-) -> Gpu:
-    """Facts of the GPU that CUDA describes so.
+) -> GpuFacts:
+    """Add the facts from NVML and sysfs to those that CUDA reports.
 
-    cuda_runtime: as CUDA counts, 12090 for 12.9; 0 where not known. root: sysfs. cpu_count: the
-    highest CPU number + 1.
+    cuda_runtime: CUDA's version number, 12090 for 12.9; 0 if unknown. root: sysfs. cpu_count: the highest CPU
+    number + 1.
     """
     known: dict[str, Any] = {
         "name": name,
@@ -58,16 +58,16 @@ def read_gpu(
         "cuda": dotted(cuda_runtime),
         "numa_node": numa_node(bus_id, root),
     }
-    # sysfs first: NVML has the cores too, but answers slowly when many ranks query it at once.
+    # sysfs first: NVML reports the cores too, but is slow when many ranks query it at once.
     near = sysfs.numbers(sysfs.text(_pci(bus_id, root) / "local_cpulist"))
     reported = _nvml_facts(uuid, 0 if near else cpu_count)
-    return Gpu(**{**known, **reported, "cpus": near or reported.get("cpus", ())})
+    return GpuFacts(**{**known, **reported, "cpus": near or reported.get("cpus", ())})
 
 
 def _nvml_facts(uuid: str, cpu_count: int) -> dict[str, Any]:
-    """NVML's share of Gpu's fields; empty where NVML does not start or does not know the GPU.
+    """The fields of GpuFacts that NVML reports; empty if NVML does not start or does not know the GPU.
 
-    cpu_count: the highest CPU number + 1; 0: the cores near the GPU are not asked for.
+    cpu_count: the highest CPU number + 1; 0: do not query the cores near the GPU.
     """
     try:
         nvml, device = handle(uuid)
@@ -89,7 +89,7 @@ def _nvml_facts(uuid: str, cpu_count: int) -> dict[str, Any]:
 
 
 def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer, or None where this GPU or this machine has none."""
+    """Call an NVML function; None if this GPU or machine does not support it."""
     try:
         return function(*arguments)
     except nvml.NVMLError:
@@ -97,7 +97,7 @@ def _ask(nvml: Any, function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _nvlinks(device: Any, nvml: Any) -> tuple[int | None, int | None]:
-    """Links that are up, and links."""
+    """Number of active links, and of all links."""
     try:
         states = list(nvlink_states(device, nvml))
     except nvml.NVMLError:
@@ -110,7 +110,7 @@ def _near(device: Any, cpu_count: int, nvml: Any) -> tuple[int, ...]:
 
 
 def _cpus(words: Any) -> tuple[int, ...]:
-    """CPU numbers of a mask in words of 64 bits, lowest first."""
+    """CPU numbers in a mask of 64-bit words, least significant word first."""
     return tuple(
         64 * position + bit
         for position, word in enumerate(words or ())
@@ -120,9 +120,9 @@ def _cpus(words: Any) -> tuple[int, ...]:
 
 
 def numa_node(bus_id: str, root: Path) -> int | None:
-    """The NUMA node of a PCI device; None where the machine has one node, or does not tell (-1).
+    """The NUMA node of a PCI device; None if the machine has one node or does not report it (-1).
 
-    Not NVML's node of a GPU, which is that of the GPU's own memory where the system sees it as one.
+    NVML's NUMA node is a different one: that of the GPU's own memory, on systems that expose it as a node.
     """
     node = sysfs.text(_pci(bus_id, root) / "numa_node")
     return int(node) if node.isdecimal() else None
@@ -133,5 +133,5 @@ def _pci(bus_id: str, root: Path) -> Path:
 
 
 def dotted(number: int) -> str:
-    """A CUDA version: "12.9" of 12090; "" of 0."""
+    """A CUDA version as text: "12.9" for 12090; "" for 0."""
     return f"{number // 1000}.{number % 1000 // 10}" if number else ""

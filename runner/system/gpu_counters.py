@@ -1,4 +1,4 @@
-"""Error counters and states of one GPU and its NVLinks, as NVML has them."""
+"""Error counters and states of one GPU and its NVLinks, from NVML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runner.system.nvml import handle
 
 Part = tuple[str, str]  # part such as "GPU 3" or "GPU 3, NVLink 11", counter
 
-# Fields of the GPU. Those that the driver or its Python module does not know yet are left out.
+# Fields of the GPU. Those that the driver or pynvml does not know yet are left out.
 FIELDS = {
     "PCIe replays": "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
     "ECC corrected": "NVML_FI_DEV_ECC_SBE_VOL_TOTAL",  # since the driver was loaded
@@ -28,7 +28,7 @@ FIELDS = {
     "remapped rows, failure": "NVML_FI_DEV_REMAPPED_FAILURE",
     "recovery action": "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
 }
-# Nanoseconds that the clocks were held back in, summed up by the driver.
+# Nanoseconds during which the clocks were throttled, accumulated by the driver.
 TIMES = {
     "slowed by power cap": "NVML_FI_DEV_PERF_POLICY_POWER",
     "slowed by heat": "NVML_FI_DEV_PERF_POLICY_THERMAL",
@@ -39,7 +39,7 @@ TIMES = {
     "slowed by power brake": "NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
 }
 HEAT = "slowed by heat"
-# Where there are no times: whether the clocks are held back at this moment.
+# Without these times: whether the clocks are throttled at this moment.
 REASONS = {
     "slowed now by power cap": "nvmlClocksEventReasonSwPowerCap",
     "slowed now by sync boost": "nvmlClocksEventReasonSyncBoost",
@@ -47,7 +47,7 @@ REASONS = {
     "slowed now by heat, hardware": "nvmlClocksEventReasonHwThermalSlowdown",
     "slowed now by power brake": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
 }
-# Of one link, up to Hopper. The fields of the same meaning answer 0 on Hopper, whatever happened.
+# Of one link, up to Hopper. On Hopper, the field values of the same meaning are always 0.
 LINK_ERRORS = {
     "replays": "NVML_NVLINK_ERROR_DL_REPLAY",
     "recoveries": "NVML_NVLINK_ERROR_DL_RECOVERY",
@@ -85,7 +85,8 @@ CALLS: dict[str, Callable[[Any, Any], float | str]] = {
 
 
 def gpu_counters(uuid: str, local: int) -> dict[Part, float | str]:
-    """What NVML reports of this GPU now; what it does not report is absent. local: the GPU's number here."""
+    """Counters and states of one GPU; those that NVML does not report are absent. local: its number on the
+    host."""
     try:
         nvml, gpu = handle(uuid)
     except UserError:
@@ -106,7 +107,7 @@ def _own(gpu: Any, nvml: Any) -> dict[str, float | str]:
     found: dict[str, float | str] = dict(_fields(gpu, FIELDS, nvml))
     times = {name: nanoseconds / 1e9 for name, nanoseconds in _fields(gpu, TIMES, nvml).items()}
     if any(name.startswith(f"{HEAT},") for name in times):
-        times.pop(HEAT, None)  # or heat would count twice
+        times.pop(HEAT, None)  # otherwise heat would count twice
     found |= times or _reasons(gpu, nvml)
     for name, call in CALLS.items():
         with suppress(nvml.NVMLError):
@@ -131,7 +132,7 @@ def _of_link(gpu: Any, link: int, nvml: Any) -> dict[str, float]:
 
 
 def _fields(gpu: Any, constants: dict[str, str], nvml: Any, link: int | None = None) -> dict[str, float]:
-    """Values of the fields that the GPU has, of the whole GPU or of one link."""
+    """Values of the fields that the GPU supports, for the whole GPU or for one link."""
     known = {name: getattr(nvml, constant) for name, constant in constants.items() if hasattr(nvml, constant)}
     fields = [field if link is None else (field, link) for field in known.values()]
     try:

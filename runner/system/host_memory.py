@@ -10,14 +10,14 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes of this host's memory, or those that its container or job may have, if fewer."""
+    """Bytes of this host's memory, or the limit of its container or job if that is lower."""
     return min([_meminfo(proc, "MemTotal"), *(limit for limit, _ in _groups(proc, cgroup))])
 
 
 def free_host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes of this host's memory that nobody uses, or those that its container or job has left, if fewer.
+    """Bytes of available host memory, or what is left of the limit of its container or job if that is less.
 
-    What a group uses counts without the pages of files that it does not need: the system takes them away.
+    Inactive file pages do not count as used by a control group: the kernel reclaims them.
     """
     left = [max(limit - used, 0) for limit, used in _groups(proc, cgroup)]
     return min([_meminfo(proc, "MemAvailable"), *left])
@@ -30,8 +30,8 @@ def _meminfo(proc: Path, name: str) -> int:
 
 
 def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
-    """The limit and the use of this process's control group and of those that it is in, of version 2 and of
-    version 1, where they have a limit."""
+    """Limit and usage, in bytes, of this process's control group and its parents (cgroup v2 and v1), for
+    those with a limit."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -49,12 +49,12 @@ def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
         for path in (group, *group.parents):
             if path == top.parent:
                 break
-            with suppress(OSError, ValueError):  # "max" is no number
+            with suppress(OSError, ValueError):  # "max" is not a number
                 yield int((path / limit).read_text()), _used(path, used, files)
 
 
 def _used(group: Path, used: str, files: str) -> int:
-    """Bytes; 0 where the group does not say."""
+    """Bytes in use; 0 if the group does not report them."""
     found = 0
     with suppress(OSError, ValueError):
         found = int((group / used).read_text())

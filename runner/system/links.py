@@ -1,7 +1,7 @@
-"""Nominal rates of the links that a rank's data can take: NVLink and PCIe from NVML, NICs from sysfs.
+"""Nominal rates of a rank's links: NVLink and PCIe from NVML, NICs from sysfs.
 
-All rates are GB/s (1e9 bytes) in one direction, of data: line codes are taken off, packet headers are not.
-A rate that cannot be told is None, and its source says why.
+All rates are GB/s (1e9 bytes) of data in one direction, net of line codes but not of packet headers.
+An unknown rate is None, and its source gives the reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from runner.errors import UserError, first_line
 from runner.system.nvml import handle
 from runner.system.sysfs import text as read
 
-# NVML's MB/s of one link in one direction, with the line code -> GB/s of data: NVLink 1 (8b/10b, counted
-# without), 2 and 3 (64b/66b), 4 and 5 (256b/257b and the Reed-Solomon code RS(544, 514): 16/17 together).
+# NVML's MB/s of one link in one direction, including the line code -> GB/s of data: NVLink 1 (8b/10b, already
+# excluded), 2 and 3 (64b/66b), 4 and 5 (256b/257b and the Reed-Solomon code RS(544, 514): 16/17 together).
 NVLINK_RATES = {20000: 20.0, 25781: 25.0, 26562: 25.0, 53125: 50.0}
 # PCIe generation -> GB/s of one lane: 8b/10b up to 2, 128b/130b up to 5, 242 of a flit's 256 bytes in 6.
 LANE_RATES = {1: 0.25, 2: 0.5, 3: 8 / 8 * 128 / 130, 4: 16 / 8 * 128 / 130, 5: 32 / 8 * 128 / 130, 6: 7.5625}
@@ -25,7 +25,7 @@ LANE_RATES = {1: 0.25, 2: 0.5, 3: 8 / 8 * 128 / 130, 4: 16 / 8 * 128 / 130, 5: 3
 
 @dataclass(frozen=True)
 class Reading:
-    """A rate in GB/s and where it was read; None and why."""
+    """A rate in GB/s and its source, or None and the reason."""
 
     rate: float | None
     source: str
@@ -33,10 +33,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class GpuLinks:
-    """Of one GPU. nvlink: all active links together.
+    """Links of one GPU. nvlink: all active links together.
 
-    pcie: at the present width and the highest generation that GPU and slot share (an idle link runs at
-    a lower one). pcie_generation, pcie_width: those; None where not known.
+    pcie: at the current width and the highest generation that GPU and slot support (an idle link runs at
+    a lower one). pcie_generation, pcie_width: these two values; None if unknown.
     """
 
     nvlink: Reading
@@ -48,7 +48,7 @@ class GpuLinks:
 
 @dataclass(frozen=True)
 class Nic:
-    """A port of a network adapter. kind: how programs use it. active: the link is up."""
+    """A port of a network adapter. active: the link is up."""
 
     name: str
     kind: Literal["rdma", "ethernet"]
@@ -82,23 +82,23 @@ def _nvlink(device: Any, nvml: Any) -> tuple[int, Reading]:
     if raw is None:
         return active, Reading(None, "NVML: no NVLink speed")
     if raw not in NVLINK_RATES:
-        return active, Reading(None, f"NVML: {raw} MB/s a link is no NVLink generation known here")
+        return active, Reading(None, f"NVML: unknown NVLink generation with {raw} MB/s per link")
     rate = active * NVLINK_RATES[raw]
     return active, Reading(rate, f"NVML: {active} active NVLinks of {NVLINK_RATES[raw]:g} GB/s")
 
 
 def nvlink_states(device: Any, nvml: Any) -> Iterator[bool]:
-    """Whether each link of a GPU is up; raises NVMLError where a link's state cannot be told."""
+    """Whether each link of a GPU is up. Raises NVMLError if a link's state cannot be read."""
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             state = nvml.nvmlDeviceGetNvLinkState(device, link)
         except (nvml.NVMLError_InvalidArgument, nvml.NVMLError_NotSupported):
-            return  # the GPU has no more links, or none at all
+            return  # no more links, or none at all
         yield state == nvml.NVML_FEATURE_ENABLED
 
 
 def _nvlink_speed(device: Any, nvml: Any) -> int | None:
-    """MB/s of one link, as NVML has it: of all links at once, or, from Hopper on, of a link by its number."""
+    """NVML's MB/s of one link: one value for all links or, from Hopper on, by link number."""
     for field in (nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, (nvml.NVML_FI_DEV_NVLINK_GET_SPEED, 0)):
         (speed,) = nvml.nvmlDeviceGetFieldValues(device, [field])
         if speed.nvmlReturn == nvml.NVML_SUCCESS and speed.value.uiVal:
@@ -115,12 +115,12 @@ def _pcie(device: Any, nvml: Any) -> tuple[int | None, int | None, Reading]:
     lane = LANE_RATES.get(generation)
     source = f"NVML: PCIe generation {generation}, x{width}"
     if lane is None:
-        return generation, width, Reading(None, f"{source}: not known here")
+        return generation, width, Reading(None, f"{source}: unknown generation")
     return generation, width, Reading(lane * width, source)
 
 
 def nics(sysfs: Path = Path("/sys")) -> list[Nic]:
-    """This host's network ports: RDMA devices' first, then network interfaces on hardware without RDMA."""
+    """This host's network ports: first those of RDMA devices, then hardware interfaces without RDMA."""
     return [*_rdma(sysfs / "class" / "infiniband"), *_ethernet(sysfs / "class" / "net")]
 
 
@@ -143,7 +143,7 @@ def _rdma_rate(path: Path) -> Reading:
 
 
 def gigabits(rate: str) -> float | None:
-    """Gb/s of what sysfs says of an RDMA port, such as "400 Gb/sec (4X NDR)"."""
+    """Gb/s from the text that sysfs has for an RDMA port, such as "400 Gb/sec (4X NDR)"."""
     match = re.match(r"([\d.]+) Gb/sec", rate)
     return float(match[1]) if match else None
 
@@ -159,7 +159,7 @@ def _ethernet(interfaces: Path) -> list[Nic]:
 
 
 def _ethernet_rate(path: Path) -> Reading:
-    """From a number of Mb/s; virtual machines' interfaces say -1, or nothing."""
+    """From a number of Mb/s; interfaces of virtual machines have -1 or no text."""
     text = read(path)
     if not text.isdecimal():
         return Reading(None, f"{path}: {text or 'cannot be read'}")
@@ -167,10 +167,10 @@ def _ethernet_rate(path: Path) -> Reading:
 
 
 def network_rate(ports: Sequence[Nic], ranks: int) -> Reading:
-    """A rank's share of its host's network, with `ranks` of them on the host.
+    """A rank's share of its host's network, with `ranks` ranks on the host.
 
-    The active ports of the highest rate count, RDMA's where there are any: slower ones are there for
-    storage or to log in.
+    Counts the active ports with the highest rate, and only RDMA ports if there are any: slower ports serve
+    storage or login.
     """
     active = [nic for nic in ports if nic.active]
     kind = [nic for nic in active if nic.kind == "rdma"] or active

@@ -1,4 +1,4 @@
-"""Facts of a host's network: the interfaces of this process's network namespace, and RDMA ports."""
+"""Facts about a host's network: the interfaces of this process's network namespace, and RDMA ports."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from runner.system.links import gigabits
 
 # From linux/sockios.h and linux/if.h.
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
-UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP: switched on; IFF_RUNNING: the cable is in, or there is none to be
+UP_AND_RUNNING = 0x1 | 0x40  # IFF_UP: enabled; IFF_RUNNING: the link is up, or there is no physical link
 
 
 @dataclass(frozen=True)
 class Interface:
-    """address: IPv4, else a global IPv6 address, else "". mbit: Mb/s; None where not told, or not asked."""
+    """address: IPv4, else a global IPv6 address, else "". mbit: Mb/s; None if unknown or not queried."""
 
     name: str
     address: str
@@ -40,8 +40,8 @@ class Port:
     link_layer: str
 
 
-class Configured(NamedTuple):
-    """An interface by the kernel's own word, which unlike sysfs is always that of our namespace."""
+class KernelInterface(NamedTuple):
+    """An interface according to the kernel, which unlike sysfs always reports this process's namespace."""
 
     name: str
     number: int
@@ -49,31 +49,31 @@ class Configured(NamedTuple):
     up: bool
 
 
-def configured(proc: Path = Path("/proc")) -> list[Configured]:
+def kernel_interfaces(proc: Path = Path("/proc")) -> list[KernelInterface]:
     """All interfaces that this process can use."""
     addresses = _ipv6(sysfs.text(proc / "net" / "if_inet6"))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as kernel:
         return [
-            Configured(name, number, _ipv4(asking, name) or addresses.get(name, ""), _up(asking, name))
+            KernelInterface(name, number, _ipv4(kernel, name) or addresses.get(name, ""), _up(kernel, name))
             for number, name in socket.if_nameindex()
         ]
 
 
-def _request(asking: socket.socket, what: int, name: str) -> bytes:
-    """The 24 bytes after the name in the kernel's ifreq; none where it has no answer."""
+def _request(kernel: socket.socket, request: int, name: str) -> bytes:
+    """The 24 bytes after the name in the kernel's ifreq; empty if the request fails."""
     try:
-        return fcntl.ioctl(asking, what, struct.pack("16s24x", name.encode()))[16:]
-    except OSError:  # no such address, or the interface has gone
+        return fcntl.ioctl(kernel, request, struct.pack("16s24x", name.encode()))[16:]
+    except OSError:  # no such address, or the interface no longer exists
         return b""
 
 
-def _ipv4(asking: socket.socket, name: str) -> str:
-    answer = _request(asking, SIOCGIFADDR, name)  # a sockaddr_in: family, port, address
+def _ipv4(kernel: socket.socket, name: str) -> str:
+    answer = _request(kernel, SIOCGIFADDR, name)  # a sockaddr_in: family, port, address
     return socket.inet_ntoa(answer[4:8]) if answer else ""
 
 
-def _up(asking: socket.socket, name: str) -> bool:
-    answer = _request(asking, SIOCGIFFLAGS, name)
+def _up(kernel: socket.socket, name: str) -> bool:
+    answer = _request(kernel, SIOCGIFFLAGS, name)
     return bool(answer) and struct.unpack_from("H", answer)[0] & UP_AND_RUNNING == UP_AND_RUNNING
 
 
@@ -87,15 +87,16 @@ def _ipv6(table: str) -> dict[str, str]:
     return found
 
 
-def interfaces(kernel: Iterable[Configured], root: Path, speeds: bool) -> tuple[Interface, ...]:
-    """With speeds from sysfs (`root`), where asked for: for each the kernel stops all others who ask."""
+def interfaces(kernel: Iterable[KernelInterface], root: Path, speeds: bool) -> tuple[Interface, ...]:
+    """Interfaces, with speeds from sysfs (`root`) if `speeds`: each read blocks other readers in the
+    kernel."""
     return tuple(
         Interface(one.name, one.address, one.up, _speed(one, root) if speeds else None) for one in kernel
     )
 
 
-def _speed(one: Configured, root: Path) -> int | None:
-    """Mb/s; None where the driver says -1 or nothing, or sysfs shows another network namespace."""
+def _speed(one: KernelInterface, root: Path) -> int | None:
+    """Mb/s; None if the driver reports -1 or nothing, or if sysfs shows another network namespace."""
     folder = root / "class" / "net" / one.name
     speed = sysfs.text(folder / "speed") if sysfs.text(folder / "ifindex") == str(one.number) else ""
     return int(speed) if speed.isdecimal() else None

@@ -48,7 +48,7 @@ TABLES = ("Tcp:", "TcpExt:")
 
 
 def network_counters(root: Path, proc: Path) -> dict[Part, float | str]:
-    """Read the counters that this host's kernel has; others are absent."""
+    """Read the counters that this host's kernel has."""
     return dict([*_rdma(root / "class" / "infiniband"), *_interfaces(root / "class" / "net"), *_tcp(proc)])
 
 
@@ -56,16 +56,16 @@ def _rdma(devices: Path) -> Iterator[tuple[Part, float | str]]:
     for port in sorted(devices.glob("*/ports/*")):
         part = f"{port.parts[-3]} port {port.name}"
         for name, counter in (("state", "state"), ("phys_state", "physical state"), ("rate", "rate")):
-            if told := read(port / name):
-                yield (part, counter), told
+            if value := read(port / name):
+                yield (part, counter), value
         for folder, names in RDMA.items():
             yield from _numbers(part, port / folder, names)
 
 
 def _interfaces(interfaces: Path) -> Iterator[tuple[Part, float | str]]:
-    """Hardware's, and those of other kinds that are up: what a container has is one of these.
+    """Counters of hardware interfaces, and of virtual ones that are up, such as a container's.
 
-    Only hardware's link going down says anything: others come and go with what uses them.
+    Only hardware has a link state here: virtual interfaces come and go with their users.
     """
     for path in sorted(interfaces.glob("*")):
         state = read(path / "operstate")
@@ -87,7 +87,8 @@ def _numbers(part: str, folder: Path, names: tuple[str, ...]) -> Iterator[tuple[
 
 
 def _tcp(proc: Path) -> Iterator[tuple[Part, float]]:
-    """Of this process's network namespace. Each table is a line of names and a line of values."""
+    """TCP counters of this process's network namespace. Each table is a line of names and a line of
+    values."""
     for file, wanted in TCP.items():
         lines = [line.split() for line in read(proc / file).splitlines()]
         for names, values in zip(lines[::2], lines[1::2], strict=False):

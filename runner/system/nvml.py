@@ -1,4 +1,4 @@
-"""NVML, NVIDIA's library of facts and counters of GPUs: started once in a process, by whoever asks first."""
+"""NVML, NVIDIA's management library, initialised once per process at its first use."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from runner.errors import UserError, first_line
 
-_STARTING = threading.Lock()  # one thread starts it while the others wait
+_STARTING = threading.Lock()  # one thread initialises NVML while the others wait
 
 
 def start() -> Any:
-    """The module pynvml, initialised for the life of the process.
+    """The module pynvml, initialised for the lifetime of the process.
 
-    Never shut down: a start attaches to every GPU of the host, some 40 ms each. One that failed is tried
-    again by the next caller. Raises UserError without pynvml, or where NVML does not start.
+    Never shut down: initialisation attaches to every GPU of the host, about 40 ms each. The next caller
+    retries a failed one. Raises UserError if pynvml is not installed or NVML does not start.
     """
     with _STARTING:
         return _start()
@@ -37,7 +37,7 @@ def _start() -> Any:
 def handle(uuid: str) -> tuple[Any, Any]:
     """pynvml, initialised, and its handle of the GPU with this UUID ("GPU-...").
 
-    Raises UserError where NVML does not start or has no such GPU.
+    Raises UserError if NVML does not start or has no such GPU.
     """
     nvml = start()
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def text(path: Path) -> str:
-    """The file's text without surrounding space; "" where it is missing or cannot be read."""
+    """The file's text, stripped; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -14,7 +14,7 @@ def text(path: Path) -> str:
 
 
 def numbers(listed: str) -> tuple[int, ...]:
-    """Of the kernel's list format: "0-2,8" is 0, 1, 2, 8; ascending."""
+    """Parse the kernel's list format: "0-2,8" is 0, 1, 2, 8; ascending."""
     found: set[int] = set()
     for part in filter(None, listed.replace("\n", "").split(",")):
         first, _, last = part.partition("-")

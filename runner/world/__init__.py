@@ -1,5 +1,5 @@
-"""Who and where each rank is, its GPU, how it reaches the others, and how ranks end: `preflight` checks them
-before any work, `watchdog` and `heartbeat` notice what is stuck or silent, `failure` tells the first error
-once, `run_status` leaves the outcome for whoever started the ranks. It does not know what they compute.
-Others use `world.open_world`, `World` and `rank_process.as_rank`.
+"""The ranks of a run: hosts, devices, communicators, and how ranks end. `preflight` checks them before any
+work, `watchdog` and `heartbeat` detect stuck ranks and lost hosts, `failure` reports the first error once,
+`run_status` passes the outcome to the process that started the ranks. It does not know what ranks compute.
+Others use `world.open_world`, `World` and `rank_process.run_as_rank`.
 """

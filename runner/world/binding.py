@@ -1,4 +1,4 @@
-"""Binds a rank to its device, and opens the communicator for arrays of that device."""
+"""Bind a rank to its device, and open the communicator for arrays of that device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from runner.comm.api import Arrays, Control
 from runner.comm.collectives.api import Collectives
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
 
@@ -37,7 +37,7 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
         raise UserError("--device cuda, but CuPy cannot be imported", got=words, hint=hint) from reason
     if os.path.exists("/dev/nvidia0"):
         print(
-            f"meshrun: a GPU is here, but CuPy is not ({words}): the CPU is used. {hint}",
+            f"meshrun: there is a GPU, but CuPy cannot be imported ({words}): using the CPU. {hint}",
             file=sys.stderr,
         )
     return 0
@@ -86,7 +86,7 @@ def choose_gpu(visible: int, local: int, local_size: int, oversubscribe: bool) -
 
 
 def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
-    """The communicator for device arrays: NCCL, or through host memory where ranks share a GPU."""
+    """The communicator for device arrays: NCCL, or host memory if ranks share a GPU."""
     if backend.device.kind == "cpu" or control.size == 1:
         return control
     if shared_gpu:
@@ -107,10 +107,10 @@ def open_collectives(
 
         stream = backend.null_stream if null_stream else backend.stream
         return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers)
-    if isinstance(group, SimulatedComm):
-        from runner.comm.collectives.threads import SimulatedCollectives
+    if isinstance(group, ThreadComm):
+        from runner.comm.collectives.threads import ThreadCollectives
 
-        return SimulatedCollectives(group)
+        return ThreadCollectives(group)
     from runner.comm.collectives.mpi import MpiCollectives
 
     return MpiCollectives(group)

@@ -1,7 +1,7 @@
-"""What happens when a run fails: the error is reported once, the output rolled back, every rank ended.
+"""Handle the failure of a run: report the error once, roll the output back, end every rank.
 
-An error that every rank raises alike ends the ranks in order, and rank 0 reports it. An error on one rank
-cannot wait for the others, which may be waiting for that rank: the first rank to fail claims the failure,
+An error that every rank raises ends the ranks normally, and rank 0 reports it. A rank with an error of its
+own cannot wait for the others, which may be waiting for it: the first rank to fail claims the failure,
 reports it and aborts the run.
 """
 
@@ -27,7 +27,7 @@ from runner.errors import (
     traceback_of,
 )
 from runner.storage.transaction import OutputTransaction
-from runner.system.launcher import announced
+from runner.system.launcher import detect_launcher
 from runner.world.run_status import RunLines, RunStatus
 from runner.world.world import World
 
@@ -82,7 +82,7 @@ class FailureHandler:
         self.clean_up()
 
     def report_common(self, failure: BaseException, rank: int) -> int:
-        """Report, on rank 0, a failure that every rank has raised; the exit status."""
+        """Report, on rank 0, a failure that every rank has raised; returns the exit status."""
         if rank == 0:
             self.set_failed(failure)
             if self.status is not None:
@@ -92,9 +92,10 @@ class FailureHandler:
         return self.exit_status(failure)
 
     def report_single(self, failure: BaseException, where: str, rank: int) -> int:
-        """Report a failure of this rank alone, unless another rank's came first; the status to abort with.
+        """Report a failure of this rank only, unless another rank's came first; returns the status to abort
+        with.
 
-        where: names the rank in the message; "": not.
+        where: names the rank in the message; "" for no name.
         """
         status = self.exit_status(failure)
         sentence = f"[{where}] {describe(failure)}" if where else describe(failure)
@@ -120,12 +121,12 @@ class FailureHandler:
 
     def terminate(self) -> None:
         """Clean up before a signal ends this process, usually with all others; for `on_termination`."""
-        with contextlib.suppress(OSError):  # no room for a file must not stop the clean-up
+        with contextlib.suppress(OSError):  # a full disk must not prevent the clean-up
             place = self._claims()
             if place is not None and place.suppress_failures():
                 self._claimed = place
         self.clean_up()
-        launched = announced()
+        launched = detect_launcher()
         rank = self.world.rank if self.world else launched.rank if launched else 0
         if self.status is None and rank == 0:  # otherwise the process that started the ranks reports it
             hint = self.transaction.recovery_hint
@@ -140,7 +141,7 @@ class FailureHandler:
 
     def _remove_claim(self) -> None:
         if isinstance(self._claimed, RunLines):
-            time.sleep(GRACE / 4)  # ranks that fail now still find the claim; afterwards nobody looks for it
+            time.sleep(GRACE / 4)  # ranks that fail now still need to find the claim
             self._claimed.remove_claim()
 
     def _claim(self, failure: BaseException, sentence: str, rank: int) -> dict[str, Any]:
@@ -156,9 +157,9 @@ class FailureHandler:
 
 @dataclass
 class Guard:
-    """Ends every rank when this one alone raises an error; lets errors common to all ranks through.
+    """Ends every rank if only this one raises an error; lets errors common to all ranks through.
 
-    reports_single_rank: in a world of one rank, report the failure and exit too, instead of raising it.
+    reports_single_rank: in a run of one rank, report the failure and exit too, instead of raising it.
     """
 
     world: World
@@ -182,4 +183,4 @@ class Guard:
         status = self.handler.report_single(failure, where, self.world.rank)
         if single_rank:
             raise SystemExit(status)
-        self.world.control.abort(status)  # MPI does not return from it; simulated ranks do
+        self.world.control.abort(status)  # MPI does not return from it; thread ranks do

@@ -1,4 +1,4 @@
-"""Detects hosts that go silent, because they are frozen or cut off; MPI may wait for them for ever."""
+"""Detect hosts that send nothing, because they are frozen or disconnected; MPI may wait for them forever."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ PROCESS = str(Path(__file__).with_name("heartbeat_process.py"))
 
 
 class Heartbeat:
-    """Watches the other hosts until this process ends; collective. Does nothing on a single host.
+    """Watches the other hosts until this process ends. Collective. Does nothing on a single host.
 
-    seconds: how long a host may be silent. on_loss: called in a thread, with the error to end all ranks with.
-    warnings: on rank 0, one for each host that could not be connected and so is not watched.
+    seconds: for which a host may send nothing. on_loss: called in a thread, with the error that ends all
+    ranks. warnings: on rank 0, one for each host that could not connect and is therefore not watched.
     """
 
     def __init__(self, world: World, seconds: float, on_loss: Callable[[RunError], None]) -> None:
@@ -64,7 +64,7 @@ class Heartbeat:
             threading.Thread(target=self._listen, name="heartbeat", daemon=True).start()
 
     def _start(self, setting: dict[str, Any]) -> dict[str, Any]:
-        """Start the heartbeat process with `setting`; its first message, or {"error": why there is none}."""
+        """Start the heartbeat process with `setting`; returns its first message, or {"error": reason}."""
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", PROCESS],
@@ -72,8 +72,8 @@ class Heartbeat:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-        except OSError as failure:  # a limit on processes, say
-            return {"error": f"no process for the heartbeat: {failure.strerror}"}
+        except OSError as failure:  # for example a limit on processes
+            return {"error": f"cannot start the heartbeat process: {failure.strerror}"}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
@@ -81,7 +81,7 @@ class Heartbeat:
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         message: dict[str, Any] = (
-            json.loads(line) if line else {"error": "the heartbeat's process ended at once"}
+            json.loads(line) if line else {"error": "the heartbeat process ended immediately"}
         )
         return message
 
@@ -123,5 +123,5 @@ def lost_hosts_error(ranks: Sequence[Rank], lost: Sequence[int], seconds: float)
         names.append(f"{ranks[number].host} (rank{'s' * (len(there) > 1)} {ranges(there)})")
     return RunError(
         f"host {', '.join(names)} silent for {seconds:g} s",
-        hint="the host's power, network and load; --host-timeout where hosts may be silent for longer",
+        hint="check the host's power, network and load; raise --host-timeout if hosts may pause for longer",
     )

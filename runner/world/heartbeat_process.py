@@ -1,11 +1,10 @@
-"""The heartbeat process: one on each host, beside the first rank there, exchanging beats with rank 0's.
+"""The heartbeat process: started by the first rank of each host, exchanges heartbeats with rank 0's process.
 
     python -I heartbeat_process.py < one line of JSON, and an open pipe
 
-It is a process of its own because a rank's threads stop while an extension holds the GIL, which may be
-longer than a host may be silent. It uses TCP, because MPI may be what a lost host has blocked: every host
-connects to rank 0's process, which answers. Standard input ends with the rank; standard output reports the
-port and the lost hosts.
+It is a separate process because a rank's threads stop while an extension holds the GIL, possibly for longer
+than the time-out. It uses TCP because a lost host may block MPI: every host connects to rank 0's process,
+which answers. Standard input ends with the rank; standard output reports the port and the lost hosts.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MAX_MISSED_BEATS = 3  # by this process itself before the others' silence is counted anew
-BEATS_PER_TIMEOUT = 5  # in the time that a host may be silent
+MAX_MISSED_BEATS = 3  # of this process itself; if it missed more, it was stopped
+BEATS_PER_TIMEOUT = 5
 POLL_INTERVAL = 0.1  # seconds; short, because a launcher waits for this process when its rank has ended
 END_TIMEOUT = 5.0  # seconds for a rank to end the run, unless the setting has "last"
 
 
 @dataclass
 class SilenceTracker:
-    """How long every host that has ever been heard has been silent.
+    """The time since the last message of every host that has sent one.
 
-    seconds: how long a host may be silent. checked: the time of the last check. heard: the time of each
-    host's last message, by the first rank there.
+    seconds: time-out. checked: time of the last check. heard: time of each host's last message, by its first
+    rank.
     """
 
     seconds: float
@@ -47,9 +46,9 @@ class SilenceTracker:
         self.heard.pop(rank, None)
 
     def lost(self, now: float) -> list[int]:
-        """The hosts that have been silent for too long, by the first rank there.
+        """The hosts that have exceeded the time-out, by their first ranks.
 
-        Time in which this process did not run does not count: messages of that time are still to be read.
+        Time in which this process did not run does not count: messages from then are still unread.
         """
         gap, self.checked = now - self.checked, now
         if gap > MAX_MISSED_BEATS * self.seconds / BEATS_PER_TIMEOUT:
@@ -58,7 +57,8 @@ class SilenceTracker:
 
 
 def lead(setting: dict[str, Any]) -> list[int]:
-    """On rank 0: receive from all hosts and answer each; the lost hosts, [] once the rank has ended."""
+    """On rank 0: receive from all hosts and answer each; returns the lost hosts, or [] once the rank has
+    ended."""
     from runner.world.watchdog.channel import Hub
 
     hub = Hub(setting["token"])
@@ -84,21 +84,22 @@ def lead(setting: dict[str, Any]) -> list[int]:
 
 
 def follow(setting: dict[str, Any]) -> list[int]:
-    """On another host: exchange beats with rank 0; [0] if that is lost, [] once the rank has ended."""
+    """On another host: exchange heartbeats with rank 0; returns [0] if it is lost, [] once the rank has
+    ended."""
     from runner.world.watchdog.channel import Connection, connect
 
     connection = connect(setting["candidates"], setting["port"], setting["token"], setting["rank"])
     if not isinstance(connection, Connection):
         write_message({"error": connection})
         return []
-    connection.send({"beat": True})  # before the rank continues: a host that was never heard is not missed
+    connection.send({"beat": True})  # before the rank continues: a host that never sent one is not watched
     write_message({"connected": True})
-    beat, spoken = setting["seconds"] / BEATS_PER_TIMEOUT, time.monotonic()
-    silence = SilenceTracker(setting["seconds"], spoken, {0: spoken})
+    beat, sent = setting["seconds"] / BEATS_PER_TIMEOUT, time.monotonic()
+    silence = SilenceTracker(setting["seconds"], sent, {0: sent})
     while not rank_has_ended() and silence.heard:
-        if time.monotonic() - spoken > beat:
+        if time.monotonic() - sent > beat:
             connection.send({"beat": True})
-            spoken = time.monotonic()
+            sent = time.monotonic()
         messages = connection.receive(POLL_INTERVAL)
         if messages is None:  # rank 0's process has ended without a message
             time.sleep(POLL_INTERVAL)
@@ -117,7 +118,7 @@ def follow(setting: dict[str, Any]) -> list[int]:
 
 
 def rank_has_ended() -> bool:
-    """Whether the rank beside this process has ended, which closes the pipe that it holds."""
+    """Whether this process's rank has ended, which closes the pipe."""
     readable, _, _ = select.select([sys.stdin], [], [], 0)
     return bool(readable) and not os.read(0, 1)
 
@@ -130,7 +131,7 @@ def write_message(message: dict[str, Any]) -> None:
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the rank; this process ends with it
+        signal.signal(number, signal.SIG_IGN)  # for the rank; this process ends with it
     rank_process = os.getppid()
     setting = json.loads(os.read(0, 1 << 16))
     lost = lead(setting) if "others" in setting else follow(setting)

@@ -1,7 +1,7 @@
 """Preload NVML and NCCL in a thread while MPI and CuPy initialise, which takes longer.
 
-NVML attaches to every GPU of the host, about 40 ms each, and libnccl has hundreds of megabytes. Code that
-needs either later finds it loaded, or gets the error with which it could not be loaded.
+NVML attaches to every GPU of the host, about 40 ms each, and libnccl has hundreds of megabytes. Later users
+of either find it loaded, or get the same error.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from runner.system import nvml
 
 
 def start(device: str) -> threading.Thread | None:
-    """Start preloading on a rank that may use a GPU; the thread, which need not be joined.
+    """Start preloading in a thread that need not be joined; None for device "cpu", which loads nothing.
 
-    device: the choice of `--device`. Returns None for "cpu", which loads nothing.
+    device: the choice of `--device`.
     """
     if device == "cpu":
         return None

@@ -35,10 +35,10 @@ def run_as_rank(
     interrupt_message: str = FailureHandler.interrupt_message,
     before_exit: Callable[[FailureHandler], None] | None = None,
 ) -> int:
-    """Run `body(world, handler)` as one rank and report every error; the exit status. Collective.
+    """Run `body(world, handler)` as one rank and report every error; returns the exit status. Collective.
 
     body: returns the completion record, of plain values that JSON can hold. started: from the process that
-    started the ranks. check: instead of the usual preflight. usage_exit_status: for a UserError.
+    started the ranks. check: replaces the usual preflight. usage_exit_status: for a UserError.
     failure_exit_status: for other failures that have no exit status of their own, and for a run whose ranks
     are killed. interrupt_message: printed when the run is interrupted. before_exit: on rank 0, the handler's
     `before_exit` until `body` sets another.
@@ -51,12 +51,12 @@ def run_as_rank(
         interrupt_message=interrupt_message,
     )
     on_termination(handler.terminate)
-    announced = launcher.announced()
-    if before_exit is not None and (announced is None or announced.rank == 0):
+    detected = launcher.detect_launcher()
+    if before_exit is not None and (detected is None or detected.rank == 0):
         handler.before_exit = partial(before_exit, handler)
-    if announced is not None:
+    if detected is not None:
         end_with_parent()
-        if announced.size != 1:
+        if detected.size != 1:
             preload.start(device)
     world = join_world(handler, device, oversubscribe, started, check)
     if isinstance(world, int):
@@ -85,10 +85,10 @@ def join_world(
     started: Started,
     check: Check | None = None,
 ) -> World | int:
-    """Open the world, register this rank, start the heartbeat; an exit status if there is no world."""
+    """Open the world, register this rank, start the heartbeat; returns an exit status on failure."""
     check = check or preflight(started, oversubscribe=oversubscribe)
-    announced = launcher.announced()
-    rank = announced.rank if announced else 0
+    detected = launcher.detect_launcher()
+    rank = detected.rank if detected else 0
     try:
         launcher.working_directory()
         world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)
@@ -97,7 +97,7 @@ def join_world(
         if not (is_common or isinstance(failure, MeshrunError)):
             raise
         if rank and not is_common:
-            time.sleep(GRACE)  # rank 0 has probably failed alike, and its end ends this rank too
+            time.sleep(GRACE)  # rank 0 has probably failed too, and its end ends this rank
         return handler.report_common(failure, rank if is_common else 0)
     if handler.status is not None:
         handler.status.register(world.rank, world.here.host, os.getpid())

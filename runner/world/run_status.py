@@ -1,7 +1,7 @@
 """The status of a run, for the process that started its ranks: completion record, first failure, PID map.
 
-A launcher's exit status proves nothing: Open MPI has returned 0 after losing a host, and MPICH after one
-rank left early. A run has succeeded when rank 0 has written the completion record, which it does last. The
+A launcher's exit status is not reliable: Open MPI has returned 0 after losing a host, and MPICH after one
+rank exited early. A run has succeeded when rank 0 has written the completion record, which it does last. The
 first failure is a file that only the first failing rank can create.
 
 Ranks on this machine write to a private directory (`RunDirectory`). Ranks on other hosts cannot, and print
@@ -40,28 +40,28 @@ class RunStatus(Protocol):
         """Name the outputs that this run has locked, to unlock if every rank is killed."""
 
     def note_recovery_hint(self, hint: str) -> None:
-        """Set what to print after the failure of a run, such as how to resume it; "": nothing."""
+        """Set the text to print after a failure, such as how to resume the run; "": nothing."""
 
     def note_exit_status(self, status: int) -> None:
         """Set the exit status, instead of 1, of a run whose ranks end without reporting a failure."""
 
     def save_answer(self, answer: str) -> bool:
-        """Save the result so far of a command that must print one, in case rank 0 cannot; "": it has.
+        """Save the partial result of a command that must print one, in case rank 0 dies first; "": printed.
 
-        Returns False where `answer` is too long to be sent.
+        Returns False if `answer` is too long to be sent.
         """
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
-        """Record `failure` if it is the first on this host; False where another one came first."""
+        """Record `failure` if it is the first on this host; False if another one came first."""
 
     def suppress_failures(self) -> bool:
         """Ignore failures from now on, because this host's ranks are being terminated.
 
-        Returns False where a failure has been recorded already.
+        Returns False if a failure has already been recorded.
         """
 
     def remove_claim(self) -> None:
-        """Remove this host's claim where nobody else will; called by the rank that made it."""
+        """Remove this host's claim if nobody else does; called by the rank that made it."""
 
     def complete(self, record: dict[str, Any]) -> None:
         """Write the completion record; rank 0's last act."""
@@ -70,7 +70,7 @@ class RunStatus(Protocol):
 def lost_note(job: str) -> Path:
     """The file in a Slurm job's working directory in which ranks report a lost host.
 
-    What they print goes through the job's first host, which may be the lost one.
+    Their output goes through the job's first host, which may be the lost one.
     """
     return Path(f"meshrun-{job}.lost")
 
@@ -149,7 +149,7 @@ class RunDirectory:
         return True
 
     def answer(self) -> str | None:
-        """The answer saved last; None where there is none."""
+        """The last saved answer; None without one."""
         note = self.path / "answer"
         return note.read_text() if note.exists() else None
 
@@ -239,7 +239,7 @@ class RunLines:
     def _claim(self, content: dict[str, Any]) -> bool:
         try:
             return claim(self._note, content)
-        except OSError:  # no room for the file: report twice rather than not at all
+        except OSError:  # the disk is full: report twice rather than not at all
             return True
 
     def remove_claim(self) -> None:
@@ -270,11 +270,11 @@ def _split(text: str) -> list[Path]:
 
 
 def _unlock(output: Path) -> None:
-    """Remove the lock of a killed rank, which holds it until the kernel has ended the process."""
+    """Remove the lock of a killed rank, which the kernel releases when the process has ended."""
     for _ in range(100):
         try:
             return lock.hold(output)()
-        except UserError:  # held by that rank for a moment longer, or by another run
+        except UserError:  # not released yet, or held by another run
             time.sleep(0.01)
 
 

@@ -1,4 +1,4 @@
-"""Signals that end this process: from a launcher, from a person, and at the death of the process's parent."""
+"""Signals that end this process: from a launcher, from a user, and when its parent process ends."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent has ended.
+    """Have the kernel send SIGTERM to this process when its parent ends.
 
-    Open MPI's launcher leaves its ranks running if it is killed.
+    Without this, the ranks of a killed Open MPI launcher keep running.
     """
     import ctypes
 
@@ -22,13 +22,12 @@ def end_with_parent() -> None:
 
 
 def on_termination(action: Callable[[], None]) -> None:
-    """Call `action` and exit with 128 + signal number when a launcher or a person ends this process.
+    """Call `action` and exit with 128 + signal number when a terminating signal arrives.
 
-    A Python signal handler runs only when the interpreter does, and the main thread may sit in an MPI call
-    for ever. So a thread reads signal numbers from the wake-up file descriptor. That descriptor reports every
-    signal with a Python handler; one that is not in TERMINATING, such as a job's own SIGUSR1, is skipped.
-    Signals in TERMINATING end the run even if a job sets a handler for them. One that was ignored before
-    (nohup) stays ignored.
+    A Python signal handler runs only in the main thread, which may block in an MPI call forever. Therefore a
+    thread reads signal numbers from the wake-up file descriptor. That descriptor reports every signal with a
+    Python handler; signals not in TERMINATING, such as a job's own SIGUSR1, are skipped. Signals in
+    TERMINATING end the run even if a job sets a handler for them, unless they were ignored before (nohup).
 
     Does nothing outside the main thread.
     """
@@ -46,7 +45,7 @@ def on_termination(action: Callable[[], None]) -> None:
             pass
         try:
             action()
-        finally:  # also when `action` fails, for example because nobody reads stderr any more
+        finally:  # also if `action` fails, for example because stderr is closed
             os._exit(128 + number)
 
     threading.Thread(target=wait, name="termination", daemon=True).start()

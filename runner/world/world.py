@@ -1,4 +1,4 @@
-"""Who and where this rank is: rank, hosts, local ranks, its device, and how it reaches the others."""
+"""The world: all ranks with their hosts and devices, and this rank's back end and communicators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from runner.comm.api import Arrays, Control, Operation
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line
 from runner.region import Array
@@ -23,12 +23,12 @@ from runner.world.binding import bind_device, open_arrays, open_collectives, vis
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
-LATER = 10.0  # seconds that rank 0 may start later than a rank that MPI does not join to it
+LATER = 10.0  # seconds that rank 0 may start later than a rank that MPI does not connect to it
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank's place: host name, index on that host, process, device."""
+    """One rank: host name and id, index on that host, process, device."""
 
     number: int
     host: str
@@ -46,11 +46,11 @@ Check = Callable[[Control, Sequence[Rank], Backend], Sequence[str]]
 
 @dataclass
 class World:
-    """The ranks of one run as one of them sees it.
+    """All ranks of a run, and this rank's communicators and back end.
 
-    ranks: every rank's place, in rank order. control: small values and host arrays between ranks.
-    arrays: arrays of this rank's device between ranks. run_id: a random text, the same on every rank.
-    phases: the times of the run under way.
+    ranks: in rank order. control: communicator for small values and host arrays. arrays: communicator for
+    arrays of this rank's device. run_id: random text, the same on every rank. warnings: from opening the
+    world. phases: times of the current run.
     """
 
     control: Control
@@ -92,18 +92,18 @@ class World:
         return array
 
     def on_root(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on rank 0 only; its value, or its error of whatever type, on every rank.
+        """Call `function` on rank 0 only; return its value, or raise its error, on every rank. Collective.
 
-        RunError if the value cannot be pickled. For example, one rank instead of thousands looks at a file,
-        and all agree on what it has seen.
+        For example, one rank instead of thousands reads a file. Raises RunError if the value cannot be
+        pickled.
         """
         return on_root(self.control, function, f"[{self.here}]")
 
     def collective_call(self, function: Callable[[], Value]) -> Value:
-        """Call `function` on every rank; if any fails, raise the first one's error on all."""
+        """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
         return collective_call(self.control, function, f"[{self.here}]")
 
-    # The documented names of these two in earlier versions, which jobs may use for one release more.
+    # Deprecated names of these two methods, for one more release.
     once, together = on_root, collective_call
 
     def collectives(
@@ -114,16 +114,16 @@ class World:
         peers: int | None = None,
         null_stream: bool = False,
     ) -> Collectives:
-        """The ranks of `group`, ready for collectives on raw memory of their devices; collective.
+        """Collectives on raw device memory among the ranks of `group`. Collective.
 
         group: all ranks (`control`), or those of one color (`control.split`).
 
-        cta_policy, peers, null_stream: NCCL's configuration and stream, without meaning on CPUs.
+        cta_policy, peers, null_stream: NCCL's configuration and stream; ignored on CPUs.
         """
         return open_collectives(group, self.backend, cta_policy, peers, null_stream)
 
     def close(self) -> None:
-        """Orderly end, device first; every rank calls it."""
+        """Free the communicators, the device's first. Collective."""
         if self.arrays is not self.control:
             self.arrays.close()
         self.control.close()
@@ -137,14 +137,14 @@ def open_world(
     control: Control | None = None,
     check: Check | None = None,
 ) -> World:
-    """Find the ranks and bind this one's device; collective.
+    """Find the ranks and bind this rank's device. Collective.
 
-    expected_ranks: how many ranks the user asked for; None when not said.
-    control: the ranks to use instead of MPI's (simulated ones). check: called on every rank before
-    communicators of devices are opened; what it returns is added to the world's warnings.
+    expected_ranks: number of ranks that the user requested; None if unspecified.
+    control: communicator to use instead of MPI's. check: called on every rank before device communicators are
+    opened; returns warnings for the world.
 
-    Raises UserError, on every rank alike where the ranks can talk, when the launcher's variables
-    contradict MPI, when there is no device for a rank, or when two ranks would share a GPU.
+    Raises UserError, on every rank if they can communicate, if the launcher's variables contradict MPI, if
+    there is no device for a rank, or if two ranks would share a GPU.
     """
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
@@ -175,16 +175,16 @@ def open_world(
     return World(control, arrays, backend, ranks, run_id, [*warnings, *remarks])
 
 
-def lone_world(backend: Backend) -> World:
-    """A world of this process alone, whatever launched it."""
-    control = SimulatedComm()
+def single_rank_world(backend: Backend) -> World:
+    """The world of a single rank, this process, regardless of what launched it."""
+    control = ThreadComm()
     host, host_id = identify_host()
     here = Rank(0, host, host_id, 0, os.getpid(), backend.device)
     return World(control, control, backend, (here,), os.urandom(6).hex())
 
 
 def identify_host() -> tuple[str, str]:
-    """This host's name, and an identity that two hosts with one name do not share."""
+    """This host's name, and an id that differs between hosts of the same name."""
     name = os.uname().nodename
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -194,51 +194,51 @@ def identify_host() -> tuple[str, str]:
 
 
 def find_ranks(expected: int | None) -> Control:
-    """The ranks that the launcher started: MPI's, or just this one when nothing launched it."""
-    told = launcher.announced()
-    if told is None or told.size == 1:
-        tasks = launcher.allocated_tasks() if told is None else 1
+    """The communicator of the ranks that the launcher started: MPI's, or of this process only without one."""
+    launched = launcher.detect_launcher()
+    if launched is None or launched.size == 1:
+        tasks = launcher.allocated_tasks() if launched is None else 1
         if tasks > 1 and expected != 1:
             raise UserError(
-                "this process runs alone inside a Slurm allocation",
+                "this process is a single rank inside a Slurm allocation",
                 got="1 rank",
                 expected=f"{tasks} (SLURM_NTASKS)",
                 hint="srun --mpi=pmix meshrun ..., or meshrun -n 1 ... for one rank",
             )
-        launcher.check_expected(expected, 1, told)
-        return SimulatedComm()
+        launcher.check_expected(expected, 1, launched)
+        return ThreadComm()
     from runner.comm.mpi import MpiComm
 
     try:
         comm = MpiComm()
     except (ImportError, RuntimeError) as reason:
         raise UserError(
-            f"{told.launcher} started this process, and mpi4py cannot load an MPI library",
+            f"{launched.launcher} started this process, but mpi4py cannot load an MPI library",
             got=first_line(reason),
-            hint="load the site's MPI module, or pip install 'meshrun[mpi]' where there is none",
+            hint="load the site's MPI module, or pip install 'meshrun[mpi]' if it has none",
         ) from reason
-    check_singleton(told, comm.size)
-    launcher.check_expected(expected, comm.size, told)
+    check_singleton(launched, comm.size)
+    launcher.check_expected(expected, comm.size, launched)
     return comm
 
 
-def check_singleton(told: launcher.Announced, size: int) -> None:
-    """Refuse N separate runs of one rank each, which is what a mismatched MPI and launcher make."""
-    if told.size is not None and told.size != size:
-        if told.rank != 0:  # one of the N processes speaks, and the launcher ends all when one ends
+def check_singleton(launched: launcher.DetectedLauncher, size: int) -> None:
+    """Refuse N separate runs of one rank each, the effect of a mismatch of MPI library and launcher."""
+    if launched.size is not None and launched.size != size:
+        if launched.rank != 0:  # one of the N processes reports, and the launcher ends all when one ends
             time.sleep(LATER)
         raise UserError(
-            f"{told.launcher} started {told.size} processes, but MPI joins them into worlds of {size}: "
-            "launcher and MPI library do not belong together",
+            f"{launched.launcher} started {launched.size} processes, but MPI connects only {size} of them: "
+            "launcher and MPI library do not match",
             got=f"{size} rank(s)",
-            expected=f"{told.size}",
+            expected=f"{launched.size}",
             hint=launcher.singleton_fix(),
-            everywhere=told.rank != 0,
+            everywhere=launched.rank != 0,
         )
 
 
 def clashes(ranks: Sequence[Rank]) -> list[tuple[Rank, Rank]]:
-    """Pairs of ranks bound to one GPU, by host and UUID: device numbers mean nothing across ranks."""
+    """Pairs of ranks bound to one GPU, by host and UUID, because device numbers differ between ranks."""
     first: dict[tuple[str, str], Rank] = {}
     pairs = []
     for rank in ranks:
@@ -262,7 +262,7 @@ def clash_error(pairs: Sequence[tuple[Rank, Rank]]) -> UserError:
 
 
 def locality_warnings(host_ids: Sequence[str], shared_sizes: Sequence[int | None]) -> list[str]:
-    """Where MPI's idea of who shares memory differs from the host names'; host names decide."""
+    """Warnings where MPI's groups of ranks that share memory differ from those by host id, which are used."""
     return [
         f"host {host_id.split('/')[0]}: {host_ids.count(host_id)} ranks by host identity, but MPI sees "
         f"{size} sharing memory with rank {number}; devices are bound by host identity"

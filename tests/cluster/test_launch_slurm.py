@@ -182,7 +182,7 @@ def test_the_wrong_mpi_is_refused_by_name(slurm: Slurm, way: str) -> None:
 def test_ranks_that_do_not_find_each_other_refuse_to_run(slurm: Slurm) -> None:
     done = run(slurm, "-j", "2x1", "--no-gpus", "--srun-args", "--mpi=none", "--", *WAIT)
     assert done.returncode == 2, done.stderr + done.stdout
-    assert "srun started 2 processes, but MPI joins them into worlds of 1" in done.stdout
+    assert "srun started 2 processes, but MPI connects only 1 of them" in done.stdout
     assert "srun --mpi=pmix (Open MPI) or --mpi=pmi2" in done.stdout
     assert not seen(slurm)
 
@@ -209,7 +209,7 @@ def test_mistakes_are_found_before_anything_runs(slurm: Slurm, words: tuple[str,
 def test_a_rank_that_is_killed_is_named(slurm: Slurm) -> None:
     done = run(slurm, "-j", "2x2", "--no-gpus", "--", *WAIT, "--seconds", "300", "--dies", "3")
     assert done.returncode == 1
-    assert "meshrun: [rank 3, host c2] ended before its time: Killed" in done.stderr
+    assert "meshrun: [rank 3, host c2] ended too early: Killed" in done.stderr
     assert left(slurm) == []
 
 
@@ -240,7 +240,7 @@ def test_a_lost_terminal_leaves_the_job(slurm: Slurm, hears_sighup: None) -> Non
         command.send_signal(signal.SIGHUP)
         _, errors = command.communicate(timeout=DEADLOCK)
     assert command.returncode == 128 + signal.SIGHUP, errors
-    assert "the job stays: squeue --job " in errors
+    assert "the job continues: squeue --job " in errors
     assert [job.state for job in slurm.jobs()] == ["RUNNING"]
 
 

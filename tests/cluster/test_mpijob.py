@@ -165,4 +165,4 @@ def test_without_the_mended_variables_ranks_run_in_the_launcher_pod(folder: Path
         command = [words[0], "--map-by", ":OVERSUBSCRIBE", "-n", "2", *program]
         ended = end(pods.start_launcher(command, without=MENDED), folder)
     assert ended.status == 6  # bench's for a mistake of whoever started it
-    assert "on another number of hosts than planned: got 1: pi-launcher, expected 2" in ended.log
+    assert "on a different number of hosts than planned: got 1: pi-launcher, expected 2" in ended.log

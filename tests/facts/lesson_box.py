@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.raw.memory import Gpu, Memory
+from runner.device.raw.memory import GpuProperties, Memory
 from runner.errors import UserError
 
 POISON = 0xA5
@@ -83,7 +83,7 @@ class LessonBox:
         cache: int = 1 << 16,
         rates: Mapping[str, float] = RATES,
     ) -> None:
-        gpu = Gpu(0, "made up", "GPU-0", "0000:00:00.0", 4, free, cache, 2e11, 90)
+        gpu = GpuProperties(0, "made up", "GPU-0", "0000:00:00.0", 4, free, cache, 2e11, 90)
         self.gpus = [gpu]
         self.kernels, self.rates = kernels, rates
         self.now = 0.0

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.raw.memory import Gpu, Memory
+from runner.device.raw.memory import GpuProperties, Memory
 from runner.errors import UserError
 
 Bytes = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ class MadeBox:
         self.host = host
         self.numbers = list(range(host.gpus) if visible is None else visible)
         self.gpus = [
-            Gpu(
+            GpuProperties(
                 index,
                 "Made",
                 f"GPU-{number}",

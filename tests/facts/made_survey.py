@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from runner.world.preflight.survey import Gpu, Interface, Port, Survey
+from runner.world.preflight.survey import GpuFacts, Interface, Port, Survey
 
 GIB = 1 << 30
 
 
-def gpu(host: int, local: int) -> Gpu:
+def gpu(host: int, local: int) -> GpuFacts:
     near = local // 4
-    return Gpu(
+    return GpuFacts(
         name="NVIDIA H200",
         uuid=f"GPU-{host:04}-{local}",
         bus_id=f"0000:{local + 16:02x}:00.0",

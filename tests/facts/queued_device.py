@@ -45,7 +45,7 @@ class QueuedBackend(CpuBackend):
     def free_memory(self) -> int:
         return self.device.memory
 
-    def lanes(self) -> Any:
+    def copy_streams(self) -> Any:
         return QueuedLanes(self)
 
 

@@ -176,7 +176,7 @@ world.barrier()
     (sentence,) = own_lines(capfd.readouterr().err)
     host = os.uname().nodename
     if mpi_launcher.find().vendor == "MPICH":  # its launcher may name a rank that it has killed itself
-        killed = rf"\[rank [012], host {host}\] killed by signal 9 \(SIGKILL\), perhaps by MPICH's launcher"
+        killed = rf"\[rank [012], host {host}\] killed by signal 9 \(SIGKILL\), possibly by MPICH's launcher"
         assert re.search(killed, sentence)
     else:
         assert f"[rank 1, host {host}] killed by signal 9 (SIGKILL). Try: dmesg" in sentence

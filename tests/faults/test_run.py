@@ -259,7 +259,7 @@ def test_a_rank_that_vanishes_ends_all(site: Site) -> None:
     (sentence,) = own_lines(errors)
     assert "no completion record" in sentence or "killed by signal 9" in sentence
     if mpi_launcher.find().vendor == "Open MPI":
-        assert f"[rank 1, host {HOST}] ended before its time" in sentence
+        assert f"[rank 1, host {HOST}] ended too early" in sentence
 
 
 @needs_mpi

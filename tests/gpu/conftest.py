@@ -12,7 +12,7 @@ import meshrun
 from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
 from runner.device.raw.memory import open_box
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +38,7 @@ def context() -> Iterator[Callable[..., Context]]:
     from runner.device.cuda import CudaBackend
 
     box = open_box()
-    world = lone_world(CudaBackend(0))
+    world = single_rank_world(CudaBackend(0))
 
     def made(**words: Any) -> Context:
         return Context(world, box, 0, samples=2, **words)

@@ -14,7 +14,7 @@ from jobs.bench.lessons.protocol import Context
 from runner.device.raw.allocators import Pool, open_pools
 from runner.device.raw.memory import open_box
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -78,7 +78,7 @@ def test_the_account_of_a_workload(pool: Pool) -> None:
 
 
 def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
-    with pytest.raises(UserError, match=r"gave no memory .*: got .*, expected ") as caught:
+    with pytest.raises(UserError, match=r"failed to allocate memory .*: got .*, expected ") as caught:
         pool.allocate(1 << 45)
     assert pool.label in str(caught.value)
     handle = pool.allocate(1 << 20)
@@ -90,7 +90,7 @@ def test_too_much_is_refused_and_the_pool_goes_on(pool: Pool) -> None:
 def test_the_lesson() -> None:
     from runner.device.cuda import CudaBackend
 
-    world, box = lone_world(CudaBackend(0)), open_box()
+    world, box = single_rank_world(CudaBackend(0)), open_box()
     before = box.free_memory(0)
     found = lesson.measure(Context(world, box, 0, samples=2, maxbytes=32 << 20, options={"watch": True}))
     assert found.mismatches == ()

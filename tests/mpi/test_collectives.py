@@ -16,10 +16,10 @@ import pytest
 from numbered import misnumbered, number
 
 from runner.comm.clock import Clock, clock_offsets
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
 from runner.comm.collectives.mpi import MpiCollectives
 from runner.comm.mpi import MpiComm
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.errors import RunError, UserError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
@@ -70,7 +70,7 @@ def test_more_elements_than_the_library_counts(comm: MpiComm, operation: str) ->
 def test_more_elements_than_can_be_counted(comm: MpiComm, operation: str) -> None:
     skip_odd_hypercubes(operation, comm.size)
     group = MpiCollectives(comm, largest_count=100)
-    place, row = Place(group.allocate(0)), (4097,) * comm.size
+    place, row = Pointer(group.allocate(0)), (4097,) * comm.size
     call = Call(operation, place, place, 4097, DATATYPES["int8"], traffic=(row,) * comm.size)
     with pytest.raises(UserError, match=rf"elements of {operation}: got \d+ of 1 bytes") as caught:
         group.bind(call)
@@ -86,7 +86,7 @@ def test_more_elements_than_an_int_counts(comm: MpiComm, operation: str) -> None
     if comm.size > 1:
         pytest.skip("one rank")
     group, count = MpiCollectives(comm), (1 << 31) + 16
-    send, recv = Place(group.allocate(count)), Place(group.allocate(count))
+    send, recv = Pointer(group.allocate(count)), Pointer(group.allocate(count))
     number(send.bytes(count).view(np.int64))
     call = Call(operation, send, recv, count, DATATYPES["int8"], traffic=((count,),))
     group.issue([group.bind(call)])
@@ -132,7 +132,7 @@ def test_messages(comm: MpiComm, group: MpiCollectives) -> None:
 
 
 def test_integers_wrap_around(comm: MpiComm, group: MpiCollectives) -> None:
-    send, recv = Place(group.allocate(2)), Place(group.allocate(2))
+    send, recv = Pointer(group.allocate(2)), Pointer(group.allocate(2))
     send.bytes(2).view(np.int8)[:] = [100, -100]
     for reduction, factor in (("sum", comm.size), ("mulsum", comm.size + comm.size // 2)):
         group.bind(Call("all_reduce", send, recv, 2, DATATYPES["int8"], reduction))()
@@ -151,7 +151,7 @@ def test_groups_come_and_go(comm: MpiComm) -> None:
 
 
 def test_a_call_that_mpi_refuses(group: MpiCollectives) -> None:
-    place = Place(group.allocate(4))
+    place = Pointer(group.allocate(4))
     to_nobody = group.message(Call("sendrecv", place, place, 1, DATATYPES["float"]), send_to=group.size)
     with pytest.raises(RunError, match=r"an MPI call failed: got .*rank"):
         group.issue([to_nobody])
@@ -162,8 +162,8 @@ def test_label(group: MpiCollectives) -> None:
 
 
 def test_other_ranks_are_refused() -> None:
-    with pytest.raises(TypeError, match="SimulatedComm"):
-        MpiCollectives(SimulatedComm())
+    with pytest.raises(TypeError, match="ThreadComm"):
+        MpiCollectives(ThreadComm())
 
 
 def test_clocks_of_one_machine(comm: MpiComm) -> None:

@@ -122,7 +122,7 @@ def nap(request: pytest.FixtureRequest, counters: Counters) -> Callable[[float],
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(0.001)
-            counters.poke()
+            counters.progress()
 
     return time.sleep if "one host" in request.node.name else served
 
@@ -150,7 +150,7 @@ def test_a_rank_that_waits_keeps_what_it_took(comm: MpiComm, counters: Counters)
     got = [next(chunks) for _ in range(3)] if comm.rank == SLOW else []
     comm.barrier()
     while comm.rank == SLOW and comm.size > 1 and min(counters.read()) < 10:
-        counters.poke()
+        counters.progress()
     got += chunks
     assert everyone(comm, got) == list(todo)
     assert len(got) == 3 or comm.rank != SLOW or comm.size == 1

@@ -109,9 +109,9 @@ def test_what_would_fail_a_run_is_shown_and_is_its_exit_status(
     written = capfd.readouterr()
     shown, told = comm.broadcast((written.out, written.err))
     expected = [
-        "the ranks are on another number of hosts than planned",
-        "hosts have another number of ranks than planned",
-        "hosts cannot be reached on the network chosen, nosuch0",
+        "the ranks are on a different number of hosts than planned",
+        "hosts have a different number of ranks than planned",
+        "hosts cannot be reached on the chosen network, nosuch0",
     ]
     assert [line.partition(":")[0] for line in shown.splitlines() if line.startswith("FAILURE: ")] == [
         "FAILURE"

@@ -11,7 +11,7 @@ from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import DataLayout, bandwidths, data_layout
 from jobs.bench.collectives.timing import CallTimes, bound_call, clock
 from jobs.measure.check import fill, poison, text, verify
-from runner.comm.collectives.api import Place
+from runner.comm.collectives.api import Pointer
 
 UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests; its result is not checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a
@@ -91,7 +91,7 @@ def prepare(bench: Bench, point: Point, number: int) -> DataLayout:
     )  # fmt: skip
     size, start = point.datatype.itemsize, bench.settings.unalign * point.datatype.itemsize
     bench.progress.pause()  # large data takes long to write
-    poison(Place(bench.recv, start).bytes(point.bytes))
+    poison(Pointer(bench.recv, start).bytes(point.bytes))
     fill(call.send.bytes(point.counts.send * size), point.datatype, plan.sent)
     bench.world.backend.synchronize()
     bench.progress.before("its input is ready")

@@ -26,7 +26,7 @@ from jobs.measure.record_file import open_record
 from jobs.measure.timers import host_seconds
 from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES, Call, Datatype, Place
+from runner.comm.collectives.api import DATATYPES, Call, Datatype, Pointer
 from runner.errors import UserError
 from runner.world.failure import FailureHandler
 
@@ -125,7 +125,7 @@ def _measure(bench: Bench, datatype: Datatype, size: int, source: int, target: i
     bench.progress.begin(label, "waiting for other pairs")
     if rank in (source, target):
         peer = target if rank == source else source
-        start = Place(bench.send), Place(bench.recv)
+        start = Pointer(bench.send), Pointer(bench.recv)
         whole = Call("sendrecv", *start, count, datatype)
         fill(
             whole.send.bytes(nbytes),

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from jobs.bench.collectives.session import Bench, Point
-from runner.comm.collectives.api import Call, Place
+from runner.comm.collectives.api import Call, Pointer
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
     size, rank = point.datatype.itemsize, bench.group.rank
     turns = bench.settings.maxbytes // point.bytes if point.bytes else 1
     start = bench.settings.unalign * size + point.bytes * (iteration % turns)
-    send = Place(bench.send, start)
-    recv = Place(bench.recv, start)
+    send = Pointer(bench.send, start)
+    recv = Pointer(bench.recv, start)
     if point.in_place:
-        send = Place(bench.recv, start + point.counts.send_step * rank * size)
-        recv = Place(bench.recv, start + point.counts.recv_step * rank * size)
+        send = Pointer(bench.recv, start + point.counts.send_step * rank * size)
+        recv = Pointer(bench.recv, start + point.counts.recv_step * rank * size)
     return Call(
         bench.operation.name, send, recv, point.counts.count, point.datatype, point.reduction, point.root,
         point.in_place, point.counts.traffic,
@@ -178,7 +178,7 @@ def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[An
     _synchronise(bench, first)
     plan = [group.captured([call for step in steps for call in step])] * launches
     bench.progress.before("at the barrier before the graph")
-    group.rehearse()  # caches are cold after capturing
+    group.warm_up()  # caches are cold after capturing
     bench.everyone.barrier()
     bench.progress.enter(1)
     start = time.perf_counter()

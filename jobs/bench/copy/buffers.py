@@ -13,7 +13,7 @@ from jobs.bench.copy.engines import UNIT
 from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.comm.api import Control
-from runner.device.raw.memory import Box, Gpu, Memory
+from runner.device.raw.memory import Box, GpuProperties, Memory
 from runner.errors import UserError
 
 End = Literal["source", "target"]
@@ -26,7 +26,7 @@ class MatrixGpu:
     """A GPU of the matrix: the rank of the host's group that has it, and the GPU as that rank sees it."""
 
     rank: int
-    gpu: Gpu
+    gpu: GpuProperties
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
-from runner.device.raw.memory import Box, Gpu, Memory
+from runner.device.raw.memory import Box, GpuProperties, Memory
 
 UNIT = 16  # bytes that a thread moves at a time
 THREADS = 512  # of a block of copy_streaming, one block a multiprocessor
@@ -17,7 +17,7 @@ SMALL, SMALL_THREADS = 64 << 20, 1024  # below, a thread for each unit and no tr
 PIECE = 512  # bytes: consecutive pieces go in opposite directions in copy_split
 
 # (box, GPU that moves the bytes, target, source, bytes, copies, stream)
-Queue = Callable[[Box, Gpu, Memory, Memory, int, int, Any], None]
+Queue = Callable[[Box, GpuProperties, Memory, Memory, int, int, Any], None]
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class TransferEngine:
     both_ways: half of the bytes go from target to source.
     """
 
-    moved: Callable[[int, Gpu], int]
+    moved: Callable[[int, GpuProperties], int]
     queue: Queue
     both_ways: bool = False
 
 
-def _all(nbytes: int, gpu: Gpu) -> int:
+def _all(nbytes: int, gpu: GpuProperties) -> int:
     return nbytes
 
 
 def _by_copy_engine(
-    box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
+    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
 ) -> None:
     for _ in range(copies):
         box.copy(target, source, nbytes, stream)
 
 
-def _whole_rounds(nbytes: int, gpu: Gpu) -> int:
+def _whole_rounds(nbytes: int, gpu: GpuProperties) -> int:
     """Leave out the last partial round of the grid, as nvbandwidth does."""
     if nbytes < SMALL:
         return nbytes // UNIT * UNIT
@@ -52,7 +52,7 @@ def _whole_rounds(nbytes: int, gpu: Gpu) -> int:
 
 
 def _by_kernel(
-    box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
+    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
 ) -> None:
     if nbytes < SMALL:
         _launch_units("copy_small", box, gpu, target, source, nbytes, copies, stream)
@@ -65,13 +65,20 @@ def _by_kernel(
 
 
 def _both_ways(
-    box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
+    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
 ) -> None:
     _launch_units("copy_split", box, gpu, target, source, nbytes, copies, stream)
 
 
 def _launch_units(
-    name: str, box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
+    name: str,
+    box: Box,
+    gpu: GpuProperties,
+    target: Memory,
+    source: Memory,
+    nbytes: int,
+    copies: int,
+    stream: Any,
 ) -> None:
     units = nbytes // UNIT
     threads = min(units, SMALL_THREADS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jobs.bench.copy.measure import CaseResult, MatrixCell
 from jobs.measure.outliers import deviating
-from runner.device.raw.memory import Gpu
+from runner.device.raw.memory import GpuProperties
 from runner.system.links import Reading, gpu_links
 
 MAX_DESCRIBED = 6  # outliers that are described one by one
@@ -79,7 +79,7 @@ def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:
     return str(cell.transfers[number])
 
 
-def peaks_of(gpu: Gpu) -> Peaks:
+def peaks_of(gpu: GpuProperties) -> Peaks:
     """Return the nominal rates that NVML and CUDA report for a GPU of this host."""
     links = gpu_links(gpu.uuid)
     rate = gpu.bandwidth and gpu.bandwidth / 2e9

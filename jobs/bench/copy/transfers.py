@@ -14,7 +14,7 @@ from jobs.measure.gate import Gate
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.timers import ConcurrentEvents, queue_concurrently
 from runner.comm.collectives.api import DATATYPES
-from runner.device.raw.memory import Gpu, Memory
+from runner.device.raw.memory import GpuProperties, Memory
 
 WARM_UP = 4  # copies behind the gate that are not timed
 ELEMENT = "uint64"
@@ -102,7 +102,7 @@ class TransferRunner:
             self._verify(transfers, engine, seed) if checked else (),
         )
 
-    def gpu_of(self, one: BoundTransfer) -> Gpu:
+    def gpu_of(self, one: BoundTransfer) -> GpuProperties:
         """Return the GPU that moves the bytes."""
         return self.gpus[one.transfer.gpu].gpu
 

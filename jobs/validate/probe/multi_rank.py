@@ -15,7 +15,7 @@ from jobs.validate.probe.ipc_buffers import IpcBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
 from meshrun import World
 from runner.comm.api import Control
-from runner.comm.collectives.api import Call, Collectives, Place
+from runner.comm.collectives.api import Call, Collectives, Pointer
 
 Flows = Sequence[tuple[int, int]]
 Groups = tuple[tuple[int, ...], ...]
@@ -82,7 +82,7 @@ def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
 def message(
     buffers: ProbeBuffers, group: Collectives, partners: Partners, offset: int, count: int
 ) -> Callable[[], object]:
-    places = Place(buffers.out, offset), Place(buffers.into, offset)
+    places = Pointer(buffers.out, offset), Pointer(buffers.into, offset)
     return group.message(
         Call("sendrecv", *places, count, BYTES), send_to=partners[0], receive_from=partners[1]
     )
@@ -123,7 +123,7 @@ def ring(buffers: ProbeBuffers, group: Collectives | None, number: int, nbytes: 
     end = count * FLOAT.itemsize
 
     def reduce(offset: int, count: int) -> Callable[[], object]:
-        places = Place(buffers.out, offset), Place(buffers.into, offset)
+        places = Pointer(buffers.out, offset), Pointer(buffers.into, offset)
         return group.bind(Call("all_reduce", *places, count, FLOAT))
 
     def prepare(seed: int) -> None:

@@ -1,11 +1,11 @@
-"""Collective operations on raw memory, as measuring needs them: no arrays, no allocation, nothing left to
-decide once a call is bound.
+"""Collective operations on raw memory, for measurements: a bound call only communicates, without array
+objects, allocations or decisions.
 
-One protocol, three implementations: `nccl_collectives` (device memory), `mpi_collectives` (host memory),
-`simulated_collectives` (ranks as threads, and the lone rank of a world without MPI).
+One protocol, three implementations: `nccl` (device memory), `mpi` (host memory) and `threads` (ranks as
+threads, and the single rank of a process without MPI).
 
-Words follow nccl-tests: `count` is the argument that NCCL's function takes, datatypes and reductions
-carry its names and come in its order.
+Terms follow nccl-tests: `count` is the argument of the NCCL function; datatypes and reductions
+have its names and order.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ REDUCTIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
 
 @dataclass(frozen=True)
 class Datatype:
-    """An element type. name: nccl-tests' word. code: ncclDataType_t. numpy: the dtype's name, of NumPy or
-    ml_dtypes. mantissa, exponent: bits stored, of a floating-point type; 0 for integers."""
+    """An element type. name: as in nccl-tests. code: ncclDataType_t. numpy: name of the dtype in NumPy or
+    ml_dtypes. mantissa, exponent: stored bits of a floating-point type; 0 for integers."""
 
     name: str
     code: int
@@ -52,7 +52,7 @@ class Datatype:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """NumPy's dtype, or ml_dtypes' where NumPy has none."""
+        """The dtype of NumPy, or else of ml_dtypes."""
         module: Any = np
         if not hasattr(np, self.numpy):
             import ml_dtypes
@@ -104,8 +104,8 @@ class Buffer(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where in a buffer something begins; offset in bytes."""
+class Pointer:
+    """A position in a buffer; offset in bytes."""
 
     buffer: Buffer
     offset: int = 0
@@ -115,7 +115,7 @@ class Place:
         return self.buffer.address + self.offset
 
     def bytes(self, count: int) -> Array:
-        """`count` bytes from here on, as a flat uint8 array."""
+        """`count` bytes starting here, as a flat uint8 array."""
         return self.buffer.array[self.offset : self.offset + count]
 
 
@@ -123,19 +123,19 @@ class Place:
 class Call:
     """One operation with all its arguments.
 
-    count: elements, as NCCL's function of that name takes them: per rank for all_gather,
-    reduce_scatter, gather, scatter and hypercube, per pair of ranks for alltoall, in all for the others;
-    not used by alltoallv. in_place: `send` is the part of the receive buffer that NCCL's in-place form names.
-    traffic: of alltoallv, elements from rank i to rank j in row i, column j.
+    count: elements, as the NCCL function takes them: per rank for all_gather, reduce_scatter, gather, scatter
+    and hypercube, per pair of ranks for alltoall, in total for the others; unused by alltoallv. in_place:
+    `send` is the part of the receive buffer that NCCL specifies for in-place operation. traffic: for
+    alltoallv, elements from rank i to rank j in row i, column j.
 
-    sendrecv sends to the next rank and receives from the one before. hypercube is an all_gather by
+    sendrecv sends to the next rank and receives from the previous one. hypercube is an all_gather by
     log2(ranks) exchanges with the rank whose number differs in one bit. mulsum multiplies by
-    1 on even and by 2 on odd ranks before it sums.
+    1 on even and by 2 on odd ranks before summing.
     """
 
     operation: str
-    send: Place
-    recv: Place
+    send: Pointer
+    recv: Pointer
     count: int
     datatype: Datatype
     reduction: str = "sum"
@@ -145,21 +145,21 @@ class Call:
 
 
 def premultiplier(rank: int) -> int:
-    """What mulsum multiplies a rank's elements by (nccl-tests' rule)."""
+    """The factor of a rank's elements in mulsum (as in nccl-tests)."""
     return 2 if rank % 2 else 1
 
 
 def hypercube(rank: int, size: int) -> list[tuple[int, int, int, int]]:
     """The exchanges of an all_gather on a hypercube, in order.
 
-    Each: the peer, the first block that this rank has, the first that the peer has, how many blocks.
-    Raises UserError when the number of ranks is no power of two.
+    Each: the peer, this rank's first block, the peer's first block, number of blocks.
+    Raises UserError if the number of ranks is not a power of two.
     """
     if size & (size - 1):
         raise UserError(
             "a hypercube needs a number of ranks that is a power of two",
             got=size,
-            hint="other ranks, or all_gather",
+            hint="another number of ranks, or all_gather",
             everywhere=True,
         )
     masks = [1 << bit for bit in range(size.bit_length() - 1)]
@@ -168,17 +168,17 @@ def hypercube(rank: int, size: int) -> list[tuple[int, int, int, int]]:
 
 
 class Mark(Protocol):
-    """A point in the work issued so far, once recorded."""
+    """A point in the issued work, such as a CUDA event."""
 
     @property
     def record(self) -> Function: ...
 
 
 class Collectives(Protocol):
-    """The ranks of one group, as one of them sees it, with the memory and the clock of its device.
+    """One rank of a group, with the memory and the clock of its device.
 
-    rank, size: within the group. control: the group's ranks, for what is not measured. asynchronous: a
-    bound call returns when its work is queued, and the work runs later, in order.
+    rank, size: within the group. control: the group's communicator, for everything not measured.
+    asynchronous: a bound call returns when its work is queued; the work runs later, in order.
     """
 
     rank: int
@@ -189,59 +189,59 @@ class Collectives(Protocol):
 
     @property
     def label(self) -> str:
-        """How the bytes travel, and through which library."""
+        """Transport and library, for reports."""
 
     @property
     def library(self) -> int:
-        """NCCL's version as it counts, such as 22809 for 2.28.9; 0 without NCCL."""
+        """NCCL's version number, such as 22809 for 2.28.9; 0 without NCCL."""
 
     @property
     def asynchronous(self) -> bool: ...
 
     def allocate(self, nbytes: int) -> Buffer:
-        """Memory as the library likes it best; not initialised. MemoryError where there is too little."""
+        """Uninitialised memory, allocated as the library prefers. Raises MemoryError."""
 
     def register(self, buffer: Buffer, how: int) -> None:
-        """Register with the library: 1 for local use, 2 symmetric, on every rank at the same point."""
+        """Register a buffer with the library: 1 locally, 2 as a symmetric window (collective)."""
 
     def bind(self, call: Call) -> Function:
-        """The call as a function without arguments that does nothing in Python but make it."""
+        """The call as a function without arguments, with as little Python as possible."""
 
     def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
-        """`call.count` elements to one rank, or from one, or both at once; as `bind`."""
+        """Bind a message of `call.count` elements to one rank, or from one, or both at once."""
 
     def grouped(self, calls: Sequence[Function]) -> Function:
-        """All of them as one launch, where the library has such a thing; else one after another."""
+        """The calls as one group (ncclGroupStart/End) where the library has groups; else in sequence."""
 
     def packed(self, calls: Sequence[Function]) -> Sequence[Function]:
-        """The same, with as little between the library's calls as can be."""
+        """Equivalent calls with less Python between the library's calls."""
 
     def captured(self, calls: Sequence[Function]) -> Function:
-        """All of them recorded into a graph, which the result launches; UserError without graphs."""
+        """Capture the calls into a graph; the result launches it. Raises UserError without graphs."""
 
     def issue(self, calls: Sequence[Function]) -> None:
-        """Make the calls; RunError when the library refuses one."""
+        """Make the calls. Raises RunError if the library reports an error."""
 
-    def rehearse(self) -> None:
-        """Go through `issue` and `wait` with nothing to do, so that what they run is in the caches."""
+    def warm_up(self) -> None:
+        """Run `issue` and `wait` without work, so that their code is in the processor's caches."""
 
     def marks(self, count: int) -> Sequence[Mark]:
-        """That many marks, not recorded yet."""
+        """New marks, not recorded yet."""
 
     def elapsed(self, begin: Any, end: Any) -> float:
         """Seconds between two marks that the device has passed."""
 
     def passed(self, mark: Any) -> bool:
-        """Whether the device has done all that was issued before the mark."""
+        """Whether the device has completed all work issued before the mark."""
 
     def wait(self, poll: Function | None = None) -> None:
-        """Return when all issued work is done; RunError when the library reports a failure meanwhile.
+        """Return when all issued work is complete. Raises RunError if the library reports a failure.
 
-        poll: called now and then while work is under way.
+        poll: called periodically while work is in progress.
         """
 
     def abort(self) -> None:
-        """Give up what is under way; callable from another thread, returns even when ranks are gone."""
+        """Abort the work in progress; callable from another thread, returns even if ranks are dead."""
 
     def close(self) -> None:
-        """Orderly end, buffers too; every rank of the group calls it."""
+        """Free the communicator and all buffers. Collective over the group."""

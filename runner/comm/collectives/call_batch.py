@@ -1,7 +1,7 @@
-"""Calls of C functions made from C, one after another, as a C program would make them.
+"""Make a list of C calls from C, as a C program would.
 
-`_batch` is compiled at installation (hatch_build.py); `BUILT` says whether it was. What is missing without it
-is only speed: the same calls are then made from Python.
+`_batch` is compiled at installation (hatch_build.py); `BUILT` is False if it was not. The same calls are then
+made from Python, which is slower.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ else:
     BUILT = True
 
 WORDS = 8  # arguments at most
-CALL = struct.Struct(f"{2 + WORDS}Q")  # the function's address, how many arguments, the arguments
+CALL = struct.Struct(f"{2 + WORDS}Q")  # the function's address, number of arguments, the arguments
 
 
 class Batch:
-    """Several calls as one function.
+    """Several C calls as one function.
 
-    calls: each a C function's address, and its arguments: pointers and integers, at most 8, none of them
-    negative. Each function returns an int, 0 for success. refused: makes the error to raise of the
-    first other one.
+    calls: each a C function's address and its arguments: at most 8 pointers and non-negative integers. Each
+    function returns an int, 0 for success. refused: makes the error to raise from the first other status.
     """
 
     __slots__ = ("_refused", "_table")

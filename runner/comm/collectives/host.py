@@ -1,4 +1,4 @@
-"""What collectives in host memory share, whatever carries the bytes: memory, arithmetic, time."""
+"""Memory, arithmetic and timing shared by the collectives in host memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from runner.comm.collectives.api import Buffer, Call, Datatype, Function, Place, premultiplier
+from runner.comm.collectives.api import Buffer, Call, Datatype, Function, Pointer, premultiplier
 from runner.device.api import POISON
 from runner.errors import UserError
 from runner.region import Array
@@ -24,12 +24,12 @@ COMBINE = {
     "avg": np.add,
     "mulsum": np.add,
 }
-# A timed loop reduces its own results again and again: they overflow, and nobody reads them.
-_unheeded = np.errstate(all="ignore")
+# A timed loop reduces its own results repeatedly: they overflow, and are never read.
+_ignore_overflow = np.errstate(all="ignore")
 
 
 @dataclasses.dataclass(frozen=True)
-class HostBuffer:
+class AlignedBuffer:
     """Page-aligned memory. array: all of it, flat uint8."""
 
     array: Array
@@ -43,39 +43,39 @@ class HostBuffer:
         return int(self.array.nbytes)
 
 
-def allocate(nbytes: int) -> HostBuffer:
-    """Page-aligned memory that is really there: every page has been written. Raises MemoryError.
+def allocate(nbytes: int) -> AlignedBuffer:
+    """Page-aligned memory with every page written. Raises MemoryError.
 
-    Pages that were never written are all one page of zeros, which a cache holds: reading them is no measure.
+    Unwritten pages all map to one page of zeros, which stays in the cache: reading them measures nothing.
     """
     if nbytes > sys.maxsize - mmap.PAGESIZE:
-        raise MemoryError(f"{nbytes} bytes are more than an address can reach")
+        raise MemoryError(f"{nbytes} bytes exceed the address space")
     raw = np.empty(nbytes + mmap.PAGESIZE, np.uint8)
     raw.fill(POISON)
     begin = -raw.ctypes.data % mmap.PAGESIZE
-    return HostBuffer(raw[begin : begin + nbytes])
+    return AlignedBuffer(raw[begin : begin + nbytes])
 
 
-def elements(place: Place, count: int, datatype: Datatype) -> Array:
-    """`count` elements from a place on, as a flat array of their own dtype."""
-    return place.bytes(count * datatype.itemsize).view(datatype.dtype)
+def elements(pointer: Pointer, count: int, datatype: Datatype) -> Array:
+    """`count` elements starting at `pointer`, as a flat array of their own dtype."""
+    return pointer.bytes(count * datatype.itemsize).view(datatype.dtype)
 
 
-@_unheeded
+@_ignore_overflow
 def combine(ufunc: np.ufunc, total: Array, part: Array) -> None:
     """total = ufunc(total, part), each element rounded to its own type."""
     ufunc(total, part, out=total)
 
 
-@_unheeded
+@_ignore_overflow
 def _multiply(source: Array, factor: int, target: Array) -> None:
     np.multiply(source, source.dtype.type(factor), out=target)
 
 
-@_unheeded
+@_ignore_overflow
 def average(total: Array, ranks: int) -> None:
-    """Divide by the number of ranks in place: integers rounded down, floats to the nearest."""
-    # In a wider type, because the number of ranks may be none of the type's own values.
+    """Divide in place by the number of ranks: integers rounded down, floats to the nearest."""
+    # In a wider type, which can represent the number of ranks.
     if total.dtype.kind in "iu":
         wide = total.dtype if total.dtype.itemsize == 8 else np.dtype(np.int64)
         np.floor_divide(total, wide.type(ranks), out=total, dtype=wide, casting="unsafe")
@@ -85,43 +85,44 @@ def average(total: Array, ranks: int) -> None:
 
 
 class Scratch:
-    """Memory that a call needs beside its buffers. Calls of a rank come one after another and share it."""
+    """Scratch memory, shared by all calls of a rank, which run one after another."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, HostBuffer] = {}
+        self._buffers: dict[str, AlignedBuffer] = {}
 
-    def place(self, use: str, nbytes: int) -> Place:
-        """At least that many bytes; the same for every call with this `use`."""
+    def pointer(self, use: str, nbytes: int) -> Pointer:
+        """At least `nbytes` bytes; the same memory for every call with this `use`."""
         known = self._buffers.get(use)
         if known is None or known.nbytes < nbytes:
             known = self._buffers[use] = allocate(nbytes)
-        return Place(known)
+        return Pointer(known)
 
 
 def premultiplied(call: Call, rank: int, count: int, scratch: Scratch) -> tuple[list[Function], Call]:
-    """For mulsum of `count` elements: the step that fills a scratch buffer, and the call that sends it."""
+    """For mulsum: the step that writes the scaled elements to scratch, and the call that sends them from
+    there."""
     if call.reduction != "mulsum":
         return [], call
-    product = scratch.place("product", count * call.datatype.itemsize)
-    source, target = (elements(place, count, call.datatype) for place in (call.send, product))
+    product = scratch.pointer("product", count * call.datatype.itemsize)
+    source, target = (elements(pointer, count, call.datatype) for pointer in (call.send, product))
     fill = partial(_multiply, source, premultiplier(rank), target)
     return [fill], dataclasses.replace(call, send=product, in_place=False)
 
 
 def averaged(call: Call, ranks: int) -> list[Function]:
-    """For avg: the step that divides the sum in the receive buffer."""
+    """For avg: the step that divides the sums in the receive buffer."""
     if call.reduction != "avg":
         return []
     return [partial(average, elements(call.recv, call.count, call.datatype), ranks)]
 
 
 def copied(target: Array, source: Array) -> list[Function]:
-    """The step that copies bytes, unless they are there."""
+    """The step that copies bytes; none if source and target are the same memory."""
     return [] if target.ctypes.data == source.ctypes.data else [partial(np.copyto, target, source)]
 
 
 def in_turn(steps: Sequence[Function]) -> Function:
-    """All steps as one function; a single one stays what it is."""
+    """All steps as one function; a single step is returned unchanged."""
     if len(steps) == 1:
         return steps[0]
 
@@ -133,7 +134,7 @@ def in_turn(steps: Sequence[Function]) -> Function:
 
 
 class HostMark:
-    """A moment on the host's clock. seconds: of time.perf_counter, once recorded."""
+    """A time of the host's clock. seconds: of time.perf_counter, once recorded."""
 
     __slots__ = ("seconds",)
     seconds: float
@@ -143,7 +144,7 @@ class HostMark:
 
 
 class HostMemory:
-    """What `Collectives` asks for beside the calls, where the device is the host."""
+    """The part of `Collectives` other than the calls, for host memory."""
 
     asynchronous = False
     library = 0
@@ -151,12 +152,12 @@ class HostMemory:
     def __init__(self) -> None:
         self.scratch = Scratch()
 
-    def allocate(self, nbytes: int) -> HostBuffer:
+    def allocate(self, nbytes: int) -> AlignedBuffer:
         return allocate(nbytes)
 
     def register(self, buffer: Buffer, how: int) -> None:
         raise UserError(
-            "host memory cannot be registered: that is a matter of NCCL and GPUs",
+            "host memory cannot be registered: registration needs NCCL and GPUs",
             got=f"-R {how}",
             hint="without -R, or with --device cuda",
             everywhere=True,
@@ -165,8 +166,8 @@ class HostMemory:
     def grouped(self, calls: Sequence[Function]) -> Function:
         return in_turn(calls)
 
-    def rehearse(self) -> None:
-        pass  # each call is long over before the next begins
+    def warm_up(self) -> None:
+        pass  # calls are synchronous
 
     def packed(self, calls: Sequence[Function]) -> Sequence[Function]:
         return calls

@@ -1,14 +1,15 @@
 """Collectives in host memory through MPI: `runner.comm.collectives.api` for CPUs.
 
-A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI. What MPI has no
-form for takes more steps, from and to scratch memory that all calls share:
+A bound call is a method of mpi4py with its arguments, so that a timed loop measures MPI. Operations that MPI
+does not have take more steps, some through scratch memory shared by all calls:
 
-- half, bfloat16 and the 8-bit floats are no MPI types: they move as bytes, and are reduced by an
-  operator of our own (NumPy, rounding to their own type after each step);
-- avg divides what a sum left in the receive buffer, mulsum sums from a scratch buffer;
+- half, bfloat16 and the 8-bit floats are not MPI types: they move as bytes, and are reduced by a
+  user-defined operator (NumPy, rounding to their own type after each step);
+- avg divides the sums in the receive buffer, mulsum sums from a scratch buffer;
 - out-of-place broadcast copies on the root first, in-place alltoallv sends from a scratch copy (MPI's
-  own wants as much from i to j as from j to i), in-place reduce_scatter receives into a scratch buffer
-  (MPI's own puts the result at the start of the buffer, over a block of the input).
+  in-place form requires equal counts from i to j and from j to i), in-place reduce_scatter receives into a
+  scratch buffer (MPI's in-place form writes the result at the start of the buffer, over a block of the
+  input).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from runner.comm.api import Control
-from runner.comm.collectives.api import Call, Datatype, Function, Place, hypercube
+from runner.comm.collectives.api import Call, Datatype, Function, Pointer, hypercube
 from runner.comm.collectives.host import (
     COMBINE,
     HostMemory,
@@ -53,7 +54,7 @@ OPERATORS = {"sum": "SUM", "prod": "PROD", "max": "MAX", "min": "MIN", "avg": "S
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What MPI counts in. kind: the MPI type. native: whether MPI's own operators know it."""
+    """The MPI type that counts refer to. native: whether MPI's own operators support it."""
 
     kind: Any
     nbytes: int
@@ -63,7 +64,7 @@ class Unit:
 class MpiCollectives(HostMemory):
     """One rank of a group, over its own MPI communicator.
 
-    control: the group's ranks. largest_count: what the library counts to; found out where not given.
+    control: the group's communicator. largest_count: the library's largest count; detected by default.
     """
 
     def __init__(self, control: Control, largest_count: int | None = None) -> None:
@@ -99,7 +100,7 @@ class MpiCollectives(HostMemory):
             raise RunError("an MPI call failed", got=first_line(reason)) from reason
 
     def abort(self) -> None:
-        pass  # MPI has no way to end a call of another thread; the process has to end
+        pass  # MPI cannot end a call of another thread; the process has to end
 
     def close(self) -> None:
         for handle in [*self._types.values(), *self._operators.values(), self._comm]:
@@ -131,7 +132,7 @@ class MpiCollectives(HostMemory):
         before, call = premultiplied(call, self.rank, call.count * self.size, self.scratch)
         unit = self._unit(call, [call.count] * self.size, reduced=True)
         nbytes = call.count * call.datatype.itemsize
-        result = self.scratch.place("result", nbytes) if call.in_place else call.recv
+        result = self.scratch.pointer("result", nbytes) if call.in_place else call.recv
         reduce = partial(
             self._comm.Reduce_scatter_block,
             self._part(unit, call.send, nbytes, self.size),
@@ -159,11 +160,11 @@ class MpiCollectives(HostMemory):
         send = call.send
         if call.in_place:
             nbytes = sum(going) * call.datatype.itemsize
-            send = self.scratch.place("input", nbytes)
+            send = self.scratch.pointer("input", nbytes)
             before = copied(send.bytes(nbytes), call.send.bytes(nbytes))
         parts = [
-            self._parts(unit, place, [count * call.datatype.itemsize for count in counts])
-            for place, counts in ((send, going), (call.recv, coming))
+            self._parts(unit, pointer, [count * call.datatype.itemsize for count in counts])
+            for pointer, counts in ((send, going), (call.recv, coming))
         ]
         return [*before, partial(self._comm.Alltoallv, *parts)]
 
@@ -200,8 +201,8 @@ class MpiCollectives(HostMemory):
         unit, nbytes = self._unit(call, [call.count] * self.size), call.count * call.datatype.itemsize
 
         def blocks(first: int, count: int) -> Any:
-            place = dataclasses.replace(call.recv, offset=call.recv.offset + first * nbytes)
-            return self._part(unit, place, count * nbytes)
+            pointer = dataclasses.replace(call.recv, offset=call.recv.offset + first * nbytes)
+            return self._part(unit, pointer, count * nbytes)
 
         own = dataclasses.replace(call.recv, offset=call.recv.offset + self.rank * nbytes)
         steps = copied(own.bytes(nbytes), call.send.bytes(nbytes))
@@ -210,25 +211,25 @@ class MpiCollectives(HostMemory):
             steps.append(partial(self._comm.Sendrecv, send, peer, 0, recv, peer, 0))
         return steps
 
-    # How memory is described to MPI.
+    # Describe memory to MPI.
 
-    def _part(self, unit: Unit, place: Place, nbytes: int, blocks: int = 1) -> tuple[Any, int, Any]:
-        memory = self._mpi.buffer.frombuffer(place.bytes(nbytes * blocks))
+    def _part(self, unit: Unit, pointer: Pointer, nbytes: int, blocks: int = 1) -> tuple[Any, int, Any]:
+        memory = self._mpi.buffer.frombuffer(pointer.bytes(nbytes * blocks))
         return memory, nbytes // unit.nbytes, unit.kind
 
-    def _parts(self, unit: Unit, place: Place, nbytes: Sequence[int]) -> tuple[Any, Any, Any]:
+    def _parts(self, unit: Unit, pointer: Pointer, nbytes: Sequence[int]) -> tuple[Any, Any, Any]:
         counts = [length // unit.nbytes for length in nbytes]
         begins = [0, *itertools.accumulate(counts)][:-1]
-        return self._mpi.buffer.frombuffer(place.bytes(sum(nbytes))), (counts, begins), unit.kind
+        return self._mpi.buffer.frombuffer(pointer.bytes(sum(nbytes))), (counts, begins), unit.kind
 
     def _unit(self, call: Call, counts: Sequence[int], reduced: bool = False) -> Unit:
-        """For messages of these many elements each: a larger unit where MPI could not count them all.
+        """The unit for messages of these counts: a larger one where MPI could not count the elements.
 
-        All of them together have to be countable, because MPI libraries add counts up in their own type.
+        The sum of the counts must be representable, because MPI libraries add counts in their own type.
         """
         size, native = call.datatype.itemsize, NATIVE.get(call.datatype.name)
         if reduced and size == 1 and OPERATORS[call.reduction] == "SUM":
-            native = None  # Open MPI's AVX code saturates sums of bytes; NCCL's and NumPy's wrap round
+            native = None  # Open MPI's AVX code saturates sums of bytes; NCCL and NumPy wrap around
         width = size if native or reduced else 1
         total = sum(counts) * size
         if total // width > self._largest_count:
@@ -247,7 +248,7 @@ class MpiCollectives(HostMemory):
         return Unit(self._contiguous(call.datatype, width) if reduced else self._mpi.BYTE, width)
 
     def _contiguous(self, datatype: Datatype, nbytes: int) -> Any:
-        """An MPI type of that many bytes, by which an operator knows the elements inside."""
+        """An MPI type of that many bytes, from which the operator knows the element type."""
         key = (datatype.name, nbytes)
         if key not in self._types:
             made = self._types[key] = self._mpi.BYTE.Create_contiguous(nbytes).Commit()
@@ -255,7 +256,7 @@ class MpiCollectives(HostMemory):
         return self._types[key]
 
     def _operator(self, call: Call, unit: Unit) -> Any:
-        """MPI's own for its own types. Else ours: one for all datatypes, since mpi4py has room for few."""
+        """MPI's own operator, or for non-native units ours: one for all datatypes, as mpi4py allows few."""
         name = OPERATORS[call.reduction]
         if unit.native:
             return getattr(self._mpi, name)
@@ -268,14 +269,14 @@ class MpiCollectives(HostMemory):
 def _combine(
     dtypes: dict[int, np.dtype[Any]], ufunc: np.ufunc, source: Any, target: Any, datatype: Any
 ) -> None:
-    """An MPI_User_function: target = ufunc(target, source) on as many elements as MPI hands over."""
+    """An MPI_User_function: target = ufunc(target, source)."""
     dtype = dtypes[datatype.handle]
     combine(ufunc, np.frombuffer(target, dtype), np.frombuffer(source, dtype))
 
 
 def _largest_count(mpi: Any) -> int:
-    """What the library counts to: MPI_Count since MPI 4.0, a C int before. It is asked, not its version:
-    mpi4py, too, may have been built without the larger counts."""
+    """The library's largest count: of MPI_Count since MPI 4.0, of a C int before. Tested by a call instead of
+    by version, because mpi4py may have been built without large counts."""
     try:
         mpi.BYTE.Pack_size(C_INT + 1, mpi.COMM_SELF)
     except mpi.Exception:

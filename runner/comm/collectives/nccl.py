@@ -17,20 +17,21 @@ from runner.comm import nccl
 from runner.comm.api import Control
 from runner.comm.collectives.api import Buffer, Function
 from runner.comm.collectives.call_batch import BUILT
-from runner.comm.collectives.nccl_calls import Calls
+from runner.comm.collectives.nccl_calls import NcclCalls
 from runner.errors import RunError, UserError, first_line
 from runner.region import Array
 
 SYMMETRIC_WINDOWS = 22700
-POLLS = 256  # of the stream between two looks at the clock
-# Seconds between two looks at NCCL's own state. Each lets go of Python's lock for a moment, and a thread that
-# waits for the lock asks for it only after 5 ms without that: looks more often than this starve the watchdog.
-LOOK = 0.02
+POLLS = 256  # stream queries between two readings of the clock
+# Seconds between checks for NCCL's asynchronous errors. Each check briefly releases the GIL, and a thread
+# that waits for the GIL requests it only after 5 ms without a release: more frequent checks starve the
+# watchdog.
+CHECK_INTERVAL = 0.02
 NOT_READY = 600  # cudaErrorNotReady
 
 
 class NcclBuffer:
-    """Memory that NCCL allocated (ncclMemAlloc), which it can register and map without a copy."""
+    """Memory allocated by NCCL (ncclMemAlloc), which it can register and map without a copy."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -60,8 +61,8 @@ class EventMark:
 class NcclCollectives:
     """One rank of a group, over its own NCCL communicator.
 
-    control: the group's ranks. stream: CuPy's, that everything is issued to. cta_policy, peers:
-    as `nccl.Communicator` takes them.
+    control: the group's communicator. stream: a CuPy stream; all work is issued to it. cta_policy, peers:
+    as in `nccl.Communicator`.
     """
 
     asynchronous = True
@@ -71,15 +72,15 @@ class NcclCollectives:
     ) -> None:
         self.control, self.rank, self.size = control, control.rank, control.size
         self.library = nccl.version_number()
-        self.label = nccl.agreed(control) + ("" if BUILT else ", called from Python")
+        self.label = nccl.common_version(control) + ("" if BUILT else ", called from Python")
         self.stream = stream
-        identity = control.broadcast(nccl.new_identity() if control.rank == 0 else None)
+        unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
-            control.size, control.rank, identity, cta_policy=cta_policy, peers=peers
+            control.size, control.rank, unique_id, cta_policy=cta_policy, peers=peers
         )
         self._nccl, self._handle = self.comm.nccl, self.comm.handle
         self._refused = self._nccl.NCCLError
-        self._calls = Calls(self.comm, stream.ptr)
+        self._calls = NcclCalls(self.comm, stream.ptr)
         self.bind, self.message = self._calls.bind, self._calls.message
         self.grouped, self.packed = self._calls.grouped, self._calls.packed
         self._buffers: list[NcclBuffer] = []
@@ -111,8 +112,8 @@ class NcclCollectives:
         self._registered.append(undo)
 
     def captured(self, calls: Sequence[Function]) -> Function:
-        # Thread-local: NCCL may allocate while a first call is captured, which the global mode forbids.
-        # A failure leaves the stream as it is: it ends the run.
+        # Thread-local: NCCL may allocate during the first captured call, which the global mode forbids.
+        # A failure does not restore the stream: it ends the run.
         with cuda_failures("recording a graph"):
             self.stream.begin_capture(cupy.cuda.runtime.streamCaptureModeThreadLocal)
             self.issue(calls)
@@ -121,17 +122,17 @@ class NcclCollectives:
         return launch
 
     def issue(self, calls: Sequence[Function]) -> None:
-        # Not `nccl.failures`: a try costs nothing here, where -z waits for each call.
+        # Not `nccl.failures`: a try costs nothing, and -z waits for each call.
         try:
             for call in calls:
                 call()
         except self._refused as reason:
-            self.comm.valid()
+            self.comm.block_if_aborted()
             raise nccl.failure("starting an operation", reason) from reason
         except cupy.cuda.runtime.CUDARuntimeError as reason:
             raise cuda_failure("starting an operation", reason) from reason
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         self.issue(())
         self.wait()
 
@@ -147,21 +148,21 @@ class NcclCollectives:
 
     def wait(self, poll: Function | None = None) -> None:
         query, stream = cupy.cuda.runtime.streamQuery, self.stream.ptr
-        looked = time.monotonic()
+        checked = time.monotonic()
         while True:
             for _ in range(POLLS):
                 status = query(stream)
                 if status == 0:
-                    self.comm.valid()
+                    self.comm.block_if_aborted()
                     return
                 if status != NOT_READY:
                     with cuda_failures("working on the GPU"):
                         cupy.cuda.runtime.check_status(status)
-            if time.monotonic() - looked < LOOK:
+            if time.monotonic() - checked < CHECK_INTERVAL:
                 continue
             self.comm.check()
-            self.comm.valid()
-            looked = time.monotonic()
+            self.comm.block_if_aborted()
+            checked = time.monotonic()
             if poll is not None:
                 poll()
 
@@ -180,7 +181,7 @@ class NcclCollectives:
 
 
 class CudaFailure(RunError):
-    """CUDA said no: exit status 2, as nccl-tests has it."""
+    """A CUDA error: exit status 2, as in nccl-tests."""
 
     exit_code = 2
 
@@ -195,7 +196,7 @@ def cuda_failure(doing: str, reason: Exception) -> CudaFailure:
 
 @contextmanager
 def cuda_failures(doing: str) -> Iterator[None]:
-    """Turn CuPy's error inside into CudaFailure."""
+    """Convert CuPy's CUDA error to CudaFailure."""
     try:
         yield
     except cupy.cuda.runtime.CUDARuntimeError as reason:

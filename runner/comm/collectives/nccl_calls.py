@@ -1,6 +1,6 @@
-"""Collective calls bound to raw pointers: one of nccl4py's functions with its arguments, or a few of them.
+"""Bind collective calls to raw pointers: one or several nccl4py functions with their arguments.
 
-Whatever can be computed before a call is made is computed here, and several can be made from C at once.
+Everything that can be computed before a call is computed here; several calls can be made from C at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from runner.comm.collectives.api import REDUCTIONS, Call, Datatype, Function, hy
 from runner.comm.collectives.call_batch import BUILT, Batch
 from runner.errors import UserError
 
-NATIVE_ALLTOALL = 22800  # alltoall, gather, scatter came with NCCL 2.28
+NATIVE_ALLTOALL = 22800  # ncclAlltoAll, ncclGather and ncclScatter exist since NCCL 2.28
 FLOAT8 = 22400
 DEVICE_TO_DEVICE = 3  # cudaMemcpyDeviceToDevice
 
 
-class Series:
-    """Several calls of the library, one after another."""
+class CallSequence:
+    """Several library calls, one after another."""
 
     __slots__ = ("parts",)
 
@@ -36,7 +36,7 @@ class Series:
             part()
 
 
-class Calls:
+class NcclCalls:
     """Binds calls of one communicator, on one stream (a cudaStream_t)."""
 
     def __init__(self, comm: nccl.Communicator, stream: int) -> None:
@@ -60,9 +60,8 @@ class Calls:
         return functools.partial(getattr(self._nccl, name), *arguments, self._handle, self._stream)
 
     def _whole(self, name: str, call: Call, *more: int) -> Function:
-        """A collective of NCCL's own: from where, to where, how much of what, and what else it takes."""
-        where = call.send.address, call.recv.address
-        return self._bound(name, *where, call.count, call.datatype.code, *more)
+        """A collective function of NCCL. more: arguments after the datatype."""
+        return self._bound(name, call.send.address, call.recv.address, call.count, call.datatype.code, *more)
 
     def _all_reduce(self, call: Call) -> Function:
         return self._whole("all_reduce", call, self._operator(call))
@@ -82,13 +81,9 @@ class Calls:
     def _alltoall(self, call: Call) -> Function:
         if self.version >= NATIVE_ALLTOALL:
             return self._whole("allto_all", call)
-        send, recv, count = call.send.address, call.recv.address, call.count
-        step = count * call.datatype.itemsize
-        messages = []
-        for peer in range(self.size):
-            messages.append(self._message("send", send + peer * step, count, call.datatype, peer))
-            messages.append(self._message("recv", recv + peer * step, count, call.datatype, peer))
-        return self.grouped(messages)
+        sends = self._blocks("send", call.send.address, call, range(self.size))
+        receives = self._blocks("recv", call.recv.address, call, range(self.size))
+        return self.grouped([*itertools.chain(*zip(sends, receives, strict=True))])
 
     def _alltoallv(self, call: Call) -> Function:
         traffic = call.traffic or ()
@@ -108,24 +103,18 @@ class Calls:
             return _nothing
         if self.version >= NATIVE_ALLTOALL:
             return self._whole("gather", call, call.root)
-        send, recv, count = call.send.address, call.recv.address, call.count
-        step = count * call.datatype.itemsize
+        send = self._message("send", call.send.address, call.count, call.datatype, call.root)
         sources = range(self.size) if self.rank == call.root else ()
-        messages = [self._message("send", send, count, call.datatype, call.root)]
-        messages += [self._message("recv", recv + r * step, count, call.datatype, r) for r in sources]
-        return self.grouped(messages)
+        return self.grouped([send, *self._blocks("recv", call.recv.address, call, sources)])
 
     def _scatter(self, call: Call) -> Function:
         if not call.count:
             return _nothing
         if self.version >= NATIVE_ALLTOALL:
             return self._whole("scatter", call, call.root)
-        send, recv, count = call.send.address, call.recv.address, call.count
-        step = count * call.datatype.itemsize
+        recv = self._message("recv", call.recv.address, call.count, call.datatype, call.root)
         targets = range(self.size) if self.rank == call.root else ()
-        messages = [self._message("send", send + r * step, count, call.datatype, r) for r in targets]
-        messages.append(self._message("recv", recv, count, call.datatype, call.root))
-        return self.grouped(messages)
+        return self.grouped([*self._blocks("send", call.send.address, call, targets), recv])
 
     def _sendrecv(self, call: Call) -> Function:
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -142,10 +131,16 @@ class Calls:
             going = self._message("send", recv + mine * step, count, call.datatype, peer)
             coming = self._message("recv", recv + theirs * step, count, call.datatype, peer)
             steps.append(self.grouped([going, coming]))
-        return Series(_flat(steps))
+        return CallSequence(_flat(steps))
 
     def _message(self, name: str, address: int, count: int, datatype: Datatype, peer: int) -> Function:
         return self._bound(name, address, count, datatype.code, peer)
+
+    def _blocks(self, name: str, address: int, call: Call, peers: Iterable[int]) -> list[Function]:
+        """A message of `call.count` elements with each peer, at the peer's block of the memory at
+        `address`."""
+        step = call.count * call.datatype.itemsize
+        return [self._message(name, address + r * step, call.count, call.datatype, r) for r in peers]
 
     def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
         messages = []
@@ -156,7 +151,7 @@ class Calls:
         return self.grouped(messages)
 
     def _operator(self, call: Call) -> int:
-        """ncclRedOp_t. mulsum is an operator of this communicator, made once for a datatype."""
+        """ncclRedOp_t. mulsum needs a user-defined operator, created once per datatype."""
         if self.size == 1 and call.datatype.name.startswith("f8") and call.reduction in ("avg", "mulsum"):
             raise UserError(
                 "NCCL on a single rank does not scale 8-bit floats",
@@ -176,10 +171,10 @@ class Calls:
         return self._premultipliers[known.name]
 
     def grouped(self, calls: Sequence[Function]) -> Function:
-        return Series((self._nccl.group_start, *_flat(calls), self._nccl.group_end))
+        return CallSequence((self._nccl.group_start, *_flat(calls), self._nccl.group_end))
 
     def packed(self, calls: Sequence[Function]) -> list[Function]:
-        """The same, with those that follow one another in the library made from C."""
+        """The same calls, with consecutive library calls made from C."""
         parts = _flat(calls)
         if not BUILT:
             return parts
@@ -200,7 +195,7 @@ class Calls:
 
 
 def _flat(calls: Sequence[Function]) -> list[Function]:
-    return [part for call in calls for part in (call.parts if isinstance(call, Series) else (call,))]
+    return [part for call in calls for part in (call.parts if isinstance(call, CallSequence) else (call,))]
 
 
 def _function(part: Function) -> Callable[..., Any]:
@@ -216,7 +211,7 @@ def _nothing() -> None:
 
 
 def _scalar(datatype: Datatype, value: int) -> bytes:
-    """1 or 2 in the datatype's own bits."""
+    """1 or 2 in the datatype's representation."""
     if not datatype.floating:
         return value.to_bytes(8, "little")
     bias = (1 << (datatype.exponent - 1)) - 1

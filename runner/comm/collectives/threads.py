@@ -1,6 +1,6 @@
-"""Collectives among ranks that are threads, and of a lone process: `runner.comm.collectives.api` without MPI.
+"""Collectives among ranks that are threads, and of a single process, without MPI.
 
-Every message is a copy, made when it is sent. Reductions combine in rank order, rounding to the element's
+Every message is copied when it is sent. Reductions combine in rank order, rounding to the element's
 own type after each step.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from runner.comm.api import Message
-from runner.comm.collectives.api import Call, Function, Place, hypercube
+from runner.comm.collectives.api import Call, Function, Pointer, hypercube
 from runner.comm.collectives.host import (
     COMBINE,
     HostMemory,
@@ -21,16 +21,16 @@ from runner.comm.collectives.host import (
     in_turn,
     premultiplied,
 )
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.region import Array
 
 Part = tuple[int, int, int]  # (peer, first element, elements)
 
 
-class SimulatedCollectives(HostMemory):
-    """One rank of a group. control: the group's ranks."""
+class ThreadCollectives(HostMemory):
+    """One rank of a group. control: the group's communicator."""
 
-    def __init__(self, control: SimulatedComm) -> None:
+    def __init__(self, control: ThreadComm) -> None:
         super().__init__()
         self.control, self.rank, self.size = control, control.rank, control.size
         self._everyone = range(control.size)
@@ -112,7 +112,7 @@ class SimulatedCollectives(HostMemory):
     def _blocks(self, call: Call) -> list[Part]:
         return [(peer, peer * call.count, call.count) for peer in self._everyone]
 
-    # How data moves, and is combined.
+    # Move and combine data.
 
     def _moved(self, call: Call, sends: Iterable[Part], receives: Iterable[Part]) -> list[Function]:
         outgoing, incoming = _messages(call, call.send, sends), _messages(call, call.recv, receives)
@@ -126,7 +126,7 @@ class SimulatedCollectives(HostMemory):
         return [partial(self._exchange, others[0], local, others[1])] if any(others) else local
 
     def _exchange(self, sends: list[Message], local: list[Function], receives: list[Message]) -> None:
-        # Sent data is copied first and received data comes last, so that the two may share memory.
+        # Sent data is copied first and received data written last, so that the two may share memory.
         pending = self.control.exchange(sends, receives)
         for step in local:
             step()
@@ -143,7 +143,7 @@ class SimulatedCollectives(HostMemory):
         [(_, own)] = self._own(outgoing)
         dtype, ufunc = call.datatype.dtype, COMBINE[call.reduction]
         result = call.recv.bytes(own.nbytes)
-        # In place, the result would overwrite this rank's part before its turn comes.
+        # In place, the result would overwrite this rank's part before it is combined.
         total = self._scratch_bytes("total", own.nbytes) if call.in_place and self.rank else result
         inbox = self._scratch_bytes("inbox", own.nbytes)
         for peer in self._everyone:
@@ -157,7 +157,7 @@ class SimulatedCollectives(HostMemory):
         return [*steps, *copied(result, total), *averaged(call, self.size)]
 
     def _scratch_bytes(self, use: str, nbytes: int) -> Array:
-        return self.scratch.place(use, nbytes).bytes(nbytes)
+        return self.scratch.pointer(use, nbytes).bytes(nbytes)
 
     def _own(self, messages: list[Message]) -> list[Message]:
         return [message for message in messages if message[0] == self.rank]
@@ -167,14 +167,14 @@ class SimulatedCollectives(HostMemory):
 
 
 def _packed(counts: Sequence[int]) -> list[Part]:
-    """Parts of these many elements, one after another, in the order of ranks."""
+    """Consecutive parts with these counts of elements, in rank order."""
     ends = itertools.accumulate(counts)
     return [(peer, end - count, count) for peer, (end, count) in enumerate(zip(ends, counts, strict=True))]
 
 
-def _messages(call: Call, place: Place, parts: Iterable[Part]) -> list[Message]:
+def _messages(call: Call, pointer: Pointer, parts: Iterable[Part]) -> list[Message]:
     size = call.datatype.itemsize
     return [
-        (peer, Place(place.buffer, place.offset + first * size).bytes(count * size))
+        (peer, Pointer(pointer.buffer, pointer.offset + first * size).bytes(count * size))
         for peer, first, count in parts
     ]

@@ -1,4 +1,3 @@
-"""A GPU's memory, streams, events, allocators and cuBLAS without arrays in between, for measurements. It
-knows neither ranks nor jobs. Others use `memory.Box`, `cuda_memory.open_box`, `cuda_allocators.open_pools`
-and `blas`.
+"""GPU memory, streams, events, allocators and cuBLAS on raw addresses, for measurements. It knows neither
+ranks nor jobs. Others use `memory.Box`, `memory.open_box`, `allocators.open_pools` and `blas`.
 """

@@ -1,45 +1,46 @@
-"""Where a program gets memory from while it runs: one protocol over the system's own calls and over pools."""
+"""Memory allocators: one protocol for the driver's calls and for pools."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-Handle = Any  # what stands for an allocation
+Handle = Any  # identifies an allocation
 
 
 class Pool(Protocol):
-    """Memory of one device, given out and taken back. Not for several threads."""
+    """Allocates and frees memory of one device. Not thread-safe."""
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """Name in tables."""
 
     def allocate(self, nbytes: int) -> Handle:
-        """New memory, not initialised. Raises UserError where there is not enough."""
+        """Allocate uninitialised memory. Raises UserError if there is not enough."""
 
     def release(self, handle: Handle) -> None:
-        """Take it back; what was queued before still finds it there."""
+        """Free an allocation; work queued before may still use it."""
 
     def address(self, handle: Handle) -> int:
-        """Where it begins."""
+        """Start address."""
 
     def settle(self, handle: Handle | None = None) -> None:
-        """Return when what was asked for is done: on a GPU, all queued work; on a host, pages in place."""
+        """Return when allocations are complete: on a GPU, all queued work; on a host, all pages are
+        mapped."""
 
     def reserved(self) -> int:
-        """Bytes taken from the device and not given back, in use or not."""
+        """Bytes held from the device, in use or not."""
 
     def trim(self) -> None:
-        """Give back to the device what is not in use."""
+        """Return unused memory to the device."""
 
     def close(self) -> None:
-        """Orderly end; everything has been released."""
+        """Free the pool. Everything must have been released."""
 
 
 def open_pools(most: int) -> list[Pool]:
-    """Every way to allocate memory of the current GPU, on the current stream; close each at the end.
+    """One pool of each kind for the current GPU, on the current stream; close each when done.
 
-    most: bytes that CuPy's pool may hold.
+    most: limit of CuPy's pool, in bytes.
     """
     from runner.device.raw.cuda_allocators import KEEP, AsyncPool, CupyPool, DriverPool
 

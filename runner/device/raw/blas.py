@@ -1,4 +1,4 @@
-"""cuBLAS on raw device memory, row-major: what measurements compare kernels of their own with."""
+"""cuBLAS on raw device memory, row-major: the reference for measurements of our own kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cupy_backends.cuda.libs import cublas
 
 from runner.device.raw.memory import Stream
 
-# The elements' cudaDataType, and what is computed in.
+# cudaDataType of the elements, and cublasComputeType_t.
 PRECISIONS: dict[str, tuple[int, int]] = {
     "float32": (runtime.CUDA_R_32F, cublas.CUBLAS_COMPUTE_32F),
     "tf32": (runtime.CUDA_R_32F, cublas.CUBLAS_COMPUTE_32F_FAST_TF32),
@@ -26,13 +26,13 @@ def geam(
 ) -> None:
     """Queue a transpose on the current GPU: (rows, columns) at address `source`, (columns, rows) at `target`.
 
-    dtype: float32 or float64, the real ones that cuBLAS has. Both C-contiguous.
+    dtype: float32 or float64. Both C-contiguous.
     """
     call = {"float32": cublas.sgeam, "float64": cublas.dgeam}[dtype.name]
     one, zero = np.ones(1, dtype), np.zeros(1, dtype)
     with _handle(stream) as handle:
-        # Column-major, as cuBLAS reads, the source is (columns, rows), and the target (rows, columns) its
-        # transpose. Of the second matrix, which counts zero times, it wants a valid place: the target's.
+        # In cuBLAS's column-major order, the source is (columns, rows) and the target (rows, columns), its
+        # transpose. The second matrix, scaled by 0, still needs a valid address: the target's.
         call(
             handle, cublas.CUBLAS_OP_T, cublas.CUBLAS_OP_N, rows, columns,
             one.ctypes.data, source, columns, zero.ctypes.data, target, rows, target, rows,
@@ -40,15 +40,15 @@ def geam(
 
 
 def gemm(precision: str, m: int, n: int, k: int, a: int, b: int, c: int, stream: Stream) -> None:
-    """Queue c = a b, on the current GPU: (m, k) at address `a` times (k, n) at `b`; all C-contiguous.
+    """Queue c = a b on the current GPU: (m, k) at address `a` times (k, n) at `b`; all C-contiguous.
 
-    precision: of the elements, and of what is computed: float32 as it is ("float32"), or with inputs rounded
-    to 10 bits of mantissa ("tf32"); float16 and bfloat16 with sums in float32.
+    precision: "float32"; "tf32" for float32 with inputs rounded to 10 bits of mantissa; "float16" or
+    "bfloat16" with sums in float32.
     """
     kind, compute = PRECISIONS[precision]
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
     with _handle(stream) as handle:
-        # Column-major, the three are their transposes: (n, m) = (n, k) (k, m).
+        # In column-major order, the three are their transposes: (n, m) = (n, k) (k, m).
         cublas.gemmEx(
             handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, n, m, k,
             one.ctypes.data, b, kind, n, a, kind, k, zero.ctypes.data, c, kind, n, compute,
@@ -58,12 +58,12 @@ def gemm(precision: str, m: int, n: int, k: int, a: int, b: int, c: int, stream:
 
 @contextmanager
 def _handle(stream: Stream) -> Iterator[int]:
-    """The handle for calls on `stream` with scalars in host memory. CuPy calls on its current stream."""
+    """CuPy's cuBLAS handle, set up for `stream` and scalars in host memory."""
     before = cupy.cuda.get_current_stream()
     stream.use()
     try:
         handle: int = device.get_cublas_handle()
-        cublas.setMathMode(handle, cublas.CUBLAS_DEFAULT_MATH)  # no TF32 but where it is asked for
+        cublas.setMathMode(handle, cublas.CUBLAS_DEFAULT_MATH)  # TF32 only if requested
         cublas.setPointerMode(handle, cublas.CUBLAS_POINTER_MODE_HOST)
         yield handle
     finally:

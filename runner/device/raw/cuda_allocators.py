@@ -1,6 +1,6 @@
 """GPU memory from the driver, from the driver's stream-ordered pool, and from CuPy's pool.
 
-All on the current device and, where the order of work matters, on the current stream.
+All use the current device, and the current stream where stream order matters.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from cupy.cuda import runtime
 from runner.device.raw.allocators import Pool
 from runner.errors import UserError, first_line
 
-# What CUDA's runtime and CuPy's pool raise.
+# Raised by CUDA's runtime and CuPy's pool.
 FAILURES = (runtime.CUDARuntimeError, MemoryError)
-KEEP = 2**64 - 1  # bytes: all that there can be
+KEEP = 2**64 - 1  # bytes: everything
 
 
 class DriverPool:
-    """No pool: each call goes to the driver, and a release waits for all work of the device."""
+    """No pool: every call goes to the driver, and a release waits for all work on the device."""
 
     label = "cudaMalloc"
 
@@ -48,8 +48,8 @@ class DriverPool:
         self._stream.synchronize()
 
     def reserved(self) -> int:
-        # The driver does not say how much it rounds up to whole pages; what has become of the free memory
-        # does, as long as nobody else uses the GPU. Small allocations may fit into a page that was taken.
+        # The driver does not report how much it rounds up to whole pages; the decrease of free memory shows
+        # it, as long as no other process uses the GPU. Small allocations may fit into a page already taken.
         return max(self._free_before - int(runtime.memGetInfo()[0]), self._live)
 
     def trim(self) -> None:
@@ -61,9 +61,9 @@ class DriverPool:
 
 
 class AsyncPool:
-    """cudaMallocAsync, cudaFreeAsync: in the order of a stream's work, from a pool that the driver has.
+    """cudaMallocAsync and cudaFreeAsync: in stream order, from a pool of the driver.
 
-    keep: bytes that it keeps when the stream is synchronised, its release threshold; CUDA's default is 0.
+    keep: release threshold, the bytes kept when the stream is synchronised; CUDA's default is 0.
     """
 
     def __init__(self, keep: int = 0) -> None:
@@ -75,7 +75,7 @@ class AsyncPool:
             runtime.cudaMemLocationTypeDevice,
             runtime.getDevice(),
         )
-        # One of its own, not the device's: that one is shared with the rest of the process.
+        # A new pool, because the device's default pool is shared with the rest of the process.
         self._pool = runtime.memPoolCreate(properties)
         runtime.memPoolSetAttribute(self._pool, runtime.cudaMemPoolAttrReleaseThreshold, keep)
 
@@ -100,7 +100,7 @@ class AsyncPool:
         return int(runtime.memPoolGetAttribute(self._pool, attribute))
 
     def trim(self) -> None:
-        self._stream.synchronize()  # what is freed in a stream is free when the stream has come there
+        self._stream.synchronize()  # cudaFreeAsync takes effect in stream order
         runtime.memPoolTrimTo(self._pool, 0)
 
     def close(self) -> None:
@@ -109,9 +109,9 @@ class AsyncPool:
 
 
 class CupyPool:
-    """CuPy's own: blocks from cudaMalloc, split, merged and used again, without asking the driver.
+    """CuPy's memory pool: splits, merges and reuses blocks from cudaMalloc.
 
-    most: bytes that it may hold.
+    most: limit in bytes.
     """
 
     label = "CuPy's pool"
@@ -149,8 +149,8 @@ class CupyPool:
 
 def _refused(pool: Pool, nbytes: int, reason: Exception) -> UserError:
     return UserError(
-        f"{pool.label} gave no memory ({first_line(reason)})",
-        got=f"{nbytes:,} bytes more than the {pool.reserved():,} that it holds",
-        expected="as much free memory of the GPU",
-        hint="a smaller -e, or nvidia-smi to see who else uses the GPU",
+        f"{pool.label} failed to allocate memory ({first_line(reason)})",
+        got=f"{nbytes:,} bytes in addition to the {pool.reserved():,} already held",
+        expected="that much free GPU memory",
+        hint="a smaller -e; nvidia-smi lists other processes on the GPU",
     )

@@ -1,4 +1,4 @@
-"""Raw memory, streams and copies of all GPUs that this process sees."""
+"""Raw memory, streams and copies on all GPUs visible to this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from cupy.cuda import runtime
 
 from runner.device.cuda import count, describe
-from runner.device.raw.memory import Gpu, Kind, Mark, Memory, Stream
+from runner.device.raw.memory import GpuProperties, Kind, Mark, Memory, Stream
 from runner.errors import RunError, UserError
 from runner.region import Array
 from runner.system import sysfs
@@ -36,11 +36,11 @@ CPU, NOWHERE = -1, -2  # CU_DEVICE_CPU, CU_DEVICE_INVALID
 
 
 class CudaBox:
-    """The GPUs that CUDA shows to this process, in CUDA's order."""
+    """The GPUs visible to this process, in CUDA's order."""
 
     def __init__(self) -> None:
         self.gpus = [_gpu(index) for index in range(count())]
-        self._kept: dict[int, tuple[Memory, bool]] = {}  # address -> memory, and whether it was attached
+        self._kept: dict[int, tuple[Memory, bool]] = {}  # address -> memory, attached
 
     @contextmanager
     def on(self, gpu: int) -> Iterator[None]:
@@ -50,7 +50,7 @@ class CudaBox:
     def allocate(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
         with self.on(gpu):
             if kind == "managed" and nbytes > self.free_memory(gpu):
-                raise _too_much(kind, nbytes, gpu, f"at most {self.free_memory(gpu):,} bytes, what is free")
+                raise _too_much(kind, nbytes, gpu, f"at most the {self.free_memory(gpu):,} bytes free")
             try:
                 memory = self._allocated(kind, nbytes, gpu)
             except (runtime.CUDARuntimeError, MemoryError) as reason:
@@ -70,7 +70,7 @@ class CudaBox:
             with _near(self.gpus[gpu]):
                 if kind == "pageable":
                     owner = np.empty(nbytes, np.uint8)
-                    owner[::4096] = 0  # a page has its place once it is touched
+                    owner[::4096] = 0  # first touch allocates the page
                     address = owner.ctypes.data
                 else:
                     address = runtime.hostAlloc(nbytes, PINNED[kind])
@@ -88,14 +88,14 @@ class CudaBox:
 
     def array(self, memory: Memory) -> Array:
         if memory.kind == "pageable":
-            raise ValueError("kernels do not reach pageable memory")
+            raise ValueError("kernels cannot access pageable memory")
         with self.on(memory.gpu):
             raw = cupy.cuda.UnownedMemory(memory.address, memory.nbytes, memory, memory.gpu)
             return cupy.ndarray(memory.nbytes, cupy.uint8, cupy.cuda.MemoryPointer(raw, 0))
 
     def host_array(self, memory: Memory) -> np.ndarray[Any, Any]:
         if memory.kind == "device":
-            raise ValueError("the processor does not reach device memory")
+            raise ValueError("the CPU cannot access device memory")
         if memory.kind == "pageable":
             owned: np.ndarray[Any, Any] = memory.owner
             return owned
@@ -150,7 +150,7 @@ class CudaBox:
         with self.on(memory.gpu):
             status = call(ctypes.byref(place), 4, LAST_PREFETCH, memory.address, memory.nbytes)
         if status:
-            raise RunError("the driver does not say where managed memory is", got=f"CUDA error {status}")
+            raise RunError("the driver does not report where managed memory is", got=f"CUDA error {status}")
         return place.value == (CPU if host else memory.gpu)
 
     def mark(self, stream: Stream) -> Mark:
@@ -179,9 +179,9 @@ class CudaBox:
             self.release(memory)
 
 
-def _gpu(index: int) -> Gpu:
+def _gpu(index: int) -> GpuProperties:
     device, properties = describe(index), runtime.getDeviceProperties(index)
-    return Gpu(
+    return GpuProperties(
         index=index,
         name=device.name,
         uuid=device.uuid,
@@ -196,7 +196,7 @@ def _gpu(index: int) -> Gpu:
 
 
 def _prefetch_to_host(memory: Memory, stream: Stream) -> None:
-    """By the driver, of CUDA 12.2 or later: CuPy built for CUDA 13 takes every place for a GPU."""
+    """Call the driver (CUDA 12.2 or later): CuPy built for CUDA 13 treats every location as a GPU."""
     call = ctypes.CDLL("libcuda.so.1").cuMemPrefetchAsync_v2
     call.argtypes = (ctypes.c_uint64, ctypes.c_size_t, _Location, ctypes.c_uint, ctypes.c_void_p)
     status = call(memory.address, memory.nbytes, HOST, 0, stream.ptr)
@@ -205,8 +205,8 @@ def _prefetch_to_host(memory: Memory, stream: Stream) -> None:
 
 
 @contextmanager
-def _near(gpu: Gpu) -> Iterator[None]:
-    """On the cores near the GPU: memory is taken from the node of the core that asks for it."""
+def _near(gpu: GpuProperties) -> Iterator[None]:
+    """Run on the cores near the GPU: memory is allocated on the NUMA node of the calling core."""
     before = os.sched_getaffinity(0)
     cores = Path("/sys/bus/pci/devices") / gpu.bus_id.lower() / "local_cpulist"
     near = before.intersection(sysfs.numbers(sysfs.text(cores))) or before

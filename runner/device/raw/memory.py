@@ -1,7 +1,6 @@
-"""The GPUs of one host as one process drives them: raw memory of every kind, streams, copies, their times.
+"""Raw memory of every kind, streams and timed copies on all GPUs of one host, from one process.
 
-For measurements of the machine. Jobs on arrays have `Backend`, which does not know of other GPUs than its
-rank's, nor of memory that is slow on purpose.
+For measurements of the machine. Jobs on arrays use `Backend`, which has one GPU and one kind of host memory.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ import numpy as np
 from runner.errors import UserError
 from runner.region import Array
 
-# pinned: page-locked. combined: page-locked and write-combined, which a processor writes fast and reads
-# slowly. mapped: page-locked, for kernels to read where it is. managed: pages move to whoever touches them.
+# pinned: page-locked. combined: page-locked and write-combined, which the CPU writes fast and reads
+# slowly. mapped: page-locked and accessible to kernels. managed: pages migrate to the device that accesses
+# them.
 Kind = Literal["device", "pageable", "pinned", "combined", "mapped", "managed"]
-Stream = Any  # a queue of work on one GPU
+Stream = Any  # of one GPU
 Mark = Any  # a point in a stream
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuProperties:
     """One GPU. index: CUDA's in this process. processors: streaming multiprocessors. cache: bytes of L2.
 
-    memory: bytes. bandwidth: bytes per second that its memory could move, read plus written, from its clock
-    and bus width; None when not known. capability: 90 for 9.0. integrated: it has no memory of its own.
+    memory: bytes. bandwidth: peak memory bandwidth in bytes per second, read plus written, from clock and bus
+    width; None if unknown. capability: 90 for 9.0. integrated: without memory of its own.
     """
 
     index: int
@@ -45,9 +45,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Memory:
-    """`nbytes` at `address`, valid in every process that it was allocated in or attached to.
+    """`nbytes` at `address`, valid in the process that allocated or attached it.
 
-    gpu: the index of the GPU whose memory it is; of host and managed memory, of the one it is near.
+    gpu: index of the GPU that holds it; for host and managed memory, of the nearby GPU.
     """
 
     address: int
@@ -58,41 +58,41 @@ class Memory:
 
 
 class Box(Protocol):
-    """GPUs and the host beside them. Not for several threads."""
+    """The GPUs of this host and the host's memory. Not thread-safe."""
 
     @property
-    def gpus(self) -> Sequence[Gpu]:
-        """Those that this process sees, in CUDA's order: `gpus[i].index` is i."""
+    def gpus(self) -> Sequence[GpuProperties]:
+        """The GPUs visible to this process, in CUDA's order: `gpus[i].index` is i."""
 
     def on(self, gpu: int) -> AbstractContextManager[None]:
-        """What is launched inside runs on this GPU."""
+        """Make this GPU current inside."""
 
     def allocate(self, kind: Kind, nbytes: int, gpu: int) -> Memory:
-        """New memory, not initialised; host memory near `gpu`. UserError where there is not enough.
+        """Allocate uninitialised memory; host memory near `gpu`. Raises UserError if there is not enough.
 
-        Managed memory larger than what the GPU has free is refused: paging it can hang the GPU.
+        Managed memory larger than the GPU's free memory is refused: paging it can hang the GPU.
         """
 
     def release(self, memory: Memory) -> None:
-        """Give back what was allocated or attached. Work that uses it must be done."""
+        """Free or detach memory. Work that uses it must be complete."""
 
     def array(self, memory: Memory) -> Array:
-        """The bytes as a flat uint8 array for kernels of GPU `memory.gpu`; not of pageable memory."""
+        """The bytes as a flat uint8 array for kernels of GPU `memory.gpu`; not for pageable memory."""
 
     def host_array(self, memory: Memory) -> np.ndarray[Any, Any]:
-        """The bytes as a flat uint8 array for the processor; of host or managed memory."""
+        """The bytes as a flat uint8 array for the CPU; for host or managed memory."""
 
     def export(self, memory: Memory) -> bytes:
         """A handle of device memory, for `attach` in other processes of this host."""
 
     def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
-        """Another process's memory, on the GPU that is `gpu` here; that process keeps it allocated.
+        """Map memory of another process, which lies on GPU `gpu`; that process must keep it allocated.
 
-        To be called `on` the GPU that will reach it.
+        Call it inside `on` with the GPU that will access the memory.
         """
 
     def connect(self, gpu: int, peer: int) -> bool:
-        """Let kernels and copies of `gpu` reach the memory of `peer` directly; False where they cannot."""
+        """Enable direct access of `gpu` to the memory of `peer`; False if they have none."""
 
     def stream(self, gpu: int) -> Stream:
         """A new stream."""
@@ -100,42 +100,43 @@ class Box(Protocol):
     def copy(self, target: Memory, source: Memory, nbytes: int, stream: Stream) -> None:
         """Queue a copy of the first `nbytes` by a copy engine of the stream's GPU.
 
-        Of pageable memory the call itself copies, and may return before or after the copy is done.
+        For pageable memory the call itself copies, and may return before or after the copy is complete.
         """
 
     def prefetch(self, memory: Memory, stream: Stream, *, host: bool = False) -> None:
-        """Queue the move of managed memory to its GPU, or to the host. RunError where that cannot be."""
+        """Queue the migration of managed memory to its GPU, or to the host. Raises RunError on failure."""
 
     def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
-        """Whether the last prefetch of all this managed memory was to there, by what the driver knows.
+        """Whether, according to the driver, the last prefetch of all this managed memory was to its GPU, or
+        the host.
 
-        Of one that it has taken and does not carry out it knows nothing.
+        The driver may accept a prefetch and not carry it out.
         """
 
     def mark(self, stream: Stream) -> Mark:
-        """A point in the work issued to `stream` so far."""
+        """Record an event in `stream`."""
 
     def wait(self, stream: Stream, mark: Mark) -> None:
-        """What is issued to `stream` from now on comes after `mark`."""
+        """Make later work in `stream` wait for `mark`."""
 
     def elapsed(self, begin: Mark, end: Mark) -> float:
         """Seconds between two marks of one GPU, once the device has passed both."""
 
     def synchronize(self, stream: Stream) -> None:
-        """Return when all work of the stream is done."""
+        """Return when all work in the stream is complete."""
 
     def free_memory(self, gpu: int) -> int:
-        """Bytes of the GPU's memory that nobody uses now."""
+        """Bytes of the GPU's memory that are free now."""
 
     def close(self) -> None:
-        """Release what is still allocated or attached."""
+        """Release all memory that is still allocated or attached."""
 
 
 def open_box() -> Box:
-    """The GPUs of this process; close it at the end. Raises UserError where there are none."""
+    """The GPUs of this process; close it when done. Raises UserError without a GPU."""
     from runner.device.raw.cuda_memory import CudaBox
 
     box = CudaBox()
     if not box.gpus:
-        raise UserError("this needs a GPU, and CUDA shows none", hint="meshrun doctor says why")
+        raise UserError("this needs a GPU, and CUDA finds none", hint="meshrun doctor shows the reason")
     return box

@@ -1,3 +1,3 @@
-"""What would make a run fail or mislead, found in the facts of all ranks before any work. It knows nothing of
-jobs. Others use `inspection.preflight` and `survey.survey`.
+"""Check the facts of all ranks, before any work, for problems that would make a run fail or its results
+misleading. It does not know jobs. Others use `inspection.preflight` and `survey.survey`.
 """

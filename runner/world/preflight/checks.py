@@ -1,4 +1,4 @@
-"""What would make a run fail or mislead, found in all ranks' facts before any work. Pure functions."""
+"""The preflight checks: pure functions from the surveys of all ranks to problems."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Expected", "Problem", "check_surveys"]
 
 @dataclass(frozen=True)
 class Expected:
-    """What was planned; None where nothing was said.
+    """The planned layout; None where unspecified.
 
     network: the interface between hosts. oversubscribe: ranks may share a GPU.
     """
@@ -37,7 +37,7 @@ class Expected:
 
 
 def check_surveys(surveys: Sequence[Survey], expected: Expected) -> list[Problem]:
-    """All that is wrong, failures before warnings, one for each kind; surveys: of every rank."""
+    """All problems, failures before warnings, one of each kind; surveys: of every rank."""
     found = [
         *_plan(surveys, expected),
         *_identity(surveys),
@@ -58,7 +58,7 @@ def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
     everyone, hosts = rank_numbers(surveys), by_host(surveys)
     if expected.ranks not in (None, len(surveys)):
         yield Problem(
-            "the launcher started another number of ranks than planned",
+            "the launcher started a different number of ranks than planned",
             got=f"{len(surveys)} on {describe_hosts(surveys)}",
             expected=str(expected.ranks),
             hint="the launcher's -n or --ntasks, and slots in the hostfile; the MPI of the launcher must be "
@@ -67,7 +67,7 @@ def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
         )
     if expected.hosts not in (None, len(hosts)):
         yield Problem(
-            "the ranks are on another number of hosts than planned",
+            "the ranks are on a different number of hosts than planned",
             got=f"{len(hosts)}: {abbreviate([host[0].host for host in hosts])}",
             expected=str(expected.hosts),
             hint="the hostfile (Open MPI 5 reads mpirun --hostfile or PRTE_MCA_prte_default_hostfile, and no "
@@ -76,29 +76,29 @@ def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
         )
     uneven = [host for host in hosts if len(host) != expected.per_host]
     if expected.per_host is not None and uneven:
-        counts = group_by_value((f"{len(host)} a host", survey) for host in uneven for survey in host)
+        counts = group_by_value((f"{len(host)} per host", survey) for host in uneven for survey in host)
         yield Problem(
-            "hosts have another number of ranks than planned",
+            "hosts have a different number of ranks than planned",
             got=describe_groups(counts),
-            expected=f"{expected.per_host} a host",
+            expected=f"{expected.per_host} per host",
             hint="slots=N (Open MPI) or HOST:N (MPICH) for every host, srun --ntasks-per-node",
             ranks=rank_numbers(survey for host in uneven for survey in host),
         )
 
 
 def _identity(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """One name: the MPI may take two hosts for one. One identity: everything does, meshrun too."""
+    """Hosts with the same name, which MPI may take for one host, or with the same identity (meshrun too)."""
     clones = [host for host in by_host(surveys) if len({_addresses(survey) for survey in host}) > 1]
     if clones:
         mixed = [survey for host in clones for survey in host]
         seen = group_by_value((_addresses(survey), survey) for survey in clones[0])
         yield Problem(
-            f"two hosts or network namespaces have one identity ({describe_hosts(mixed)})",
+            f"two hosts or network namespaces have the same identity ({describe_hosts(mixed)})",
             got=describe_groups(
                 {" ".join(addresses) or "no address": ranks for addresses, ranks in seen.items()}
             ),
             expected="one set of network addresses for a hostname and kernel boot id",
-            hint="a hostname of its own for each host; NCCL_HOSTID different on each does for NCCL alone",
+            hint="set a unique hostname on each host; a unique NCCL_HOSTID on each helps only NCCL",
             ranks=rank_numbers(mixed),
         )
     identities = group_by_value((host[0].host, host[0]) for host in by_host(surveys))
@@ -106,9 +106,9 @@ def _identity(surveys: Sequence[Survey]) -> Iterator[Problem]:
     if shared:
         alike = [survey for survey in surveys if survey.host in shared]
         yield Problem(
-            "different hosts have one name",
+            "different hosts have the same name",
             got=f"{abbreviate(shared)} on {len(by_host(alike))} hosts, {describe_ranks(alike)}",
-            expected="a hostname of its own for each host",
+            expected="a unique hostname for each host",
             hint="hostnamectl set-hostname: meshrun and NCCL tell them apart by the kernel's boot id, but "
             "MPI and hostfiles go by the name",
             ranks=rank_numbers(alike),
@@ -139,7 +139,7 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
     crowded, doubled = [], []
     for host in by_host(survey for survey in surveys if survey.gpu):
         bound = Counter(survey.gpu.uuid for survey in host if survey.gpu)
-        # A container that was given one GPU counts one, and the ranks of a host may have one each.
+        # A container with one GPU counts one, and each rank of a host may have its own container.
         there = max(len(bound), *(survey.gpu.on_host or 0 for survey in host if survey.gpu))
         if len(host) > there and any(survey.gpu.on_host for survey in host if survey.gpu):
             crowded.append((host, there))
@@ -169,14 +169,14 @@ def _gpus(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def _binding(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    alone = [survey for survey in surveys if survey.one_core]
-    if alone:
+    one_core = [survey for survey in surveys if survey.one_core]
+    if one_core:
         yield Problem(
             "ranks are bound to a single core, which their MPI, NCCL and CuPy threads share",
-            got=describe_ranks(alone),
+            got=describe_ranks(one_core),
             expected="several cores near the rank's GPU",
             hint="mpirun --bind-to none, srun --cpus-per-task=N or --cpu-bind=none",
-            ranks=rank_numbers(alone),
+            ranks=rank_numbers(one_core),
             warning=True,
         )
     far = [survey for survey in surveys if _far(survey)]

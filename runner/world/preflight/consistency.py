@@ -17,7 +17,7 @@ from runner.world.preflight.survey import Survey
 SAME_INSTALLATION = "the same environment (venv or image) on every host, python by its absolute path"
 SAME_DRIVER = "the same driver on every host"
 
-# What, a rank's value ("" where it has none or cannot tell), what to do, whether a difference only warns.
+# Name, a rank's value ("" if it has none), remedy, whether a difference only warns.
 VERSIONS: tuple[tuple[str, Callable[[Survey], str], str, bool], ...] = (
     ("meshrun", lambda survey: survey.meshrun, SAME_INSTALLATION, False),
     ("the MPI library", lambda survey: survey.mpi, SAME_INSTALLATION, False),
@@ -27,9 +27,9 @@ VERSIONS: tuple[tuple[str, Callable[[Survey], str], str, bool], ...] = (
     ("the NVIDIA driver", lambda survey: survey.gpu.driver if survey.gpu else "", SAME_DRIVER, True),
 )
 
-# Each host's or rank's own: an identity, or files that two ranks should not both write.
+# Specific to a host or rank: an identity, or files that two ranks should not both write.
 OWN = ("NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE", "NCCL_GRAPH_DUMP_FILE", "UCX_LOG_FILE")
-# Names of hardware and what is printed: a difference is legitimate, and more often an oversight.
+# Names of hardware, and log settings: a difference may be intended, but is more often an oversight.
 MAY_DIFFER = (
     "FI_LOG_LEVEL",
     "NCCL_DEBUG",
@@ -57,7 +57,7 @@ def versions(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def settings(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """Problems: environment variables that differ; one for all that differ between the same ranks."""
+    """Problems: environment variables that differ; one problem for all that differ between the same ranks."""
     names = {name for survey in surveys for name in survey.settings}
     together: dict[tuple[bool, tuple[tuple[int, ...], ...]], list[str]] = {}
     for name in sorted(names.difference(OWN)):
@@ -76,7 +76,7 @@ def _different(surveys: Sequence[Survey], names: Sequence[str], warning: bool) -
         f"ranks have different settings of {abbreviate(names)}",
         got=abbreviate(worded, "; "),
         expected="one value on every rank",
-        hint="the variable set before the launcher, and forwarded: mpirun -x NAME (Open MPI forwards none by "
+        hint="set the variable before the launcher and forward it: mpirun -x NAME (Open MPI forwards none by "
         "itself), srun --export=ALL",
         ranks=minority(found),
         warning=warning,
@@ -84,7 +84,7 @@ def _different(surveys: Sequence[Survey], names: Sequence[str], warning: bool) -
 
 
 def _worded(names: Sequence[str], values: Sequence[str | None]) -> str:
-    """Such as "NCCL_ALGO=Ring NCCL_PROTO not set"; "not set" where none is."""
+    """Such as "NCCL_ALGO=Ring NCCL_PROTO not set"; "not set" if none is set."""
     if not any(value is not None for value in values):
         return "not set"
     pairs = zip(names, values, strict=True)

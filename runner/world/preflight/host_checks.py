@@ -17,18 +17,18 @@ from runner.world.preflight.survey import Survey
 MIB = 1 << 20
 # MPICH 5: 8 ranks die of SIGBUS with 48 MiB of /dev/shm and run with 64. Intel MPI shares its code.
 MPICH_SHM = 8 * MIB
-# NCCL's shared-memory transport takes 9.6 MB a connection, and a rank has one at least.
+# NCCL's shared-memory transport takes 9.6 MB per connection, and a rank has at least one.
 NCCL_SHM = 10 * MIB
-# Recent releases take 33 MB a rank besides, for the queue of its proxy.
+# Recent releases take another 33 MB per rank, for the queue of its proxy.
 NCCL_SHM_ROOMY = 44 * MIB
-# NCCL pins 10 MB a channel and direction where the network cannot reach GPU memory: two channels at
-# least, which is more than what distributions allow (64 KiB, 8 MiB), and 32 channels at most.
+# NCCL pins 10 MB per channel and direction where the network cannot access GPU memory: at least two
+# channels, which exceeds the defaults of distributions (64 KiB, 8 MiB), and at most 32 channels.
 MEMLOCK = 40 * MIB
 MEMLOCK_ROOMY = 1 << 30
 
 
 def network(surveys: Sequence[Survey], name: str | None) -> Iterator[Problem]:
-    """The interface `name`, where it cannot carry what goes between hosts."""
+    """Problems of the interface `name` that was chosen for the traffic between hosts."""
     if name is None:
         return
     faults, addresses = [], []
@@ -46,10 +46,10 @@ def network(surveys: Sequence[Survey], name: str | None) -> Iterator[Problem]:
     if faults:
         bad = {survey.host_id for _, survey in faults}
         yield Problem(
-            f"hosts cannot be reached on the network chosen, {name}",
+            f"hosts cannot be reached on the chosen network, {name}",
             got="; ".join(f"{fault} on {describe_hosts(on)}" for fault, on in group_by_value(faults).items()),
             expected=f"{name} up and with an address on every host",
-            hint="ip -br address on that host; --network takes an interface that all hosts have, or none for "
+            hint="ip -br address on that host; pass --network an interface of all hosts, or omit it to use "
             "the route between them",
             ranks=rank_numbers(survey for survey in surveys if survey.host_id in bad),
         )
@@ -57,16 +57,16 @@ def network(surveys: Sequence[Survey], name: str | None) -> Iterator[Problem]:
     if same:
         bad = {survey.host_id for on in same.values() for survey in on}
         yield Problem(
-            f"hosts have one address on the network chosen, {name}",
+            f"hosts have the same address on the chosen network, {name}",
             got="; ".join(f"{address} on {describe_hosts(on)}" for address, on in same.items()),
-            expected="an address of its own for each host",
+            expected="a unique address for each host",
             hint="another --network: bridges such as docker0 have one address everywhere",
             ranks=rank_numbers(survey for survey in surveys if survey.host_id in bad),
         )
 
 
 def shared_memory(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """Too little /dev/shm; only a warning where what is known to be needed is there, and no more."""
+    """Too little /dev/shm; a warning if it has the known minimum."""
     small = [(host, *_shm_wanted(host)) for host in by_host(surveys)]
     lacking = [(host, size, why, warning) for host, size, why, warning in small if size]
     for warning in (False, True):
@@ -87,15 +87,15 @@ def shared_memory(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def _shm_wanted(host: Sequence[Survey]) -> tuple[int, str, bool]:
-    """Bytes that are lacking to be there, for what, and whether a run may do with less; 0 for enough."""
+    """Bytes needed, for what, and whether a run may work with less; 0 bytes if there is enough."""
     ranks, gpus = len(host), sum(survey.gpu is not None for survey in host)
     total, free = (min(getattr(survey, name) for survey in host) for name in ("shm_total", "shm_free"))
     if ranks > 1 and _is_mpich(host[0].mpi) and total < ranks * MPICH_SHM:
-        return ranks * MPICH_SHM, f"MPICH takes up to {MPICH_SHM // MIB} MiB a rank", False
+        return ranks * MPICH_SHM, f"MPICH takes up to {MPICH_SHM // MIB} MiB per rank", False
     if gpus > 1 and free < gpus * NCCL_SHM:
-        return gpus * NCCL_SHM, f"NCCL takes {NCCL_SHM // MIB} MiB a rank at least", False
+        return gpus * NCCL_SHM, f"NCCL takes {NCCL_SHM // MIB} MiB per rank at least", False
     if gpus > 1 and free < gpus * NCCL_SHM_ROOMY:
-        return gpus * NCCL_SHM_ROOMY, f"NCCL may take {NCCL_SHM_ROOMY // MIB} MiB a rank", True
+        return gpus * NCCL_SHM_ROOMY, f"NCCL may take {NCCL_SHM_ROOMY // MIB} MiB per rank", True
     return 0, "", False
 
 
@@ -109,7 +109,7 @@ def _is_mpich(mpi: str) -> bool:
 
 
 def locked_memory(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """A low limit on locked memory, where hosts have InfiniBand or RoCE between them."""
+    """A low limit on locked memory between hosts with InfiniBand or RoCE."""
     hosts = by_host(surveys)
     fabric = [host for host in hosts if any(port.state == "ACTIVE" for s in host for port in s.ports)]
     limited = [s for host in fabric for s in host if s.memlock is not None and s.memlock < MEMLOCK_ROOMY]
@@ -127,9 +127,9 @@ def locked_memory(surveys: Sequence[Survey]) -> Iterator[Problem]:
 
 
 def nvlinks(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """GPUs with some links down, or with fewer up than another GPU of their model.
+    """GPUs with links down, or with fewer active links than another GPU of their model.
 
-    Cards that are joined by bridges may have sockets without one: when all have as many up, it warns.
+    Cards joined by bridges may have unconnected links: if all have as many active, it only warns.
     """
     most: dict[str, int] = {}
     for survey in surveys:
@@ -150,14 +150,14 @@ def nvlinks(surveys: Sequence[Survey]) -> Iterator[Problem]:
             got=describe_groups(group_by_value(down)),
             expected="all links up",
             hint="nvidia-smi nvlink --status, dmesg | grep -i xid, systemctl status nvidia-fabricmanager; "
-            "then a reset of the GPU or another host",
+            "then reset the GPU or use another host",
             ranks=rank_numbers(survey for _, survey in down),
             warning=not fault,
         )
 
 
 def pcie(surveys: Sequence[Survey]) -> Iterator[Problem]:
-    """GPUs whose PCIe link is narrower, or slower, than GPU and slot can do together."""
+    """GPUs whose PCIe link is narrower or slower than both GPU and slot support."""
     narrow, slow = [], []
     for survey in surveys:
         gpu = survey.gpu
@@ -167,17 +167,17 @@ def pcie(surveys: Sequence[Survey]) -> Iterator[Problem]:
             slow.append((f"generation {gpu.pcie_generation} of {gpu.pcie_generation_max}", survey))
     if narrow:
         yield Problem(
-            "GPUs have fewer PCIe lanes than they could",
+            "GPUs use fewer PCIe lanes than they support",
             got=describe_groups(group_by_value(narrow)),
             expected="the full width",
-            hint="nvidia-smi -q -d PERFORMANCE and lspci -vv on that host; the card or riser seated again",
+            hint="nvidia-smi -q -d PERFORMANCE and lspci -vv on that host; reseat the card or riser",
             ranks=rank_numbers(survey for _, survey in narrow),
         )
     if slow:
         yield Problem(
-            "PCIe links of GPUs run at a lower generation than they could",
+            "PCIe links of GPUs run at a lower generation than they support",
             got=describe_groups(group_by_value(slow)),
-            expected="the highest generation, once the GPU is busy: an idle one saves power",
+            expected="the highest generation while the GPU is busy (an idle link runs slower to save power)",
             hint="nvidia-smi --query-gpu=pcie.link.gen.current --format=csv under load",
             ranks=rank_numbers(survey for _, survey in slow),
             warning=True,

@@ -1,4 +1,4 @@
-"""The preflight: gather the surveys of all ranks and check them before any work; collective."""
+"""The preflight: gather the surveys of all ranks and check them before any work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.world.world import Check, Rank
 
 
 class PreflightFailed(UserError):
-    """The ranks cannot run the job: every failure with its fix, not only the first."""
+    """The ranks cannot run the job; the message has every failure and its remedy."""
 
     def __init__(self, failures: Sequence[Problem]) -> None:
         first = failures[0]
@@ -31,7 +31,7 @@ class PreflightFailed(UserError):
 
 
 def gather_surveys(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[Survey]:
-    """Every rank's survey, on every rank; if a rank cannot make its own, its error on every rank."""
+    """Every rank's survey, on every rank; an error of one rank is raised on all. Collective."""
     here = ranks[control.rank]
     runtime = backend.xp.cuda.runtime.runtimeGetVersion() if backend.device.kind == "cuda" else 0
     place = (here.number, here.host, here.host_id, here.local, here.device)
@@ -41,7 +41,7 @@ def gather_surveys(control: Control, ranks: Sequence[Rank], backend: Backend) ->
 def find_problems(
     control: Control, surveys: Sequence[Survey], started: Started, *, oversubscribe: bool = False
 ) -> list[Problem]:
-    """The problems that `surveys` show, the same on every rank."""
+    """The problems that `surveys` show, the same on every rank. Collective."""
 
     def found() -> list[Problem]:
         from runner.world.preflight.checks import Expected, check_surveys
@@ -61,7 +61,7 @@ def raise_failures(problems: Sequence[Problem]) -> None:
 def preflight(started: Started, *, oversubscribe: bool = False) -> Check:
     """A check for `open_world`: raises PreflightFailed, returns warnings. A single rank is not checked.
 
-    A rank that may run anywhere is moved to the cores near its GPU, before NCCL starts its threads.
+    An unbound rank is moved to the cores near its GPU, before NCCL starts its threads.
     """
 
     def check(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
@@ -78,9 +78,9 @@ def preflight(started: Started, *, oversubscribe: bool = False) -> Check:
 
 
 def cores_near_gpu(here: Survey) -> tuple[int, ...]:
-    """The cores to move to: those near the GPU, by NVML, if the rank may run on those and on others.
+    """The cores near the GPU, if the rank may run on these and on others; else empty.
 
-    Empty if the rank should stay: where a launcher has bound it elsewhere, that binding counts.
+    A launcher's binding to other cores is left alone.
     """
     near = here.gpu.cpus if here.gpu else ()
     return near if set(near) < set(here.cpus) else ()

@@ -1,4 +1,4 @@
-"""A problem that the preflight has found, and sentences that name the affected ranks, even thousands."""
+"""A problem found by the preflight, and short texts that name up to thousands of affected ranks."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def describe_hosts(surveys: Iterable[Survey]) -> str:
 
 
 def abbreviate(texts: Sequence[str], separator: str = ", ") -> str:
-    """The first MAX_NAMES of `texts`, and how many more there are."""
+    """The first MAX_NAMES of `texts`, and the number of the others."""
     rest = len(texts) - MAX_NAMES
     return separator.join(texts[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def group_by_value(values: Iterable[tuple[Value, Survey]]) -> dict[Value, list[Survey]]:
-    """The surveys with each value, the most common first; of equally common ones rank 0's first."""
+    """The surveys with each value, the most common first; equally common ones by their first rank."""
     found: dict[Value, list[Survey]] = {}
     for value, survey in sorted(values, key=lambda pair: pair[1].rank):
         found.setdefault(value, []).append(survey)

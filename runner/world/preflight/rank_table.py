@@ -1,4 +1,4 @@
-"""All ranks' facts as text: first what is alike, then a line for each rank, then the hosts."""
+"""All ranks' facts as text: first the common ones, then a line for each rank, then the hosts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from runner.world.preflight.problem import (
     group_by_value,
     rank_numbers,
 )
-from runner.world.preflight.survey import Gpu, Interface, Survey
+from runner.world.preflight.survey import GpuFacts, Interface, Survey
 from runner.world.watchdog.report import ranges
 
 WIDTH = 110
-LINES = 32  # with more ranks than this, of hosts that are alike one is shown
+LINES = 32  # with more ranks than this, only one of several identical hosts is shown
 NONE, UNKNOWN = "none", "unknown"
 
 COLUMNS = ("host", "rank", "local", "bus id", "UUID", "NVLink", "PCIe", "visible", "cores", "NUMA")
 LEFT = [at for at, name in enumerate(COLUMNS) if name not in ("rank", "local")]
 ELASTIC = [COLUMNS.index(name) for name in ("host", "visible", "cores", "NUMA")]
-OWN = (0, 1, 4)  # host, rank and UUID are never alike on two hosts
+OWN = (0, 1, 4)  # host, rank and UUID always differ between hosts
 
 
 def rows(surveys: Sequence[Survey]) -> list[dict[str, Any]]:
-    """One dict of plain values for each rank, every fact in it."""
+    """One dict of plain values for each rank, with all its facts."""
     return [dataclasses.asdict(survey) for survey in surveys]
 
 
@@ -39,7 +39,7 @@ def render(surveys: Sequence[Survey]) -> str:
     return "\n".join([*_alike(surveys), "", *_ranks(surveys), "", *_hosts(surveys)]) + "\n"
 
 
-# What is the same everywhere, or else who has what.
+# Facts that are usually the same everywhere; otherwise the ranks with each value.
 
 ALIKE: tuple[tuple[str, Callable[[Survey], str]], ...] = (
     ("meshrun", lambda survey: survey.meshrun or UNKNOWN),
@@ -64,7 +64,7 @@ def _alike(surveys: Sequence[Survey]) -> list[str]:
     return lines + _line("settings", ", ".join(settings) or NONE)
 
 
-def _driver(gpu: Gpu) -> str:
+def _driver(gpu: GpuFacts) -> str:
     return (gpu.driver or UNKNOWN) + (f" (runs CUDA up to {gpu.cuda_driver})" if gpu.cuda_driver else "")
 
 
@@ -77,7 +77,7 @@ def _one_or_all(values: Iterable[tuple[str, Survey]]) -> str:
 
 
 def _ranks(surveys: Sequence[Survey]) -> list[str]:
-    """Where many hosts are alike, the ranks of one of them and a line that names the others."""
+    """A line for each rank; of many identical hosts, the ranks of one and a line that names the others."""
     collapse = len(surveys) > LINES
     shown: dict[object, list[list[Survey]]] = {}
     for number, host in enumerate(by_host(surveys)):
@@ -114,12 +114,12 @@ def _cells(survey: Survey) -> tuple[str, ...]:
     )
 
 
-def _nvlinks(gpu: Gpu) -> str:
+def _nvlinks(gpu: GpuFacts) -> str:
     return UNKNOWN if gpu.nvlinks is None else f"{gpu.nvlinks_up}/{gpu.nvlinks}" if gpu.nvlinks else NONE
 
 
-def _pcie(gpu: Gpu) -> str:
-    """Generation and lanes now, and at best where that is more."""
+def _pcie(gpu: GpuFacts) -> str:
+    """Current generation and width, and the highest supported if that is more."""
     if gpu.pcie_generation is None or gpu.pcie_width is None:
         return UNKNOWN
     now = f"{gpu.pcie_generation} x{gpu.pcie_width}"
@@ -128,13 +128,13 @@ def _pcie(gpu: Gpu) -> str:
 
 
 def _numa(survey: Survey) -> str:
-    """Nodes of the cores, and the GPU's where it is another."""
+    """Nodes of the cores, and the GPU's node if it is another."""
     nodes = ranges(survey.numa) or UNKNOWN
     near = survey.gpu.numa_node if survey.gpu else None
     return nodes if near is None or near in survey.numa else f"{nodes}, GPU {near}"
 
 
-# Hosts, those that are alike together.
+# Hosts, identical ones together.
 
 
 def _hosts(surveys: Sequence[Survey]) -> list[str]:
@@ -150,7 +150,7 @@ def _hosts(surveys: Sequence[Survey]) -> list[str]:
 
 
 def _facts(host: Sequence[Survey], *, addresses: bool, free: bool) -> tuple[list[str], str]:
-    """Lines, and the same as a key to compare hosts by."""
+    """Lines, and the same as a key for comparing hosts."""
     first = host[0]
     total, left = first.shm_total, min(survey.shm_free for survey in host)
     shm = (_bytes(total) + (f", {_bytes(left)} free" if free else "")) if total else NONE

@@ -1,4 +1,4 @@
-"""The facts of one rank that decide whether a run can work: place, GPU, libraries, cores, network, limits."""
+"""The facts of one rank that the preflight checks: host, GPU, libraries, cores, network, limits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from runner.device.api import Device
 from runner.errors import UserError
 from runner.system import launcher, sysfs
-from runner.system.gpu import Gpu, read_gpu
-from runner.system.network import Interface, Port, configured, interfaces, ports
+from runner.system.gpu import GpuFacts, read_gpu
+from runner.system.network import Interface, Port, interfaces, kernel_interfaces, ports
 
-__all__ = ["Gpu", "Interface", "Port", "Survey", "survey"]
+__all__ = ["GpuFacts", "Interface", "Port", "Survey", "survey"]
 
 PREFIXES = ("NCCL_", "UCX_", "FI_")
-# The others of CUDA_* say where things are; these say how they run.
+# Variables that change how CUDA runs; other CUDA_* variables are paths.
 CUDA = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_DEVICE_ORDER",
@@ -33,12 +33,12 @@ IPC_LOCK = 14  # the capability that lifts the limit on locked memory
 class Survey:
     """One rank's facts.
 
-    host_id: what tells hosts apart. visible: CUDA_VISIBLE_DEVICES. nccl: version and file, where the
-    rank has a GPU. mpi: name and version. cpus: those it may run on; one_core: they are the hardware
-    threads of one core, and the host has more. numa: the nodes of `cpus`. interfaces: with their
-    speeds, and ports: on local rank 0, which speaks for its host; on the others without, and none.
-    memlock: bytes that may be locked; None for no limit, or the right to pass it. shm_total, shm_free:
-    bytes of /dev/shm, 0 where there is none. settings: variables of NCCL, UCX, libfabric and CUDA.
+    host_id: unique id of the host. visible: CUDA_VISIBLE_DEVICES. nccl: version and file, if the rank has a
+    GPU. mpi: name and version. cpus: those it may run on; one_core: they are the hardware threads of one
+    core, and the host has more. numa: the nodes of `cpus`. interfaces: with speeds only on local rank 0.
+    ports: RDMA ports, only on local rank 0. memlock: bytes that may be locked; None for no limit, or the
+    capability to exceed it. shm_total, shm_free: bytes of /dev/shm, 0 without it. settings: variables of
+    NCCL, UCX, libfabric and CUDA.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Survey:
     host_id: str
     local_rank: int
     pid: int
-    gpu: Gpu | None = None
+    gpu: GpuFacts | None = None
     visible: str | None = None
     nccl: tuple[str, str] | None = None
     mpi: str = ""
@@ -77,14 +77,14 @@ def survey(
     proc: Path = Path("/proc"),
     shm: Path = Path("/dev/shm"),
 ) -> Survey:
-    """This process's facts; what cannot be found out is None, 0 or empty, never guessed.
+    """This process's facts; unknown ones are None, 0 or empty, never guessed.
 
-    device: None or a CPU where it has no GPU. mpi: its name and version. cuda_runtime: as CUDA counts
-    (12090 is 12.9). environment: this process's variables unless given. root: sysfs.
+    device: None or a CPU without a GPU. mpi: name and version. cuda_runtime: CUDA's version number
+    (12090 is 12.9). environment: by default this process's variables. root: sysfs.
 
-    Raises UserError when two copies of libnccl are loaded.
+    Raises UserError if two copies of libnccl are loaded.
     """
-    told = launcher.environment() if environment is None else environment
+    environment = launcher.environment() if environment is None else environment
     gpu = device if device is not None and device.kind == "cuda" else None
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     online = _online(root)
@@ -98,7 +98,7 @@ def survey(
         gpu=read_gpu(gpu.name, gpu.uuid, gpu.bus_id, gpu.index, cuda_runtime, root, online[-1] + 1)
         if gpu
         else None,
-        visible=told.get("CUDA_VISIBLE_DEVICES"),
+        visible=environment.get("CUDA_VISIBLE_DEVICES"),
         nccl=_nccl() if gpu else None,
         mpi=mpi,
         meshrun=_meshrun(),
@@ -106,12 +106,12 @@ def survey(
         cpus=cpus,
         one_core=on_one_core(cpus, online, root),
         numa=numa_nodes(cpus, root),
-        interfaces=interfaces(configured(proc), root, speeds=local_rank == 0),
+        interfaces=interfaces(kernel_interfaces(proc), root, speeds=local_rank == 0),
         ports=ports(root) if local_rank == 0 else (),
         memlock=_memlock(proc),
         shm_total=total,
         shm_free=free,
-        settings=settings(told),
+        settings=settings(environment),
     )
 
 
@@ -122,7 +122,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _nccl() -> tuple[str, str] | None:
-    """Version and file; None without NCCL, which a GPU rank needs only to talk to others."""
+    """Version and file; None without NCCL, which a single GPU rank does not need."""
     from runner.comm import nccl
 
     try:
@@ -169,7 +169,8 @@ def _memlock(proc: Path) -> int | None:
 
 
 def may_lock_all(proc: Path) -> bool:
-    """Whether this process has CAP_IPC_LOCK, which counts in the machine's own user namespace alone."""
+    """Whether this process has CAP_IPC_LOCK in the initial user namespace, the only one where it is
+    effective."""
     effective = "0"
     for line in sysfs.text(proc / "self" / "status").splitlines():
         if line.startswith("CapEff:"):
@@ -179,7 +180,7 @@ def may_lock_all(proc: Path) -> bool:
 
 
 def _room(shm: Path) -> tuple[int, int]:
-    """Bytes of a file system, and those that are free."""
+    """Total and free bytes of a file system."""
     try:
         found = os.statvfs(shm)
     except OSError:

@@ -1,3 +1,3 @@
-"""Ends a run that makes no progress and says where each rank is. It knows nothing of what is measured. Others
-use `watchdog.Watchdog` and `progress`.
+"""End a run that makes no progress, and report each rank's position. It does not know what is measured.
+Others use `watchdog.Watchdog` and `progress`.
 """

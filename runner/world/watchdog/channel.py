@@ -1,8 +1,8 @@
-"""The channel of watchdog and heartbeat: TCP connections from other processes to rank 0, in lines of JSON.
+"""The channel of watchdog and heartbeat: TCP connections from other processes to rank 0, with lines of JSON.
 
-Does not use MPI, which may be what is stuck. A connection counts once it has presented the run's token, which
-the ranks got over MPI; any other is ignored. Rank 0 presents the token too, because one of its addresses, for
-example a container bridge's, may belong to another machine as seen from another host.
+It does not use MPI, which may itself be stuck. A connection is accepted once it has presented the run's
+token, which the ranks received over MPI; others are ignored. Rank 0 presents the token too, because one of
+its addresses, such as a container bridge's, may belong to a different machine as seen from another host.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 Message = dict[str, Any]
 
 CONNECT_TIMEOUT = 2.0  # seconds to connect, for each address of rank 0
-SEND_TIMEOUT = 0.5  # seconds to send a message: a peer that reads nothing must not hold up the others
-MAX_MESSAGE = 1 << 16  # bytes; a longer line is not one of our messages
+SEND_TIMEOUT = 0.5  # seconds to send a message: a peer that reads nothing must not delay the others
+MAX_MESSAGE = 1 << 16  # bytes; a longer line is not a message of this protocol
 MAX_CANDIDATES = 8  # host_addresses tried
 SIOCGIFADDR = 0x8915  # Linux's request for an interface's IPv4 address
 LOOPBACK = "127.0.0.1"
@@ -50,7 +50,7 @@ class Connection:
     def receive(self, seconds: float = SEND_TIMEOUT) -> list[Message] | None:
         """Complete messages, after waiting up to `seconds` for data; None if the connection has ended.
 
-        Data that is not a message of ours ends the connection too.
+        Data that is not a valid message ends the connection too.
         """
         if self._pushed_back:
             pushed_back, self._pushed_back = self._pushed_back, []
@@ -96,7 +96,8 @@ class Hub:
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
 
     def listen(self, peers: int) -> int:
-        """Listen on all interfaces, for `peers` ranks that come at once; the port. Raises OSError."""
+        """Listen on all interfaces, for `peers` ranks that connect at once; returns the port. Raises
+        OSError."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, soft + peers), hard))
@@ -119,7 +120,7 @@ class Hub:
         assert self._listener is not None
         try:
             connection = Connection(self._listener.accept()[0])
-        except OSError:  # gone again, or no descriptor left: that rank finds that it cannot connect
+        except OSError:  # closed already, or no descriptor left: that rank notices that it cannot connect
             return
         self._unverified.add(connection)
         self._selector.register(connection, selectors.EVENT_READ, (connection, None))
@@ -136,7 +137,7 @@ class Hub:
             return
         for message in messages:
             if "bye" in message:
-                self._drop(connection, rank, "it had nothing more to measure")
+                self._drop(connection, rank, "it had no measurements left")
             elif rank is not None:
                 yield rank, message
 
@@ -168,7 +169,7 @@ class Hub:
 
 
 def connect(candidates: Sequence[str], port: int, token: str, rank: int) -> Connection | str:
-    """Connect to rank 0 by the first of its addresses that works; the reason if none does."""
+    """Connect to rank 0 at the first of its addresses that works; returns the reason if none does."""
     reason = "rank 0's host has no address but the loopback"
     for address in candidates:
         try:
@@ -179,15 +180,15 @@ def connect(candidates: Sequence[str], port: int, token: str, rank: int) -> Conn
         connection.send({"token": token, "rank": rank})
         answer = connection.receive(CONNECT_TIMEOUT)
         if answer and answer[0] == {"token": token}:
-            connection.push_back(answer[1:])  # what rank 0 has sent at once
+            connection.push_back(answer[1:])  # messages that rank 0 sent immediately after
             return connection
         connection.close()
-        reason = f"{address} port {port}: what listens there is not rank 0"
+        reason = f"{address} port {port}: another program listens there, not rank 0"
     return reason
 
 
 def host_addresses() -> list[str]:
-    """Addresses by which other hosts may reach this one, the likeliest first; never the loopback."""
+    """Addresses at which other hosts may reach this one, the most likely first; never the loopback."""
     found = [*_of_default_route(), *_of_host_name(), *_of_interfaces()]
     outward = [a for a in found if not a.startswith(("127.", "fe80:")) and a != "::1"]
     return list(dict.fromkeys(outward))[:MAX_CANDIDATES]
@@ -197,7 +198,7 @@ def _of_default_route() -> Iterator[str]:
     for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((elsewhere, 9))  # of a datagram socket: picks the route, sends nothing
+                probe.connect((elsewhere, 9))  # on a datagram socket: selects the route, sends nothing
                 yield probe.getsockname()[0]
         except OSError:
             continue
@@ -211,12 +212,12 @@ def _of_host_name() -> list[str]:
 
 
 def _of_interfaces() -> Iterator[str]:
-    """Every interface's IPv4 address: of compute nodes, many have no default route."""
+    """Every interface's IPv4 address, because many compute nodes have no default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
             try:
                 answer = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR, request)
-            except OSError:  # an interface without one
+            except OSError:  # an interface without an IPv4 address
                 continue
             yield socket.inet_ntoa(answer[20:24])

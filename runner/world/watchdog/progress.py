@@ -1,4 +1,4 @@
-"""The position of a rank in its measurements, recorded with one store, and how long it has been there."""
+"""A rank's position in its measurements, recorded with a single store, and how long it has been there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from runner.world.watchdog.report import BEFORE, DONE, INSIDE
 
-MAX_GAP = 1.0  # seconds between two checks that count at most
+MAX_GAP = 1.0  # seconds; a longer time between two checks counts as this
 
 
 class MeasurementProgress:
     """The position of this rank in its measurements. This class only records it; `Watchdog` watches it.
 
-    Each call is one store, so that it can be made between timed iterations. After a call other than `pause`
-    the next one is expected in time. abort: cancels the work on this rank's device; set by the code that
-    starts such work; may hang. grace: seconds that the rank may stay at its position beyond the time-out.
+    Each call is a single store, so that it can be made between timed iterations. After any call but `pause`
+    the next one is expected within the time-out. abort: cancels the work on this rank's device; set by the
+    code that starts such work; may hang. grace: seconds added to the time-out at the current position.
     """
 
     def __init__(self) -> None:
@@ -52,13 +52,13 @@ class MeasurementProgress:
         self._current = None
 
     def stop(self) -> None:
-        """Expect no progress any more."""
+        """Expect no more progress."""
         self._current = None
 
 
 @dataclass
 class StallTimer:
-    """How long a position has lasted. timeout: seconds that it may last. elapsed: seconds so far."""
+    """Time at the current position. timeout: allowed seconds. elapsed: seconds so far."""
 
     timeout: float
     elapsed: float = 0.0
@@ -66,10 +66,10 @@ class StallTimer:
     _checked: float = 0.0
 
     def is_over(self, position: object, now: float, grace: float = 0.0) -> bool:
-        """Whether `position`, the same object at every check, has lasted too long; None never does.
+        """Whether `position` has lasted too long; None never has. Positions are compared by identity.
 
-        Of a long time between two checks only MAX_GAP counts: this process did not run, for example because
-        it was stopped from a terminal, and probably neither did the other ranks.
+        A gap between two checks counts as MAX_GAP at most: this process did not run, for example because
+        it was stopped from a terminal, and the other ranks probably did not either.
         """
         is_same = position is self._position and position is not None
         self.elapsed = self.elapsed + min(now - self._checked, MAX_GAP) if is_same else 0.0

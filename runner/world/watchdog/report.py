@@ -1,4 +1,4 @@
-"""The report on a stuck run: what is stuck and where every rank is. Pure functions of the ranks' answers."""
+"""The report on a stuck run: the stuck operation and every rank's position. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_GROUPS = 4  # of ranks under one heading
 
 
 class Position(NamedTuple):
-    """Where a rank is.
+    """A rank's position.
 
     sequence: number of the measurement, the same on every rank. stage: BEFORE, INSIDE or DONE.
     iteration: the last one entered, counted from 1; 0 unless INSIDE. label: operation, size, placement.
@@ -35,8 +35,8 @@ def format_report(
     names: of all ranks. states: positions of those that answered; None for a rank that measures nothing.
     silent: why the others did not answer. seconds: without progress.
 
-    The run is stuck in the furthest iteration that any rank has entered and not left. If no rank is in an
-    iteration, it is stuck at the furthest measurement that any rank prepares.
+    The run is stuck in the last iteration that any rank has entered but not finished. If no rank is in an
+    iteration, it is stuck at the last measurement that any rank prepares.
     """
     placed = {rank: state for rank, state in states.items() if state is not None}
     inside = [state for state in placed.values() if state.stage == INSIDE]
@@ -57,11 +57,9 @@ def format_report(
 
 
 def format_own_report(name: str, state: Position | None, seconds: float) -> str:
-    """The line of a rank that has waited for rank 0's order in vain."""
+    """The line of a rank that has received no order from rank 0."""
     if state is None:
-        return (
-            f"stuck: [{name}] was asked for its position by rank 0, which no longer answers: frozen or gone"
-        )
+        return f"stuck: rank 0 requested the position of [{name}] and no longer answers: frozen or gone"
     return (
         f"{_headline(state, seconds)}; [{name}] {_own_place(state)}; rank 0 does not answer: frozen or gone"
     )
@@ -69,7 +67,7 @@ def format_own_report(name: str, state: Position | None, seconds: float) -> str:
 
 def _headline(subject: Position | None, seconds: float) -> str:
     if subject is None:
-        return f"stuck: no rank can say where it is, {seconds:g} s after the last progress"
+        return f"stuck: no rank reports its position, {seconds:g} s after the last progress"
     place = f", iteration {subject.iteration}" if subject.stage == INSIDE else ""
     return f"stuck: {subject.label}{place}: no progress for {seconds:g} s"
 
@@ -95,7 +93,7 @@ def _aside(state: Position) -> str:
 
 
 def _section(heading: str, places: Mapping[int, str], names: Sequence[str]) -> list[str]:
-    """A line for each place, the largest group last, because it is rarely the culprit."""
+    """A line for each place, the largest group last, because it is rarely the cause."""
     groups: dict[str, list[int]] = {}
     for rank in sorted(places):
         groups.setdefault(places[rank], []).append(rank)

@@ -1,13 +1,14 @@
-"""Aborts a stuck run and reports where it is stuck: in which operation, who has not entered or left it.
+"""Abort a stuck run and report the operation in which it is stuck and the ranks that have not entered or left
+it.
 
-The main thread of a stuck rank may sit in an MPI barrier, in NCCL, in a device synchronisation or in
-Python; its process may be stopped, its host gone. So a daemon thread in every rank watches the main
-thread's progress, and these threads talk to rank 0's over TCP (`watch_channel`). When one of them sees no
-progress for the time allowed, rank 0 asks all ranks for their positions, reports them (`watch_report`), and
-orders the end. Ranks that get no answer from rank 0 end by themselves.
+The main thread of a stuck rank may block in an MPI barrier, in NCCL, in a device synchronisation or in
+Python; its process may be stopped, its host down. Therefore a daemon thread in every rank watches the main
+thread's progress, and these threads connect to rank 0's over TCP (`channel`). When one of them sees no
+progress within the time-out, rank 0 requests the positions of all ranks, reports them (`report`) and
+orders all ranks to end. Ranks that receive no answer from rank 0 end by themselves.
 
-The last process ends at most 10 s plus the time allowed after the last progress. If a main thread holds the
-GIL all the while, in an extension that does not release it, its rank's watching thread does not run either,
+The last process ends at most 10 s plus the time-out after the last progress. If a main thread holds the
+GIL all this time, in an extension that does not release it, its rank's watching thread does not run either,
 and the other ranks report that rank as not answering.
 """
 
@@ -34,27 +35,27 @@ STATUS = 4  # nccl-tests' exit status of a time-out
 # then ABORT_TIMEOUT + FLUSH_TIMEOUT + FORWARD_DELAY + END_TIMEOUT + LAUNCHER_TIMEOUT. Without rank 0 it is
 # POLL_INTERVAL + ORDER_TIMEOUT + 3/4, then REPORT_TIMEOUT + FLUSH_TIMEOUT + FORWARD_DELAY + END_TIMEOUT. Both
 # are at most 10.
-POLL_INTERVAL = 0.25  # between two checks of the progress
+POLL_INTERVAL = 0.25  # between two checks of progress
 ANSWER_TIMEOUT = 2.5  # for the ranks to send rank 0 their positions
 REPORT_TIMEOUT = 1.5  # to write the report
 ABORT_TIMEOUT = 2.0  # to abort communicators
 END_TIMEOUT = 2.0  # to end the ranks through the launcher
 FLUSH_TIMEOUT = 0.5  # to flush stdout and stderr
 FORWARD_DELAY = 0.25  # for the launcher to forward output: MPICH's drops it when a rank ends
-ORDER_TIMEOUT = 4.75  # that a rank waits for rank 0's order, and up to 3/4 more, by rank
+ORDER_TIMEOUT = 4.75  # for rank 0's order to arrive, plus up to 3/4 depending on the rank
 LAUNCHER_TIMEOUT = 1.0  # for the launcher to end a rank after rank 0 has ended
 
 
 class Watchdog(MeasurementProgress):
-    """Aborts the run unless every rank makes progress; collective.
+    """Aborts the run unless every rank makes progress. Collective.
 
     Parameters
     ----------
     names: each rank's name in the report, in rank order.
-    seconds: how long a rank may stay at one position.
-    on_report: called with the report on rank 0, or with one line on a rank that rank 0 does not answer. It
-        must write everything that a launcher needs, because the rank ends as soon as it returns.
-    end: ends all ranks with a status, through the launcher; may hang or return.
+    seconds: time-out at one position.
+    on_report: called with the report on rank 0, or with one line on a rank that gets no answer from rank 0.
+    It must write everything that a launcher needs, because the rank ends when it returns. end: ends all ranks
+    with a status, through the launcher; may hang or return.
 
     Raises RunError, on every rank, if rank 0 cannot listen. warnings: on every rank, one for each rank that
     cannot connect to rank 0; such ranks are missing in a report.
@@ -128,8 +129,8 @@ class Watchdog(MeasurementProgress):
     def _lead(self) -> None:
         while not self._stopped.is_set():
             messages = [message for _, message in self._hub.poll(POLL_INTERVAL)]
-            if any("told" in message for message in messages):
-                os._exit(STATUS)  # this process was stopped meanwhile, and another rank has reported
+            if any("reported" in message for message in messages):
+                os._exit(STATUS)  # this process was stopped in between, and another rank has reported
             if any("stuck" in message for message in messages) or self._is_stalled():
                 self._report_and_end()
         self._hub.close()
@@ -206,11 +207,12 @@ class Watchdog(MeasurementProgress):
             self._connection.send(message)
 
     def _wait(self) -> float:
-        """Seconds to wait for the order; least on rank 1, so that the launcher ends the others unreported."""
+        """Seconds to wait for the order; least on rank 1, so that the launcher ends the others before they
+        report."""
         return ORDER_TIMEOUT + 0.75 * self._rank / len(self._names)
 
     def _end_alone(self) -> None:
-        self._send({"told": True})
+        self._send({"reported": True})
         line = format_own_report(self._names[self._rank], self._position(), self._timer.timeout + self.grace)
         _within(REPORT_TIMEOUT, lambda: self._on_report(line))
         self._exit()

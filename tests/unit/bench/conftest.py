@@ -24,8 +24,8 @@ from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import Bench
 from meshrun import World
 from runner.comm.api import Control
-from runner.comm.collectives.api import Call, Place
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.collectives.api import Call, Pointer
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 Wrap = Callable[[Any], Any]
@@ -82,7 +82,7 @@ class Recorder(Around):
         self.queue: list[Callable[[], object]] = []
         self.capturing = False
 
-    def place(self, place: Place) -> str:
+    def place(self, place: Pointer) -> str:
         return f"{self.buffers[id(place.buffer)]}+{place.offset}"
 
     def bind(self, call: Call) -> Callable[[], None]:
@@ -169,11 +169,11 @@ def _on_ranks(
     *,
     hosts: Sequence[str] | None = None,
     wrap: Wrap | None = None,
-    patience: float = 60.0,
+    timeout: float = 60.0,
 ) -> list[Any]:
     """hosts: the name of each rank's host; one host for all where it is None."""
 
-    def on_rank(control: SimulatedComm) -> Any:
+    def on_rank(control: ThreadComm) -> Any:
         world = meshrun.open_world("cpu", control=control)
         if hosts is not None:
             named = zip(world.ranks, hosts, strict=True)
@@ -183,7 +183,7 @@ def _on_ranks(
             world.collectives = lambda group, **options: wrap(opened(group, **options))
         return body(world)
 
-    return run_ranks(size, on_rank, patience)
+    return run_ranks(size, on_rank, timeout)
 
 
 def _bench_on(

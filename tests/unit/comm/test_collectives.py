@@ -23,12 +23,12 @@ from runner.comm.collectives.api import (
     Call,
     Collectives,
     Datatype,
-    Place,
+    Pointer,
     hypercube,
 )
-from runner.comm.collectives.host import HostBuffer, Scratch, average, combine
-from runner.comm.collectives.threads import SimulatedCollectives
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.collectives.host import AlignedBuffer, Scratch, average, combine
+from runner.comm.collectives.threads import ThreadCollectives
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import RunError, UserError
 
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -98,7 +98,7 @@ class Case:
             return self.data(self.root, size)[mine]
         return self.data(self.root if self.operation == "broadcast" else (rank - 1) % size, size)
 
-    def places(self, group: Collectives) -> tuple[Place, Place]:
+    def places(self, group: Collectives) -> tuple[Pointer, Pointer]:
         """Where the call sends from and receives to, in poisoned memory, with room for whatever it needs."""
         itemsize = self.datatype.itemsize
         own = self.begin + group.rank * self.count * itemsize
@@ -108,12 +108,12 @@ class Case:
             buffer.array.fill(POISON)
         send, recv = buffers[0], buffers[-1]
         if not self.in_place:
-            return Place(send, self.begin), Place(recv, self.begin)
+            return Pointer(send, self.begin), Pointer(recv, self.begin)
         if self.operation in ("all_gather", "gather", "hypercube"):
-            return Place(recv, own), Place(recv, self.begin)
+            return Pointer(recv, own), Pointer(recv, self.begin)
         if self.operation in ("reduce_scatter", "scatter"):
-            return Place(recv, self.begin), Place(recv, own)
-        return Place(recv, self.begin), Place(recv, self.begin)
+            return Pointer(recv, self.begin), Pointer(recv, own)
+        return Pointer(recv, self.begin), Pointer(recv, self.begin)
 
 
 def cases(operation: str, datatype: Datatype, size: int, counts: tuple[int, ...] = (5, 0)) -> Iterator[Case]:
@@ -180,14 +180,14 @@ def all_faults(group: Collectives, operation: str, counts: tuple[int, ...] = (5,
     [(name, size) for name in OPERATIONS for size in ((1, 2, 4) if name == "hypercube" else (1, 2, 3, 4, 5))],
 )
 def test_every_operation(operation: str, size: int) -> None:
-    results = run_ranks(size, lambda comm: all_faults(SimulatedCollectives(comm), operation))
+    results = run_ranks(size, lambda comm: all_faults(ThreadCollectives(comm), operation))
     assert results == [[]] * size
 
 
 def test_the_cases_can_fail() -> None:
     """A sum where a maximum belongs, found on every rank."""
 
-    class Broken(SimulatedCollectives):
+    class Broken(ThreadCollectives):
         def bind(self, call: Call) -> Callable[[], object]:
             return super().bind(Call(*[*vars(call).values()][:5], reduction="sum", in_place=call.in_place))
 
@@ -207,8 +207,8 @@ def test_the_data_fit_every_datatype() -> None:
 def test_two_groups_at_once(operation: str) -> None:
     """Even and odd ranks of five."""
 
-    def rank_main(comm: SimulatedComm) -> list[str]:
-        group = SimulatedCollectives(comm.split(comm.rank % 2))
+    def rank_main(comm: ThreadComm) -> list[str]:
+        group = ThreadCollectives(comm.split(comm.rank % 2))
         assert (group.rank, group.size) == (comm.rank // 2, 2 if comm.rank % 2 else 3)
         return all_faults(group, operation)
 
@@ -217,8 +217,8 @@ def test_two_groups_at_once(operation: str) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_memory_that_is_not_aligned(operation: str) -> None:
-    def rank_main(comm: SimulatedComm) -> list[str]:
-        group = SimulatedCollectives(comm)
+    def rank_main(comm: ThreadComm) -> list[str]:
+        group = ThreadCollectives(comm)
         kinds = [DATATYPES[name] for name in ("int32", "half", "double", "bfloat16")]
         return [f for kind in kinds for f in faults(group, Case(operation, kind, begin=GUARD + 1))]
 
@@ -236,7 +236,7 @@ def test_a_hypercube_of_three() -> None:
 def messages(group: Collectives) -> list[int]:
     """A number handed round by single messages, and then swapped between neighbours; what arrived."""
     size, rank, kind = group.size, group.rank, DATATYPES["int32"]
-    send, recv = Place(group.allocate(4)), Place(group.allocate(4))
+    send, recv = Pointer(group.allocate(4)), Pointer(group.allocate(4))
     call = Call("sendrecv", send, recv, 1, kind)
     arrived = []
     send.bytes(4).view(np.int32)[0] = 10 + rank
@@ -262,14 +262,14 @@ def arriving(rank: int, size: int) -> list[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_messages(size: int) -> None:
-    got = run_ranks(size, lambda comm: messages(SimulatedCollectives(comm)))
+    got = run_ranks(size, lambda comm: messages(ThreadCollectives(comm)))
     assert got == [arriving(rank, size) for rank in range(size)]
 
 
 def test_integers_wrap_around() -> None:
-    def rank_main(comm: SimulatedComm) -> list[int]:
-        group = SimulatedCollectives(comm)
-        send, recv = Place(group.allocate(2)), Place(group.allocate(2))
+    def rank_main(comm: ThreadComm) -> list[int]:
+        group = ThreadCollectives(comm)
+        send, recv = Pointer(group.allocate(2)), Pointer(group.allocate(2))
         send.bytes(2).view(np.int8)[:] = [100, -100]
         group.bind(Call("all_reduce", send, recv, 2, DATATYPES["int8"], "mulsum"))()
         return [int(value) for value in recv.bytes(2).view(np.int8)]
@@ -311,9 +311,9 @@ def test_averages_are_the_nearest_values(name: str, ranks: int) -> None:
 def test_calls_share_their_scratch() -> None:
     """Twenty calls of a loop must not take twenty buffers beside their own."""
     scratch = Scratch()
-    small, large = scratch.place("input", 10), scratch.place("input", 1000)
-    assert scratch.place("input", 500).address == large.address
-    assert scratch.place("result", 500).address not in (small.address, large.address)
+    small, large = scratch.pointer("input", 10), scratch.pointer("input", 1000)
+    assert scratch.pointer("input", 500).address == large.address
+    assert scratch.pointer("result", 500).address not in (small.address, large.address)
 
 
 def test_integer_averages_round_down() -> None:
@@ -336,23 +336,23 @@ def test_numpys_dtypes() -> None:
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4096, 12345])
 def test_memory(nbytes: int) -> None:
-    buffer = SimulatedCollectives(SimulatedComm()).allocate(nbytes)
+    buffer = ThreadCollectives(ThreadComm()).allocate(nbytes)
     assert buffer.nbytes == nbytes == buffer.array.size
     assert nbytes == 0 or buffer.address % mmap.PAGESIZE == 0
     assert buffer.array.dtype == np.uint8
     if nbytes:
         buffer.array[-1] = 3
-        assert Place(buffer, nbytes - 1).bytes(1).tolist() == [3]
+        assert Pointer(buffer, nbytes - 1).bytes(1).tolist() == [3]
 
 
 @pytest.mark.parametrize("nbytes", [1 << 62, sys.maxsize, 1 << 70])
 def test_too_much_memory(nbytes: int) -> None:
     with pytest.raises(MemoryError):
-        SimulatedCollectives(SimulatedComm()).allocate(nbytes)
+        ThreadCollectives(ThreadComm()).allocate(nbytes)
 
 
 def test_what_host_memory_lacks() -> None:
-    group = SimulatedCollectives(SimulatedComm())
+    group = ThreadCollectives(ThreadComm())
     for refused, hint in (
         (lambda: group.register(group.allocate(8), 2), "got -R 2.*without -R"),
         (lambda: group.captured([]), "without -G"),
@@ -363,7 +363,7 @@ def test_what_host_memory_lacks() -> None:
 
 
 def test_time_and_order() -> None:
-    group = SimulatedCollectives(SimulatedComm())
+    group = ThreadCollectives(ThreadComm())
     begin, end = group.marks(2)
     done: list[int] = []
     group.issue([begin.record, group.grouped([lambda: done.append(1), lambda: done.append(2)]), end.record])
@@ -376,18 +376,18 @@ def test_time_and_order() -> None:
 
 
 def test_labels() -> None:
-    assert SimulatedCollectives(SimulatedComm()).label == "one process, host memory"
-    labels = run_ranks(2, lambda comm: SimulatedCollectives(comm).label)
+    assert ThreadCollectives(ThreadComm()).label == "one process, host memory"
+    labels = run_ranks(2, lambda comm: ThreadCollectives(comm).label)
     assert labels == ["threads of one process, host memory"] * 2
 
 
 def test_abort_wakes_those_who_wait() -> None:
-    def rank_main(comm: SimulatedComm) -> None:
-        group = SimulatedCollectives(comm)
+    def rank_main(comm: ThreadComm) -> None:
+        group = ThreadCollectives(comm)
         if comm.rank == 0:
             group.abort()
             return
-        place = Place(group.allocate(4))
+        place = Pointer(group.allocate(4))
         group.issue([group.bind(Call("broadcast", place, place, 1, DATATYPES["float"], in_place=True))])
 
     with pytest.raises(RunError, match="no message from rank 0 to rank 1"):
@@ -396,8 +396,8 @@ def test_abort_wakes_those_who_wait() -> None:
 
 def test_the_lone_rank_copies_and_no_more() -> None:
     """In place nothing is left to do, as in NCCL."""
-    group = SimulatedCollectives(SimulatedComm())
-    place = Place(HostBuffer(np.arange(8, dtype=np.uint8)))
+    group = ThreadCollectives(ThreadComm())
+    place = Pointer(AlignedBuffer(np.arange(8, dtype=np.uint8)))
     for operation in OPERATIONS:
         call = Call(operation, place, place, 2, DATATYPES["float"], in_place=True, traffic=((2,),))
         group.bind(call)()

@@ -68,11 +68,11 @@ cupy.uint8 = "uint8"
 sys.modules["cupy"] = cupy
 
 from runner.comm import nccl
-from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Place
+from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
 from runner.comm.nccl_arrays import NcclComm
-from runner.comm.collectives.nccl_calls import Calls
+from runner.comm.collectives.nccl_calls import NcclCalls
 from runner.comm.collectives.nccl import NcclCollectives
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import MeshrunError
 
 def noted(function):
@@ -93,9 +93,9 @@ def joined(rank, size, **config):
     return nccl.Communicator(size, rank, bytes(128), **config)
 
 def calls(rank, size=4):
-    return Calls(joined(rank, size), 77)
+    return NcclCalls(joined(rank, size), 77)
 
-send, recv = (Place(Some(address=address), 16) for address in ({1 << 20}, {1 << 24}))
+send, recv = (Pointer(Some(address=address), 16) for address in ({1 << 20}, {1 << 24}))
 def tell(value):
     print(json.dumps(value))
 """
@@ -151,7 +151,7 @@ OLD, NATIVE = 22700, 22800  # the first without, the second with alltoall, gathe
 
 EVERY_OPERATION = f"""
 def bound(operation, rank, in_place=False):
-    given = Place(recv.buffer, recv.offset + rank * {STEP}) if in_place else send
+    given = Pointer(recv.buffer, recv.offset + rank * {STEP}) if in_place else send
     double = DATATYPES["double"]
     call = Call(operation, given, recv, {COUNT}, double, "max", {CHOSEN}, in_place, {TRAFFIC})
     one = calls(rank)
@@ -320,7 +320,7 @@ tell([refused(one.bind, Call("all_gather", send, recv, 5, DATATYPES[name])) for 
 # One rank of a communicator, with its memory
 
 ALONE = """
-opened = NcclCollectives(SimulatedComm(), stream)
+opened = NcclCollectives(ThreadComm(), stream)
 here = lambda count=6, operation="all_reduce": Call(operation, send, recv, count, DATATYPES["double"])
 """
 
@@ -339,7 +339,7 @@ def test_config_by_version(
     stub: Stub, version: int, config: dict[str, int], policy: int, central: int, peers: int
 ) -> None:
     """As nccl-tests sets it, from the version on that has the field."""
-    body = f"tell(noted(lambda: NcclCollectives(SimulatedComm(), stream, **{config})))"
+    body = f"tell(noted(lambda: NcclCollectives(ThreadComm(), stream, **{config})))"
     made = stub.run(body, version)
     assert made == [["ncclGetUniqueId"], ["ncclCommInitRankConfig", 1, 7, 0, policy, central, peers]]
 
@@ -418,7 +418,7 @@ tell(refused(opened.captured if {way!r} == "captured" else opened.issue, calls))
 
 @pytest.mark.parametrize("name", ["ncclGetUniqueId", "ncclCommInitRankConfig"])
 def test_joining_fails(stub: Stub, name: str) -> None:
-    kind, status, _ = stub.run("tell(refused(NcclCollectives, SimulatedComm(), stream))", FAIL=name)
+    kind, status, _ = stub.run("tell(refused(NcclCollectives, ThreadComm(), stream))", FAIL=name)
     assert (kind, status) == ("NcclFailure", 3)
 
 
@@ -556,9 +556,9 @@ def test_one_library_and_two(stub: Stub) -> None:
     copy.parent.mkdir()
     shutil.copy(stub.library, copy)
     body = f"""
-label = nccl.agreed(SimulatedComm())
+label = nccl.common_version(ThreadComm())
 ctypes.CDLL({str(copy)!r})
-tell([label, refused(nccl.agreed, SimulatedComm())])
+tell([label, refused(nccl.common_version, ThreadComm())])
 """
     label, (kind, _, sentence) = stub.run(body)
     assert label == f"NCCL 2.28.9 ({stub.library})"
@@ -573,7 +573,7 @@ me = threading.local()
 def rank_main(control):
     me.rank = control.rank
     try:
-        nccl.agreed(control)
+        nccl.common_version(control)
     except nccl.UserError as error:
         return error.everywhere, str(error)
 """
@@ -613,7 +613,7 @@ def test_a_library_that_is_too_old(stub: Stub) -> None:
 def test_bindings_that_are_not_there(stub: Stub) -> None:
     kind, _, sentence = stub.run("sys.modules['nccl'] = None\ntell(refused(nccl.load))")
     assert kind == "UserError"
-    assert "nccl4py is not there" in sentence
+    assert "nccl4py is not installed" in sentence
 
 
 # Arrays of jobs
@@ -625,7 +625,7 @@ def array(address, size, dtype, itemsize):
     flags = Some(c_contiguous=True)
     return Some(data=Some(ptr=address), size=size, dtype=dtype, nbytes=size * itemsize, flags=flags)
 
-comm = NcclComm(SimulatedComm())
+comm = NcclComm(ThreadComm())
 tell([
     comm.label,
     noted(lambda: comm.exchange([(1, array(100, 3, "float64", 8))], [(2, array(200, 5, "int16", 2))])),

@@ -70,9 +70,9 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     cupy.cuda.nvtx.available = available
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.delitem(sys.modules, "runner.device.copy_streams", raising=False)
-    lanes = importlib.import_module("runner.device.copy_streams")
+    copies = importlib.import_module("runner.device.copy_streams")
     monkeypatch.delitem(sys.modules, "runner.device.copy_streams")  # nobody else's: it has this CuPy
-    with lanes.CudaLanes(0, MagicMock()).named("chunk 3"):
+    with copies.CudaCopyStreams(0, MagicMock()).named("chunk 3"):
         inside = list(cupy.cuda.nvtx.method_calls)
     assert inside == ([call.RangePush("chunk 3")] if available else [])
     assert cupy.cuda.nvtx.method_calls == [*inside, call.RangePop()][: 2 * available]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.spec import Host, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
+from launch.spec import HostSlots, LaunchSpec, make_spec, parse_hosts, parse_shape, read_hostfile
 
 WORDS = ("bench", "all_reduce")
 
@@ -27,25 +27,25 @@ def test_no_shapes(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a:8,b:8", [Host("a", 8), Host("b", 8)]),
-        ("a,b", [Host("a"), Host("b")]),
-        ("me@10.0.0.7:2", [Host("me@10.0.0.7", 2)]),
-        ("[fd00::7]:4,[fd00::8]", [Host("[fd00::7]", 4), Host("[fd00::8]")]),
+        ("a:8,b:8", [HostSlots("a", 8), HostSlots("b", 8)]),
+        ("a,b", [HostSlots("a"), HostSlots("b")]),
+        ("me@10.0.0.7:2", [HostSlots("me@10.0.0.7", 2)]),
+        ("[fd00::7]:4,[fd00::8]", [HostSlots("[fd00::7]", 4), HostSlots("[fd00::8]")]),
     ],
 )
-def test_hosts(text: str, expected: list[Host]) -> None:
+def test_hosts(text: str, expected: list[HostSlots]) -> None:
     assert parse_hosts(text) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a,,b", "'' is no host"),
-        ("a:x", "'a:x' is no host"),
-        ("a;reboot", "'a;reboot' is no host"),
-        ("-oProxyCommand", "is no host"),
+        ("a,,b", "'' is not a host"),
+        ("a:x", "'a:x' is not a host"),
+        ("a;reboot", "'a;reboot' is not a host"),
+        ("-oProxyCommand", "is not a host"),
         ("a:0", "a host with 0 slots"),
-        ("a,b,a:2", "host a is named twice"),
+        ("a,b,a:2", "host a is listed twice"),
     ],
 )
 def test_no_hosts(text: str, reason: str) -> None:
@@ -56,7 +56,7 @@ def test_no_hosts(text: str, reason: str) -> None:
 def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# rack 7\nn1 slots=8 max_slots=8\n\nn2:4   # half of it\nn3\n")
-    assert read_hostfile(file) == [Host("n1", 8), Host("n2", 4), Host("n3")]
+    assert read_hostfile(file) == [HostSlots("n1", 8), HostSlots("n2", 4), HostSlots("n3")]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
         ("n1 slots=eight\n", "line 1: expected HOST slots=N"),
         ("n1\nn2 cpus=4\n", "line 2: expected"),
         ("n1 slots=0\n", "line 1: a host with 0 slots"),
-        ("n1:8:8\n", "line 1: 'n1:8:8' is no host"),
-        ("# nothing\n", "names no host"),
-        ("n1\nn1\n", "host n1 is named twice"),
+        ("n1:8:8\n", "line 1: 'n1:8:8' is not a host"),
+        ("# nothing\n", "contains no hosts"),
+        ("n1\nn1\n", "host n1 is listed twice"),
     ],
 )
 def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None:
@@ -81,12 +81,12 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None
 def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_bytes(b"\x7fELF\xff\xfe")
-    with pytest.raises(ValueError, match=f"{file} is no text"):
+    with pytest.raises(ValueError, match=f"{file} is not a text file"):
         read_hostfile(file)
 
 
 def test_the_first_of_the_known_hosts() -> None:
-    known = [Host("a", 8), Host("b", 4), Host("c", 8)]
+    known = [HostSlots("a", 8), HostSlots("b", 4), HostSlots("c", 8)]
     assert make_spec(WORDS, (2, 4), known) == LaunchSpec(WORDS, 2, 4, ("a", "b"))
     assert make_spec(WORDS, (None, 4), known) == LaunchSpec(WORDS, 3, 4, ("a", "b", "c"))
     assert make_spec(WORDS, (2, 8)) == LaunchSpec(WORDS, 2, 8)
@@ -97,10 +97,10 @@ def test_the_first_of_the_known_hosts() -> None:
 @pytest.mark.parametrize(
     ("wanted", "text", "reason"),
     [
-        ((3, 1), "a,b", "3 hosts are asked for, and 2 named"),
-        ((2, 8), "a:8,b:4", "host b has 4 slots, and 8 ranks are asked for"),
-        (None, "a:8,b:4", "say how many ranks"),
-        (None, "a,b", "say how many ranks"),
+        ((3, 1), "a,b", "3 hosts requested, but only 2 listed"),
+        ((2, 8), "a:8,b:4", "host b has 4 slots, but 8 ranks are requested"),
+        (None, "a:8,b:4", "the number of ranks is missing"),
+        (None, "a,b", "the number of ranks is missing"),
     ],
 )
 def test_what_does_not_fit(wanted: tuple[int, int] | None, text: str, reason: str) -> None:
@@ -109,17 +109,17 @@ def test_what_does_not_fit(wanted: tuple[int, int] | None, text: str, reason: st
 
 
 def test_nothing_is_known() -> None:
-    with pytest.raises(ValueError, match="say how many ranks"):
+    with pytest.raises(ValueError, match="the number of ranks is missing"):
         make_spec(WORDS)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_a_plan_has_what_was_asked_for_or_is_refused(hosts: int, per_host: int, there: int) -> None:
-    known = [Host(f"n{i}", 4) for i in range(there)]
+    known = [HostSlots(f"n{i}", 4) for i in range(there)]
     if hosts <= there and per_host <= 4:
         spec = make_spec(WORDS, (hosts, per_host), known)
         assert spec.ranks == hosts * per_host
         assert spec.names == tuple(host.name for host in known[:hosts])
     else:
-        with pytest.raises(ValueError, match="asked for"):
+        with pytest.raises(ValueError, match="requested"):
             make_spec(WORDS, (hosts, per_host), known)

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from runner.comm.api import Control
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.raw.memory import Memory
 
 
@@ -63,7 +63,7 @@ def shared(control: Control, box: Any, owner: int | None = None) -> tuple[Any, l
 def on_two(**keywords: Any) -> list[tuple[Any, list[str]]]:
     shut = keywords.pop("shut", ["", ""])
 
-    def body(control: SimulatedComm) -> Any:
+    def body(control: ThreadComm) -> Any:
         return shared(control, Box(control.rank, shut[control.rank]), **keywords)
 
     return run_ranks(2, body)

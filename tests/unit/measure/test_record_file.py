@@ -11,7 +11,7 @@ from jobs.measure.record_file import RecordFile, create_record, open_record
 from meshrun import World
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 
 def test_what_was_written_stays_whole_while_the_next_is_made(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def print_text(text: str) -> None:
 
 @pytest.fixture
 def world() -> World:
-    return lone_world(CpuBackend())
+    return single_rank_world(CpuBackend())
 
 
 def test_the_file_is_new_and_named(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ from runner.region import Region
 from runner.storage.formats import open_source
 from runner.storage.journal import differences
 from runner.system.host_memory import host_memory
-from runner.world.world import World, lone_world, open_world
+from runner.world.world import World, open_world, single_rank_world
 
 GIB = 1 << 30
 LITTLE = 100 * 6 * 8  # bytes of the array of `task`
@@ -50,7 +50,7 @@ def task(shape: tuple[int, ...] = (100, 6), *, job: Any = same, ranks: int = 1, 
 
 
 def lone(backend: Any = None) -> World:
-    return lone_world(backend or CpuBackend())
+    return single_rank_world(backend or CpuBackend())
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_ranks_of_a_host_share_its_memory_and_agree(
     # 100 rows on 3 ranks: 34, 33, 33. All decide as the rank with the most.
     memory(HOST_SHARE * 3 * (34 * 6 * 8 * 2 - missing))
     answers = run_ranks(
-        3, lambda control: asked(source, world=open_world("cpu", control=control)), patience=20
+        3, lambda control: asked(source, world=open_world("cpu", control=control)), timeout=20
     )
     assert answers == [bool(missing)] * 3
 
@@ -257,7 +257,7 @@ def test_every_rank_has_chunks_for_all_its_slots() -> None:
     rows = run_ranks(
         2,
         lambda control: rows_of(task((100, 6)), world=open_world("cpu", control=control), depth=4),
-        patience=20,
+        timeout=20,
     )
     assert rows == [13, 13]
 
@@ -288,7 +288,7 @@ def test_the_rank_with_the_least_memory_decides_for_all() -> None:
         size = 3 * 96 * (5 if control.rank == 1 else 9)
         return rows_of(task(), world=open_world("cpu", control=control), host_memory=size)
 
-    assert run_ranks(3, rows, patience=20) == [5, 5, 5]
+    assert run_ranks(3, rows, timeout=20) == [5, 5, 5]
 
 
 def test_an_unfinished_runs_chunks_are_kept_whatever_is_asked() -> None:
@@ -411,7 +411,7 @@ def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None
 
     halves, whole = MemoryUse(12000 // HOST_SHARE // 2, 0), MemoryUse(12000 // HOST_SHARE, 0)
     told = MemoryUse(55, 0)
-    assert run_ranks(3, share, patience=20) == [(halves, told), (halves, told), (whole, told)]
+    assert run_ranks(3, share, timeout=20) == [(halves, told), (halves, told), (whole, told)]
 
 
 # ---- what makes two runs the same

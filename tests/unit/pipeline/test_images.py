@@ -219,12 +219,12 @@ def test_only_a_run_that_is_drawn_keeps_its_spans(
 def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runner.run.execute import Options, execute
     from runner.storage.transaction import OutputTransaction
-    from runner.world.world import lone_world
+    from runner.world.world import single_rank_world
 
     monkeypatch.setattr("runner.pipeline.dispatch.BETWEEN", 0.0)
     seen: list[tuple[int, int]] = []
     execute(
-        lone_world(CpuBackend()),
+        single_rank_world(CpuBackend()),
         counted,
         numbered,
         numbered.with_name("out"),

@@ -11,7 +11,7 @@ from queued_device import QueuedBackend
 from stream_cases import run_on
 
 import meshrun
-from runner.comm.threads import SimulatedComm
+from runner.comm.threads import ThreadComm
 from runner.run.mutations import MUTATIONS, Mutation
 from runner.run.selftest import caught
 
@@ -116,16 +116,16 @@ def test_an_array_in_memory_stays_as_it_was(name: str) -> None:
 
 def test_what_is_sent_to_other_ranks_is_as_it_was_read(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages that are read when they are waited for, as those of MPI may be."""
-    post = SimulatedComm.exchange
+    post = ThreadComm.exchange
 
-    def late(comm: SimulatedComm, sends: Any, receives: Any) -> Any:
+    def late(comm: ThreadComm, sends: Any, receives: Any) -> Any:
         class Later:
             def wait(self) -> None:
                 post(comm, sends, receives).wait()
 
         return Later()
 
-    monkeypatch.setattr(SimulatedComm, "exchange", late)
+    monkeypatch.setattr(ThreadComm, "exchange", late)
     check("new array", source, 3, overlap=True)
 
 

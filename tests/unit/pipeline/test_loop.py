@@ -25,7 +25,6 @@ from runner.plan.chunks import Chunks
 from runner.plan.task import plan_task
 from runner.report.spans import STAGES, Spans
 from runner.storage.formats import open_sink, open_source
-from runner.world.world import lone_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test
 Act = Callable[[int], None]
@@ -298,7 +297,7 @@ def endpoints_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) ->
     )
     sink = open_sink(folder / "out.npy", *task.known[0], "stream")
     sink.create()
-    return Endpoints(lone_world(backend), task, Chunks(task.partition, rows), [source], [sink], Spans())
+    return Endpoints(single_rank_world(backend), task, Chunks(task.partition, rows), [source], [sink], Spans())
 
 
 def moved(endpoints: Endpoints) -> dict[tuple[str, int], int]:

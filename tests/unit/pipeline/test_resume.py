@@ -23,7 +23,7 @@ from runner.run.execute import Options, execute
 from runner.storage.flat import FlatSink
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
-from runner.world.world import identify_host, lone_world
+from runner.world.world import identify_host, single_rank_world
 
 ROWS, COLUMNS, CHUNK = 23, 5, 2
 CHUNKS = 12
@@ -261,7 +261,13 @@ def failed_run(source: Path, job: Any) -> OutputTransaction:
     options = Options(stream=StreamOptions(chunk_bytes=BYTES))
     with pytest.raises((ZeroDivisionError, RunError)):
         execute(
-            lone_world(CpuBackend()), job, source, target_of(source), {}, options, transaction=transaction
+            single_rank_world(CpuBackend()),
+            job,
+            source,
+            target_of(source),
+            {},
+            options,
+            transaction=transaction,
         )
     transaction.release()  # as the end of its process does
     return transaction
@@ -359,7 +365,13 @@ def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
     options = Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
     with pytest.raises(RunError):
         execute(
-            lone_world(CpuBackend()), fragile, source, target_of(source), {}, options, transaction=transaction
+            single_rank_world(CpuBackend()),
+            fragile,
+            source,
+            target_of(source),
+            {},
+            options,
+            transaction=transaction,
         )
     transaction.release()
     assert transaction.recovery_hint is not None

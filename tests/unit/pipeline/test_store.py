@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import meshrun
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.run.execute import run
 from runner.world.world import open_world
 
@@ -21,7 +21,7 @@ def test_a_picture_goes_into_a_store_of_several_chunks(tmp_path: Path, ranks: in
     Image.fromarray(picture).save(tmp_path / "in.png", compress_level=0)
     job = meshrun.map_blocks(lambda block: block)
 
-    def same(comm: SimulatedComm) -> None:
+    def same(comm: ThreadComm) -> None:
         world = open_world("cpu", control=comm)
         run(job, tmp_path / "in.png", tmp_path / "out.zarr", world=world)
 

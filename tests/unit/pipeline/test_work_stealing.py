@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.comm.api import Counters
-from runner.comm.threads import SimulatedComm, SimulatedCounters, run_ranks
+from runner.comm.threads import ThreadComm, ThreadCounters, run_ranks
 from runner.pipeline.work_stealing import ChunkQueue
 from runner.plan.grid import bounds
 
 TODO = st.lists(st.integers(0, 10_000), unique=True, max_size=60).map(sorted)
 
 
-class Stale(SimulatedCounters):
+class Stale(ThreadCounters):
     """Reads that lag behind by as many takes as drawn, as if others had taken since; then the truth."""
 
     def __init__(self, size: int, lags: list[int]) -> None:
@@ -73,7 +73,7 @@ def test_each_chunk_once_among_threads(size: int, length: int) -> None:
     """Ranks that run at once and stop anywhere, between a look at the counters and a take too."""
     todo = range(7, 7 + length)
 
-    def rank(comm: SimulatedComm) -> list[int]:
+    def rank(comm: ThreadComm) -> list[int]:
         counters = comm.counters()
         got = []
         for chunk in ChunkQueue(todo, comm.rank, comm.size, counters):
@@ -87,20 +87,20 @@ def test_each_chunk_once_among_threads(size: int, length: int) -> None:
 
 
 def test_counters_of_simulated_ranks() -> None:
-    def rank(comm: SimulatedComm) -> list[list[int]]:
+    def rank(comm: ThreadComm) -> list[list[int]]:
         one, other = comm.counters(), comm.counters()
         seen = [one.read()]
         comm.barrier()
         seen.append([one.take(comm.rank) for _ in range(comm.rank + 1)])
         comm.barrier()
-        one.poke()
+        one.progress()
         return [*seen, one.read(), other.read()]
 
     assert run_ranks(3, rank)[2] == [[0, 0, 0], [0, 1, 2], [1, 2, 3], [0, 0, 0]]
 
 
 def test_a_counter_gives_no_number_twice() -> None:
-    def rank(comm: SimulatedComm) -> list[int]:
+    def rank(comm: ThreadComm) -> list[int]:
         counters = comm.counters()
         return [counters.take(1) for _ in range(2000)]
 
@@ -130,7 +130,7 @@ def ideal(length: int, seconds: Sequence[float]) -> float:
 
 def test_one_rank_ten_times_slower() -> None:
     seconds = [10.0, 1.0, 1.0, 1.0]
-    each = queues(range(400), 4, SimulatedCounters(4))
+    each = queues(range(400), 4, ThreadCounters(4))
     assert finish(each, seconds) <= ideal(400, seconds) + 10  # 139
     assert finish(queues(range(400), 4, None), seconds) == 1000
     assert [queue.own for queue in each] == [13, 100, 100, 100]
@@ -145,14 +145,14 @@ def test_one_rank_ten_times_slower() -> None:
 def test_no_rank_sets_the_pace(length: int, seconds: list[float], depth: int) -> None:
     """Nearly the ideal time: what more it takes is what the slowest rank holds when the last is dealt."""
     size = len(seconds)
-    took = finish(queues(range(length), size, SimulatedCounters(size)), seconds, depth)
+    took = finish(queues(range(length), size, ThreadCounters(size)), seconds, depth)
     assert took <= ideal(length, seconds) + depth * max(seconds) + 1e-9
 
 
 @given(st.integers(0, 300), st.integers(1, 8))
 def test_ranks_alike_keep_their_blocks(length: int, size: int) -> None:
     """But for the last chunk of a block that is one longer, which may go to a rank that is done."""
-    each = queues(range(length), size, SimulatedCounters(size))
+    each = queues(range(length), size, ThreadCounters(size))
     finish(each, [1.0] * size)
     assert [queue.own + queue.taken_over for queue in each] == sorted(
         (stop - start for start, stop in (bounds(length, size, rank) for rank in range(size))), reverse=True
@@ -161,7 +161,7 @@ def test_ranks_alike_keep_their_blocks(length: int, size: int) -> None:
 
 def test_ranks_that_are_done_turn_to_different_ranks() -> None:
     """Ranks 1 and 3 are done; 0, 2 have as many left."""
-    each = queues(range(40), 4, SimulatedCounters(4))
+    each = queues(range(40), 4, ThreadCounters(4))
     chunks = [iter(queue) for queue in each]
     for rank in (1, 3):
         for _ in range(10):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.world.preflight.rank_table import LINES, WIDTH, render, rows
-from runner.world.preflight.survey import Gpu, Interface, Port, Survey, survey
+from runner.world.preflight.survey import GpuFacts, Interface, Port, Survey, survey
 
 GIB = 1 << 30
 
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_a_gpu_is_in_its_line() -> None:
         gpu=replace(first.gpu, nvlinks_up=16, pcie_generation=1, pcie_width=8, numa_node=3),
         numa=(0, 1),
     )
-    blind = replace(second, gpu=Gpu("NVIDIA H200", "GPU-x", "0000:11:00.0", 1), numa=())
+    blind = replace(second, gpu=GpuFacts("NVIDIA H200", "GPU-x", "0000:11:00.0", 1), numa=())
     told = [one.split("  ") for one in render([bad, blind]).splitlines() if one.startswith("n1")]
     cells = [[cell.strip() for cell in one if cell.strip()] for one in told]
     assert cells[0][5:7] == ["16/18", "1 x8 of 5 x16"]

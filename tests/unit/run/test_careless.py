@@ -136,7 +136,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         (f"run mine.py:same raw.raw out.npy --shape {'x'.join('1' * 65)} --dtype f4",
          "--shape has more axes than an array can have: got maximum supported dimension"),
         ("run mine.py:same -- in.npy out.npy --verify", "unexpected extra argument (--verify)"),
-        ("selftest --mutate --device cuda", "--mutate simulates its ranks on the CPU: leave --device"),
+        ("selftest --mutate --device cuda", "--mutate runs its ranks on the CPU; remove --device"),
         ("run mine.py:halved in.npy out.npy",
          "changes an axis along which the array is cut: got (50, 6) from (100, 6), expected the first axis "
          "unchanged. Try: a result with the input's length along the first axis, which every --grid cuts"),
@@ -178,9 +178,7 @@ def test_a_plan_says_what_machine_it_assumes(capsys: pytest.CaptureFixture[str])
         assumed: bool = json.loads(Path("plan.json").read_text())["machine"]["assumed"]
         return capsys.readouterr().out, assumed
 
-    line = (
-        "no --gpu and no measured rates: hosts with 8 H200 GPUs are assumed; --gpu cpu is for hosts without"
-    )
+    line = "no --gpu and no measured rates: assuming hosts with 8 H200 GPUs; use --gpu cpu for hosts"
     out, assumed = planned()
     assert line in out
     assert assumed

@@ -56,7 +56,7 @@ def run_on(ranks: int, job: Job, source: Path, target: Path | None, parameters: 
     def rank(control: Any) -> dict[str, Any]:
         return run(job, source, target, parameters, Options(), world=open_world("cpu", control=control))
 
-    return run_ranks(ranks, rank, patience=60)[0]["result"]
+    return run_ranks(ranks, rank, timeout=60)[0]["result"]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.system.launcher import Announced, allocated_tasks, announced, singleton_fix
+from runner.system.launcher import DetectedLauncher, allocated_tasks, detect_launcher, singleton_fix
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -23,24 +23,27 @@ DAEMON = {**SBATCH, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     ("environment", "expected"),
     [
         ({}, None),
-        (OPEN_MPI, Announced("Open MPI's mpirun", 4, 2)),
-        (HYDRA, Announced("a PMI launcher (mpiexec or srun)", 4, 2)),
-        (SRUN, Announced("srun", 8, 5)),
+        (OPEN_MPI, DetectedLauncher("Open MPI's mpirun", 4, 2)),
+        (HYDRA, DetectedLauncher("a PMI launcher (mpiexec or srun)", 4, 2)),
+        (SRUN, DetectedLauncher("srun", 8, 5)),
         (SBATCH, None),
-        ({**DAEMON, **OPEN_MPI}, Announced("Open MPI's mpirun", 4, 2)),
-        ({**DAEMON, **HYDRA}, Announced("a PMI launcher (mpiexec or srun)", 4, 2)),
-        ({"PMIX_RANK": "3"}, Announced("a PMIx launcher", None, 3)),
-        ({**SRUN, "PMIX_RANK": "5"}, Announced("srun", 8, 5)),
-        ({"PALS_RANKID": "1"}, Announced("PALS", None, 1)),
-        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, Announced("Flux", 2, 1)),
-        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, Announced("MVAPICH's mpirun", 2, 1)),
-        ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"}, Announced("jsrun", 2, 1)),
+        ({**DAEMON, **OPEN_MPI}, DetectedLauncher("Open MPI's mpirun", 4, 2)),
+        ({**DAEMON, **HYDRA}, DetectedLauncher("a PMI launcher (mpiexec or srun)", 4, 2)),
+        ({"PMIX_RANK": "3"}, DetectedLauncher("a PMIx launcher", None, 3)),
+        ({**SRUN, "PMIX_RANK": "5"}, DetectedLauncher("srun", 8, 5)),
+        ({"PALS_RANKID": "1"}, DetectedLauncher("PALS", None, 1)),
+        ({"FLUX_JOB_SIZE": "2", "FLUX_TASK_RANK": "1"}, DetectedLauncher("Flux", 2, 1)),
+        (
+            {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"},
+            DetectedLauncher("MVAPICH's mpirun", 2, 1),
+        ),
+        ({"JSM_NAMESPACE_SIZE": "2", "JSM_NAMESPACE_RANK": "1"}, DetectedLauncher("jsrun", 2, 1)),
         ({"OMPI_COMM_WORLD_SIZE": "", "PMI_SIZE": "four"}, None),
-        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, Announced("a PMI launcher (mpiexec or srun)", 1, 0)),
+        ({"PMI_SIZE": "1", "PMI_RANK": "0"}, DetectedLauncher("a PMI launcher (mpiexec or srun)", 1, 0)),
     ],
 )
-def test_who_launched(environment: dict[str, str], expected: Announced | None) -> None:
-    assert announced(environment) == expected
+def test_who_launched(environment: dict[str, str], expected: DetectedLauncher | None) -> None:
+    assert detect_launcher(environment) == expected
 
 
 def test_tasks_of_an_allocation() -> None:

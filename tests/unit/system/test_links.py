@@ -75,9 +75,9 @@ def test_pcie(pcie: tuple[int, int], rate: float) -> None:
 
 def test_an_unknown_generation_is_not_guessed() -> None:
     found = read(UUID, Nvml([1] * 18, speed=99999, pcie=(9, 16)))
-    assert found.nvlink == Reading(None, "NVML: 99999 MB/s a link is no NVLink generation known here")
+    assert found.nvlink == Reading(None, "NVML: unknown NVLink generation with 99999 MB/s per link")
     assert found.nvlinks_active == 18
-    assert found.pcie == Reading(None, "NVML: PCIe generation 9, x16: not known here")
+    assert found.pcie == Reading(None, "NVML: PCIe generation 9, x16: unknown generation")
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ import os
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.system.launcher import BY_HAND
 from runner.world.preflight.inspection import cores_near_gpu, preflight
-from runner.world.preflight.survey import Gpu, Survey
+from runner.world.preflight.survey import GpuFacts, Survey
 from runner.world.world import Rank
 
 
 def survey(cpus: range, near: range | None) -> Survey:
-    gpu = None if near is None else Gpu("H200", "GPU-1", "0:1", 0, cpus=tuple(near))
+    gpu = None if near is None else GpuFacts("H200", "GPU-1", "0:1", 0, cpus=tuple(near))
     return Survey(0, "n1", "n1/1", 0, 4711, gpu=gpu, cpus=tuple(cpus))
 
 
@@ -44,7 +44,7 @@ def test_a_rank_moves_before_its_communicators_are_opened(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr("runner.world.preflight.checks.check_surveys", lambda *_: [])
 
-    def body(control: SimulatedComm) -> None:
+    def body(control: ThreadComm) -> None:
         backend = CpuBackend()
         ranks = [Rank(i, "n1", "n1/1", i, 4711 + i, backend.device) for i in range(2)]
         assert preflight(BY_HAND)(control, ranks, backend) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunError
-from runner.system.launcher import Announced
+from runner.system.launcher import DetectedLauncher
 from runner.world.failure import FailureHandler
 from runner.world.run_status import LINE, RunDirectory, RunLines
 
@@ -89,6 +89,8 @@ def test_one_of_many_ranks_reports_the_interruption(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str, said: str
 ) -> None:
     """Before there is a world, as ranks that MPI has not joined are."""
-    monkeypatch.setattr("runner.world.failure.announced", lambda: Announced("a launcher", 2, int(rank)))
+    monkeypatch.setattr(
+        "runner.world.failure.detect_launcher", lambda: DetectedLauncher("a launcher", 2, int(rank))
+    )
     FailureHandler().terminate()
     assert capsys.readouterr().err == said

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError
 from runner.world import heartbeat
@@ -386,7 +386,7 @@ def test_signals_are_for_the_rank(lead: Started, port: int) -> None:
 
 def test_a_wrong_token_is_no_host(start: Start, port: int, lead: Started) -> None:
     stranger = start(candidates=[LOOPBACK], port=port, rank=16, token="guessed")
-    reason = f"{LOOPBACK} port {port}: what listens there is not rank 0"
+    reason = f"{LOOPBACK} port {port}: another program listens there, not rank 0"
     assert stranger.told() == {"error": reason}
     assert stranger.ended() == 0
     joined(port, 8).send({"beat": True})
@@ -430,8 +430,8 @@ def test_the_first_rank_of_every_host() -> None:
 def test_the_lost_are_told_with_their_ranks() -> None:
     ranks = ranks_on("a", "b", "c", "c", "b", "c")
     assert str(lost_hosts_error(ranks, [1, 2], 2.5)) == (
-        "host b (ranks 1, 4), c (ranks 2-3, 5) silent for 2.5 s. Try: the host's "
-        "power, network and load; --host-timeout where hosts may be silent for longer"
+        "host b (ranks 1, 4), c (ranks 2-3, 5) silent for 2.5 s. Try: check the host's "
+        "power, network and load; raise --host-timeout if hosts may pause for longer"
     )
     assert str(lost_hosts_error(ranks, [0], 15.0)).startswith("host a (rank 0) silent for 15 s")
 
@@ -448,7 +448,7 @@ class Ranks:
         """The warnings of every rank."""
         return run_ranks(len(self.ranks), lambda comm: self._open(comm, seconds))
 
-    def _open(self, comm: SimulatedComm, seconds: float) -> list[str]:
+    def _open(self, comm: ThreadComm, seconds: float) -> list[str]:
         def on_loss(failure: RunError) -> None:
             self.end(comm.rank)  # at once: it would kill pytest
             self.told[comm.rank] = str(failure)
@@ -544,7 +544,7 @@ def test_without_a_process_beside_rank_0_nobody_is_watched_and_it_says_so(
 ) -> None:
     monkeypatch.setattr(heartbeat, "PROCESS", "/nowhere")
     ranks = opened("a", "b")
-    assert ranks.open() == [["no host is watched: the heartbeat's process ended at once"], []]
+    assert ranks.open() == [["no host is watched: the heartbeat process ended immediately"], []]
     assert list(ranks.processes) == [0]
 
 
@@ -557,7 +557,7 @@ def test_where_no_process_can_be_started_nobody_is_watched_and_it_says_so(
     monkeypatch.setattr(subprocess, "Popen", refuse)
     ranks = opened("a", "b")
     assert ranks.open() == [
-        ["no host is watched: no process for the heartbeat: Resource temporarily unavailable"],
+        ["no host is watched: cannot start the heartbeat process: Resource temporarily unavailable"],
         [],
     ]
     assert ranks.processes == {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.system.launcher import BY_HAND, Started
@@ -56,10 +56,10 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
     return found
 
 
-def each(size: int, function: Callable[[SimulatedComm], Any]) -> list[Any]:
+def each(size: int, function: Callable[[ThreadComm], Any]) -> list[Any]:
     """What it returns or raises on every rank, all of which come to its end."""
 
-    def attempt(control: SimulatedComm) -> Any:
+    def attempt(control: ThreadComm) -> Any:
         try:
             outcome = function(control)
         except UserError as failure:
@@ -85,10 +85,10 @@ def test_nothing_is_wrong_with_ranks_that_are_alike(facts: Callable[[Change], No
 
 
 FAILURES: list[tuple[Started, Change, str]] = [
-    (Started(ranks=8), nothing, "another number of ranks than planned"),
-    (Started(hosts=3), nothing, "another number of hosts than planned"),
-    (Started(per_host=4), nothing, "hosts have another number of ranks than planned"),
-    (Started(network="ib0"), nothing, "hosts cannot be reached on the network chosen, ib0"),
+    (Started(ranks=8), nothing, "a different number of ranks than planned"),
+    (Started(hosts=3), nothing, "a different number of hosts than planned"),
+    (Started(per_host=4), nothing, "hosts have a different number of ranks than planned"),
+    (Started(network="ib0"), nothing, "hosts cannot be reached on the chosen network, ib0"),
     (BY_HAND, lambda one: {"meshrun": f"0.1.{one.local_rank}"}, "different versions of meshrun"),
     (BY_HAND, lambda one: {"mpi": f"MPICH {one.rank}"}, "different versions of the MPI library"),
     (BY_HAND, lambda one: {"settings": {"NCCL_ALGO": one.host}}, "different settings of NCCL_ALGO"),
@@ -96,7 +96,7 @@ FAILURES: list[tuple[Started, Change, str]] = [
     (
         BY_HAND,
         lambda one: {"host_id": "n/boot", "interfaces": (Interface("eth0", f"10.0.0.{one.rank}", True),)},
-        "two hosts or network namespaces have one identity",
+        "two hosts or network namespaces have the same identity",
     ),
 ]
 
@@ -119,7 +119,7 @@ def test_all_failures_are_told_each_with_its_fix(facts: Callable[[Change], None]
     (unfit, *_) = checked(Started(ranks=8, hosts=1))
     lines = str(unfit).split("\n")
     assert [line.partition(":")[0] for line in lines] == [
-        "the launcher started another number of ranks than planned",
+        "the launcher started a different number of ranks than planned",
         "  also",
         "  also",
     ]
@@ -167,7 +167,7 @@ def test_one_rank_that_cannot_look_fails_every_rank(monkeypatch: pytest.MonkeyPa
 def test_a_rank_alone_is_not_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspection, "survey", lambda *_, **__: pytest.fail("it was"))
     check = inspection.preflight(Started(ranks=8, hosts=3))
-    assert check(SimulatedComm(), ranks()[:1], CPU) == []
+    assert check(ThreadComm(), ranks()[:1], CPU) == []
 
 
 def test_only_rank_0_judges(facts: Callable[[Change], None], monkeypatch: pytest.MonkeyPatch) -> None:

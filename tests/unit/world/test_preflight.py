@@ -67,7 +67,7 @@ def test_a_sound_run(surveys: list[Survey], expected: Expected) -> None:
 @pytest.mark.parametrize(("asked", "there"), [(16, 8), (4, 8)])
 def test_another_number_of_ranks(asked: int, there: int) -> None:
     found = only(run(1, there), Expected(ranks=asked))
-    assert found.what == "the launcher started another number of ranks than planned"
+    assert found.what == "the launcher started a different number of ranks than planned"
     assert (found.got, found.expected) == (f"{there} on host n1", str(asked))
     assert found.ranks == tuple(range(there))
     assert not found.warning
@@ -76,7 +76,7 @@ def test_another_number_of_ranks(asked: int, there: int) -> None:
 @pytest.mark.parametrize(("asked", "there"), [(2, 1), (1, 2)])
 def test_another_number_of_hosts(asked: int, there: int) -> None:
     found = only(run(there, 4), Expected(hosts=asked))
-    assert found.what == "the ranks are on another number of hosts than planned"
+    assert found.what == "the ranks are on a different number of hosts than planned"
     assert found.got == f"{there}: {'n1' if there == 1 else 'n1, n2'}"
     assert found.expected == str(asked)
 
@@ -85,14 +85,14 @@ def test_another_number_of_ranks_per_host() -> None:
     """Seven on one and one on the other, as srun -n 8 --gpus=8 places them."""
     surveys = [*run(1, 7), replace(made(1, 0, 7), rank=7)]
     found = only(surveys, Expected(ranks=8, hosts=2, per_host=4))
-    assert found.what == "hosts have another number of ranks than planned"
-    assert found.got == "7 a host on ranks 0-6 (host n1); 1 a host on rank 7 (host n2)"
+    assert found.what == "hosts have a different number of ranks than planned"
+    assert found.got == "7 per host on ranks 0-6 (host n1); 1 per host on rank 7 (host n2)"
     assert found.ranks == tuple(range(8))
 
 
 def test_only_the_host_that_is_wrong_is_named() -> None:
     found = only(run(3, 4)[:-1], Expected(per_host=4))
-    assert found.got == "3 a host on ranks 8-10 (host n3)"
+    assert found.got == "3 per host on ranks 8-10 (host n3)"
     assert found.ranks == (8, 9, 10)
 
 
@@ -103,7 +103,7 @@ def test_two_hosts_with_one_identity() -> None:
     """A virtual machine and its clone: one hostname, one boot id; the addresses tell."""
     clones = [replace(one, host="n1", host_id="n1/boot0") for one in run(2, 2)]
     found = only(clones)
-    assert found.what == "two hosts or network namespaces have one identity (host n1)"
+    assert found.what == "two hosts or network namespaces have the same identity (host n1)"
     assert found.got == "eth0=10.0.0.1 on ranks 0-1 (host n1); eth0=10.0.1.1 on ranks 2-3 (host n1)"
     assert "NCCL_HOSTID" in found.hint
     assert not found.warning
@@ -119,7 +119,7 @@ def test_an_interface_without_an_address_identifies_nobody() -> None:
 def test_two_hosts_with_one_name_only_warn() -> None:
     named = [replace(one, host="localhost") for one in run(2, 2)]
     found = only(named, Expected(hosts=2))
-    assert found.what == "different hosts have one name"
+    assert found.what == "different hosts have the same name"
     assert found.got == "localhost on 2 hosts, ranks 0-3 (hosts localhost, localhost)"
     assert "boot id" in found.hint
     assert found.warning
@@ -267,7 +267,7 @@ def with_network(name: str, address: str, up: bool) -> tuple[Interface, ...]:
 def test_a_host_without_the_network(there: tuple[Interface, ...], got: str) -> None:
     surveys = but(run(), range(8, 16), interfaces=there)
     found = only(surveys, Expected(network="eth0"))
-    assert found.what == "hosts cannot be reached on the network chosen, eth0"
+    assert found.what == "hosts cannot be reached on the chosen network, eth0"
     assert found.got == got
     assert found.ranks == tuple(range(8, 16))
     assert not found.warning
@@ -279,7 +279,7 @@ def test_a_bridge_that_has_one_address_everywhere() -> None:
         replace(one, interfaces=(*one.interfaces, Interface("docker0", "172.17.0.1", True))) for one in run()
     ]
     found = only(surveys, Expected(network="docker0"))
-    assert found.what == "hosts have one address on the network chosen, docker0"
+    assert found.what == "hosts have the same address on the chosen network, docker0"
     assert found.got == "172.17.0.1 on hosts n1, n2"
 
 
@@ -306,7 +306,7 @@ def test_shared_memory_of_mpi(ranks: int, mpi: str, total: int, fails: bool) -> 
     found = only(surveys)
     assert found.what == "/dev/shm is too small for the ranks on a host"
     assert found.got == f"{total} MiB, {total} MiB of it free, on ranks 0-{ranks - 1} (host n1)"
-    assert found.expected == f"{8 * ranks} MiB: MPICH takes up to 8 MiB a rank"
+    assert found.expected == f"{8 * ranks} MiB: MPICH takes up to 8 MiB per rank"
     assert "--shm-size" in found.hint
     assert not found.warning
 
@@ -314,10 +314,10 @@ def test_shared_memory_of_mpi(ranks: int, mpi: str, total: int, fails: bool) -> 
 @pytest.mark.parametrize(
     ("free", "expected", "warning"),
     [
-        (64, "80 MiB: NCCL takes 10 MiB a rank at least", False),  # what a container gets
-        (79, "80 MiB: NCCL takes 10 MiB a rank at least", False),
-        (80, "352 MiB: NCCL may take 44 MiB a rank", True),
-        (351, "352 MiB: NCCL may take 44 MiB a rank", True),
+        (64, "80 MiB: NCCL takes 10 MiB per rank at least", False),  # what a container gets
+        (79, "80 MiB: NCCL takes 10 MiB per rank at least", False),
+        (80, "352 MiB: NCCL may take 44 MiB per rank", True),
+        (351, "352 MiB: NCCL may take 44 MiB per rank", True),
         (352, None, False),
     ],
 )
@@ -407,7 +407,7 @@ def test_gpus_of_two_models_have_links_of_their_own_number() -> None:
 
 def test_pcie_lanes_missing() -> None:
     found = only(but_gpu(run(), [3], pcie_width=8))
-    assert found.what == "GPUs have fewer PCIe lanes than they could"
+    assert found.what == "GPUs use fewer PCIe lanes than they support"
     assert found.got == "x8 of x16 on rank 3 (host n1)"
     assert not found.warning
 

@@ -20,7 +20,7 @@ from runner.device.api import Device
 from runner.errors import UserError
 from runner.system import network, sysfs
 from runner.system.gpu import _nvml_facts, dotted, read_gpu
-from runner.system.network import Configured, configured, interfaces, ports
+from runner.system.network import KernelInterface, interfaces, kernel_interfaces, ports
 from runner.world.preflight.survey import (
     Interface,
     Port,
@@ -200,7 +200,7 @@ def test_the_limit_on_locked_memory(tmp_path: Path) -> None:
 
 
 def test_loopback_as_the_kernel_has_it() -> None:
-    loopback = {one.name: one for one in configured()}["lo"]
+    loopback = {one.name: one for one in kernel_interfaces()}["lo"]
     assert loopback.address == "127.0.0.1"
     assert loopback.up
 
@@ -208,7 +208,7 @@ def test_loopback_as_the_kernel_has_it() -> None:
 def test_an_interface_that_is_not_there_has_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that goes between the list and the question."""
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(99, "gone0")])
-    assert configured() == [Configured("gone0", 99, "", False)]
+    assert kernel_interfaces() == [KernelInterface("gone0", 99, "", False)]
 
 
 def test_ipv6_where_there_is_no_ipv4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_ipv6_where_there_is_no_ipv4(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     write(tmp_path / "net/if_inet6", "\n".join(lines))
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "six0"), (3, "link0")])
-    addresses = {one.name: one.address for one in configured(tmp_path)}
+    addresses = {one.name: one.address for one in kernel_interfaces(tmp_path)}
     assert addresses == {"lo": "127.0.0.1", "six0": "fd00::2", "link0": ""}
 
 
@@ -236,7 +236,7 @@ def test_up_is_switched_on_and_connected(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(answers)))
     monkeypatch.setattr(network.fcntl, "ioctl", ioctl)
-    assert {one.name: one.up for one in configured(NOWHERE)} == {
+    assert {one.name: one.up for one in kernel_interfaces(NOWHERE)} == {
         "up0": True,
         "off0": False,
         "unplugged0": False,
@@ -252,7 +252,7 @@ def test_speeds(tmp_path: Path, speed: str | None, number: str, expected: int | 
     write(tmp_path / "class/net/eth0/ifindex", number)
     if speed is not None:
         write(tmp_path / "class/net/eth0/speed", speed)
-    kernel = [Configured("eth0", 2, "10.0.0.1", True)]
+    kernel = [KernelInterface("eth0", 2, "10.0.0.1", True)]
     assert interfaces(kernel, tmp_path, speeds=True) == (Interface("eth0", "10.0.0.1", True, expected),)
     assert interfaces(kernel, tmp_path, speeds=False) == (Interface("eth0", "10.0.0.1", True),)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import RunError
 from runner.world.watchdog import channel, watchdog
 from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
@@ -121,7 +121,7 @@ def test_nobody_is_in_an_iteration() -> None:
 
 def test_no_rank_knows() -> None:
     headline, nothing, silent = format_report(names(2), {0: None}, {1: "its process ended"}, 3).splitlines()
-    assert headline == "stuck: no rank can say where it is, 3 s after the last progress"
+    assert headline == "stuck: no rank reports its position, 3 s after the last progress"
     assert nothing == "  measuring nothing: rank 0, host c0, GPU 0"
     assert silent == "  no answer: rank 1, host c0, GPU 1 (its process ended)"
 
@@ -180,7 +180,7 @@ def test_ranges(ranks: list[int], text: str) -> None:
         ),
         (before("at the barrier"), f"stuck: {SUM}: no progress for 2 s; [rank 1] had not entered it, at the"),
         (done(), f"stuck: {SUM}: no progress for 2 s; [rank 1] had finished it; rank 0 does not answer"),
-        (None, "stuck: [rank 1] was asked for its position by rank 0, which no longer answers"),
+        (None, "stuck: rank 0 requested the position of [rank 1] and no longer answers"),
     ],
 )
 def test_the_line_of_a_rank_that_rank_0_does_not_answer(state: Position | None, text: str) -> None:
@@ -371,7 +371,7 @@ def test_who_leaves_and_who_is_lost(hub: Hub) -> None:
     while hub.connections:
         assert time.monotonic() < deadline
         assert list(hub.poll(0.1)) == []
-    assert hub.disconnected == {1: "it had nothing more to measure", 2: "its process ended"}
+    assert hub.disconnected == {1: "it had no measurements left", 2: "its process ended"}
     polite.close()
 
 
@@ -382,7 +382,7 @@ def test_connect_says_why_it_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
         port = server.getsockname()[1]
         # Somebody listens there and says nothing.
         found = connect([LOOPBACK], port, "secret", 1)
-        assert found == f"{LOOPBACK} port {port}: what listens there is not rank 0"
+        assert found == f"{LOOPBACK} port {port}: another program listens there, not rank 0"
     assert connect([LOOPBACK], port, "secret", 1) == f"{LOOPBACK} port {port}: Connection refused"
 
 
@@ -446,7 +446,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Ends:
     return happened
 
 
-def make(comm: SimulatedComm, ends: Ends, seconds: float = 0.5, abort: object = None) -> Watchdog:
+def make(comm: ThreadComm, ends: Ends, seconds: float = 0.5, abort: object = None) -> Watchdog:
     dog = Watchdog(
         comm,
         names(comm.size),
@@ -469,7 +469,7 @@ def until(condition: object) -> None:
 
 
 def test_a_stuck_rank_ends_all_and_the_launcher_hears_it_first(ends: Ends) -> None:
-    def rank_main(comm: SimulatedComm) -> list[str]:
+    def rank_main(comm: ThreadComm) -> list[str]:
         dog = make(comm, ends)
         dog.begin(SUM, "initialising data")
         dog.enter(1)
@@ -490,7 +490,7 @@ def test_a_stuck_rank_ends_all_and_the_launcher_hears_it_first(ends: Ends) -> No
 
 
 def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> None:
-    def rank_main(comm: SimulatedComm) -> bool:
+    def rank_main(comm: ThreadComm) -> bool:
         dog = make(comm, ends)
         for size in range(3):
             dog.begin(f"{SUM} {size}")
@@ -512,7 +512,7 @@ def test_progress_keeps_everyone_alive_and_stop_ends_the_threads(ends: Ends) -> 
 def test_a_hanging_abort_does_not_stop_the_end(ends: Ends) -> None:
     for_ever = threading.Event()
 
-    def rank_main(comm: SimulatedComm) -> None:
+    def rank_main(comm: ThreadComm) -> None:
         dog = make(comm, ends, abort=for_ever.wait)
         dog.begin(SUM)
         until(lambda: not dog._thread.is_alive())
@@ -526,7 +526,7 @@ def test_a_silent_rank_0_is_not_waited_for(ends: Ends, monkeypatch: pytest.Monke
     monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 0.3)
     monkeypatch.setattr(Watchdog, "_report_and_end", lambda self: self._stopped.wait())
 
-    def rank_main(comm: SimulatedComm) -> None:
+    def rank_main(comm: ThreadComm) -> None:
         dog = make(comm, ends)
         dog.begin(SUM)
         dog.enter(3)
@@ -557,7 +557,7 @@ def test_a_rank_0_that_wakes_up_after_the_others_have_told_adds_nothing(
             frozen.wait()
         return poll(self, seconds)
 
-    def rank_main(comm: SimulatedComm) -> None:
+    def rank_main(comm: ThreadComm) -> None:
         dog = make(comm, ends)
         monkeypatch.setattr(Hub, "poll", poll_later)
         comm.barrier()
@@ -580,7 +580,7 @@ def test_a_rank_that_cannot_connect_is_told_and_reported(ends: Ends, monkeypatch
     monkeypatch.setattr(watchdog, "connect", unless_1)
     monkeypatch.setattr(watchdog, "ORDER_TIMEOUT", 60.0)
 
-    def rank_main(comm: SimulatedComm) -> list[str]:
+    def rank_main(comm: ThreadComm) -> list[str]:
         dog = make(comm, ends)
         dog.begin(SUM)
         dog.enter(1)
@@ -604,7 +604,7 @@ def test_rank_0_that_cannot_listen_is_an_error_everywhere(
 
     monkeypatch.setattr(Hub, "listen", refuse)
 
-    def rank_main(comm: SimulatedComm) -> str:
+    def rank_main(comm: ThreadComm) -> str:
         with pytest.raises(RunError, match="cannot listen") as caught:
             make(comm, ends)
         assert caught.value.everywhere
@@ -617,7 +617,7 @@ def test_rank_0_that_cannot_listen_is_an_error_everywhere(
 
 def test_a_rank_alone_opens_no_port(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Hub, "listen")
-    dog = make(SimulatedComm(), ends)
+    dog = make(ThreadComm(), ends)
     dog.begin(SUM)
     dog.enter(5)
     until(lambda: not dog._thread.is_alive())

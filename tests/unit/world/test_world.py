@@ -17,7 +17,7 @@ import pytest
 
 from runner.comm.api import Control
 from runner.comm.staged import StagedComm
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.api import Backend, Device
 from runner.device.cpu import CpuBackend
 from runner.errors import MeshrunError, RunError, UserError, describe, is_met_by_all, traceback_of
@@ -185,7 +185,7 @@ def test_n_separate_worlds_of_one(monkeypatch: pytest.MonkeyPatch, rank: int) ->
     waits: list[float] = []
     monkeypatch.setattr("time.sleep", waits.append)
     with pytest.raises(
-        UserError, match=r"started 4 processes.*worlds of 1.*got 1 rank\(s\), expected 4"
+        UserError, match=r"started 4 processes.*connects only 1 of them.*got 1 rank\(s\), expected 4"
     ) as caught:
         find_ranks(None)
     assert caught.value.everywhere == (rank != 0), "only the launcher's rank 0 speaks"
@@ -271,17 +271,17 @@ def fake_gpus(monkeypatch: pytest.MonkeyPatch, visible: Sequence[Sequence[str] |
 
 
 def open_worlds(size: int, **options: Any) -> list[World]:
-    def rank_main(comm: SimulatedComm) -> World:
+    def rank_main(comm: ThreadComm) -> World:
         me.rank = comm.rank
         return open_world(control=comm, **options)
 
-    return run_ranks(size, rank_main, patience=20)
+    return run_ranks(size, rank_main, timeout=20)
 
 
 def failures(size: int, **options: Any) -> list[MeshrunError]:
     """The error of every rank; fails when a rank has none."""
 
-    def rank_main(comm: SimulatedComm) -> MeshrunError:
+    def rank_main(comm: ThreadComm) -> MeshrunError:
         me.rank = comm.rank
         try:
             open_world(control=comm, **options)
@@ -289,7 +289,7 @@ def failures(size: int, **options: Any) -> list[MeshrunError]:
             return failure
         raise AssertionError(f"rank {comm.rank} went on alone")
 
-    return run_ranks(size, rank_main, patience=20)
+    return run_ranks(size, rank_main, timeout=20)
 
 
 def test_places_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ def test_sharing_a_gpu_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hosts(monkeypatch, "a", "a")
     fake_gpus(monkeypatch, ["A", "A"])
 
-    def rank_main(comm: SimulatedComm) -> tuple[list[float], list[float]]:
+    def rank_main(comm: ThreadComm) -> tuple[list[float], list[float]]:
         me.rank = comm.rank
         opened = open_world(control=comm, oversubscribe=True)
         assert isinstance(opened.arrays, StagedComm)
@@ -392,7 +392,7 @@ def test_more_ranks_than_gpus_fails_every_rank(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_no_rank_sees_a_gpu() -> None:
-    assert isinstance(binding.bind_device(SimulatedComm(), [0], 0, 1, oversubscribe=False), CpuBackend)
+    assert isinstance(binding.bind_device(ThreadComm(), [0], 0, 1, oversubscribe=False), CpuBackend)
 
 
 def fake_modules(
@@ -431,7 +431,7 @@ def test_several_ranks_need_nccl_before_anything_is_allocated(monkeypatch: pytes
     fake_modules(monkeypatch, nccl=missing)
     with pytest.raises(UserError, match="no libnccl"):
         binding.bind_device(FakeControl(0), [2, 2, 2], 0, 2, oversubscribe=False)
-    binding.bind_device(SimulatedComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
+    binding.bind_device(ThreadComm(), [2], 0, 1, oversubscribe=False)  # one rank does not
     binding.bind_device(FakeControl(0), [1, 1, 1], 0, 3, oversubscribe=True)
 
 
@@ -464,7 +464,7 @@ def test_without_cupy(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0")
     assert binding.visible_gpus("auto") == 0
-    assert "a GPU is here, but CuPy is not" in capsys.readouterr().err
+    assert "there is a GPU, but CuPy cannot be imported" in capsys.readouterr().err
 
 
 # Steps that one rank does for all
@@ -473,7 +473,7 @@ def test_without_cupy(
 def test_once_runs_on_rank_0_and_all_hear_its_value() -> None:
     calls: list[int] = []
 
-    def rank_main(comm: SimulatedComm) -> str:
+    def rank_main(comm: ThreadComm) -> str:
         opened = open_world("cpu", control=comm)
 
         def look() -> str:
@@ -488,7 +488,7 @@ def test_once_runs_on_rank_0_and_all_hear_its_value() -> None:
 
 @pytest.mark.parametrize("step", ["on_root", "collective_call"])
 def test_a_failure_of_one_is_raised_by_all(step: str) -> None:
-    def rank_main(comm: SimulatedComm) -> str:
+    def rank_main(comm: ThreadComm) -> str:
         opened = open_world("cpu", control=comm)
 
         def fail() -> None:
@@ -525,7 +525,7 @@ class Unpicklable(Exception):
 def test_a_failure_that_is_not_ours_is_raised_by_all(
     step: str, failure: BaseException, kind: type[BaseException], words: str
 ) -> None:
-    def rank_main(comm: SimulatedComm) -> str:
+    def rank_main(comm: ThreadComm) -> str:
         opened = open_world("cpu", control=comm)
 
         def fail() -> None:
@@ -538,7 +538,7 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         assert "in fail\n" in traceback_of(caught.value)
         return describe(caught.value)
 
-    (told,) = set(run_ranks(3, rank_main, patience=10.0))
+    (told,) = set(run_ranks(3, rank_main, timeout=10.0))
     assert told.startswith(f"[rank {0 if step == 'on_root' else 1}, host ")
     assert "test_world.py:" in told, "where it was raised, on ranks that have not raised it too"
 
@@ -556,14 +556,14 @@ def test_a_rank_alone_raises_its_own_failure(step: str) -> None:
 
 
 def test_a_collective_call_gives_each_rank_its_own_value() -> None:
-    def rank_main(comm: SimulatedComm) -> int:
+    def rank_main(comm: ThreadComm) -> int:
         return open_world("cpu", control=comm).collective_call(lambda: comm.rank)
 
     assert run_ranks(3, rank_main) == [0, 1, 2]
 
 
 def test_jobs_may_use_the_old_names_of_collective_calls() -> None:
-    def rank_main(comm: SimulatedComm) -> list[int]:
+    def rank_main(comm: ThreadComm) -> list[int]:
         opened = open_world("cpu", control=comm)
         return [opened.once(lambda: comm.rank), opened.together(lambda: comm.rank)]
 
@@ -573,7 +573,7 @@ def test_jobs_may_use_the_old_names_of_collective_calls() -> None:
 def test_closing_ends_the_device_before_the_ranks() -> None:
     order: list[str] = []
 
-    class Closing(SimulatedComm):
+    class Closing(ThreadComm):
         def __init__(self, name: str) -> None:
             super().__init__()
             self.name = name

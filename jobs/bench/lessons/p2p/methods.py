@@ -16,7 +16,7 @@ from jobs.bench.lessons.protocol import Context
 from jobs.measure.gate import Gate
 from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from meshrun import World
-from runner.device.raw.memory import Box, Gpu, Memory
+from runner.device.raw.memory import Box, GpuProperties, Memory
 
 HOST = "through host"  # label of that method
 GUARD = 64  # bytes after the received data that must not change
@@ -179,7 +179,7 @@ class DirectCopy:
 
 
 def peer_copies(
-    box: Box, gpu: Gpu, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
+    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
 ) -> None:
     """Queue copies by a kernel of `gpu`; both memories begin at a multiple of 16 bytes.
 

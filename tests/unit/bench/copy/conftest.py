@@ -15,7 +15,7 @@ import jobs.kernels
 import meshrun
 from jobs.bench.copy import engines
 from jobs.bench.copy.run import CopyOptions, run
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import MeshrunError
 
 SIZE = 1 << 16
@@ -62,7 +62,7 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
         """visible: the GPUs that each rank sees, all by default. others: the hosts after the first."""
         ended = Ended()
 
-        def on_rank(control: SimulatedComm) -> None:
+        def on_rank(control: ThreadComm) -> None:
             world = meshrun.open_world("cpu", control=control)
             named = hosts or ["made"] * ranks
             machine = dict(zip(dict.fromkeys(named), (host, *others), strict=True))

@@ -21,7 +21,6 @@ from meshrun import World
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.world.failure import FailureHandler
-from runner.world.world import lone_world
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -128,7 +127,7 @@ def test_wrong_data_fail_after_all_is_shown(
     options = LessonOptions("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
     cli_context = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:
-        run_lesson(lone_world(CpuBackend()), None, options, cli_context)
+        run_lesson(single_rank_world(CpuBackend()), None, options, cli_context)
     assert raised.value.exit_code == 7
     assert "second touch" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["wrong"]

@@ -24,7 +24,7 @@ from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure import timers
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 LARGE = 1 << 18
 ACCESSES = st.builds(Access, st.integers(1, 70), st.integers(0, 70), st.integers(1, 500))
@@ -87,7 +87,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
             monkeypatch.setattr(kernels, "load", box.load)
             monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=box.clock))
         return coalescing.measure(
-            Context(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, **words)
+            Context(single_rank_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, **words)
         )
 
     return measure

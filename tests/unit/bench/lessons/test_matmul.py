@@ -26,13 +26,13 @@ from jobs.bench.lessons.matmul.methods import (
 )
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 NAMES = list(PRECISIONS)
 
 
 def context(box: LessonBox | None = None, **options: Any) -> Context:
-    return Context(lone_world(CpuBackend()), box, samples=2, options={"side": 33, **options})
+    return Context(single_rank_world(CpuBackend()), box, samples=2, options={"side": 33, **options})
 
 
 def product(a: Any, b: Any, c: Any, m: Any, n: Any, k: Any, dtype: Any) -> None:

@@ -19,7 +19,7 @@ from jobs.bench.lessons.p2p import lesson as p2p
 from jobs.bench.lessons.p2p.results import Nominal, PeerResults
 from jobs.bench.lessons.protocol import Context, Lesson
 from meshrun import World
-from runner.device.raw.memory import Gpu, Memory
+from runner.device.raw.memory import GpuProperties, Memory
 from runner.errors import UserError
 
 POISON = 0x5C  # not the checks' own
@@ -55,7 +55,7 @@ class FakeBox:
         self.machine, self.rank = machine, rank
         self.seen = machine.visible.get(rank, list(range(machine.size)))
         self.gpus = [
-            Gpu(index, "made up", uuid(number), "", 4, 1 << 30, 0, None, 90)
+            GpuProperties(index, "made up", uuid(number), "", 4, 1 << 30, 0, None, 90)
             for index, number in enumerate(self.seen)
         ]
         self.kept: dict[int, np.ndarray[Any, Any]] = {}

@@ -19,9 +19,9 @@ from jobs.bench.lessons.pool.lesson import digits, thinned
 from jobs.bench.lessons.pool.workload import AllocationStep, Moment, account, play, workload
 from jobs.bench.lessons.protocol import Context
 from runner.device.cpu import CpuBackend
-from runner.device.raw.memory import Gpu
+from runner.device.raw.memory import GpuProperties
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 
 class Arena:
@@ -41,7 +41,7 @@ class Arena:
                 break
             at = begin + size
         if at + nbytes > self.room:
-            raise UserError("the arena gave no memory")
+            raise UserError("the arena failed to allocate memory")
         self.live[at] = nbytes
         self.end = max(self.end, at + nbytes)
         self.unsettled += 1
@@ -241,7 +241,7 @@ def test_host_pools_keep_what_is_written(make: Callable[[], Any]) -> None:
 
 
 def context(box: Any = None, maxbytes: int = 1 << 18, **options: Any) -> Context:
-    return Context(lone_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, options=options)
+    return Context(single_rank_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, options=options)
 
 
 def test_the_lesson_on_a_host() -> None:
@@ -302,7 +302,7 @@ class FakeBox:
     """The part of a box that the lesson uses."""
 
     def __init__(self) -> None:
-        self.gpus = [Gpu(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
+        self.gpus = [GpuProperties(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
         self.entered = False
 
     @contextmanager
@@ -358,5 +358,5 @@ def test_a_pool_that_gives_memory_out_twice_fails_the_lesson(monkeypatch: pytest
     monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
     assert pool.measure(context(FakeBox(), maxbytes=1 << 14)).mismatches
     monkeypatch.setattr("jobs.bench.lessons.pool.lesson.open_pools", lambda most: [Twice()])
-    unchecked = Context(lone_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
+    unchecked = Context(single_rank_world(CpuBackend()), FakeBox(), samples=1, check=False, maxbytes=1 << 14)
     assert pool.measure(unchecked).mismatches == ()

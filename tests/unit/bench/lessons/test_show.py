@@ -21,7 +21,7 @@ from jobs.bench.lessons.protocol import (
     rate,
 )
 from runner.device.cpu import CpuBackend
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 TABLE = LessonTable(
     ("size", "pinned (GB/s)", "n"), (("1 KiB", 1.23456, 7), ("16 MiB", 12345.6, None)), "Rates:"
@@ -171,11 +171,11 @@ def test_a_rate_of_no_time_is_not_known() -> None:
 
 
 def test_sizes_grow_by_a_factor_up_to_the_last() -> None:
-    context = Context(lone_world(CpuBackend()), None, minbytes=3, maxbytes=48)
+    context = Context(single_rank_world(CpuBackend()), None, minbytes=3, maxbytes=48)
     assert context.sizes() == [3, 12, 48]
     assert context.sizes(10) == [3, 30]
 
 
 def test_a_median_leaves_out_the_first() -> None:
     times = iter([100.0, 1.0, 3.0, 2.0])
-    assert Context(lone_world(CpuBackend()), None, samples=3).median(lambda: next(times)) == 2.0
+    assert Context(single_rank_world(CpuBackend()), None, samples=3).median(lambda: next(times)) == 2.0

@@ -32,7 +32,7 @@ from jobs.bench.lessons.streams.schedule import (
 from jobs.measure.exit_codes import NeedsGpu
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 LARGE = 1 << 16
 
@@ -126,7 +126,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
         if box is not None:
             monkeypatch.setattr(kernels, "load", box.load)
         stage = {"samples": 1, "maxbytes": LARGE, "options": {"chunks": chunks}} | words
-        return streams.measure(Context(lone_world(CpuBackend()), box, **stage))
+        return streams.measure(Context(single_rank_world(CpuBackend()), box, **stage))
 
     return measure
 

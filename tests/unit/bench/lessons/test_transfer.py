@@ -21,7 +21,7 @@ from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
 from jobs.measure import timers
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 LARGEST = 1 << 18
 SIZES = [1 << 10, 1 << 12, 1 << 14, 1 << 16, LARGEST]
@@ -47,7 +47,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
         monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=box.clock))
         monkeypatch.setattr(transfer, "perf_counter", box.clock)
         given = {"samples": 2, "minbytes": SIZES[0], "maxbytes": LARGEST} | words
-        return transfer.measure(Context(lone_world(CpuBackend()), box, **given))
+        return transfer.measure(Context(single_rank_world(CpuBackend()), box, **given))
 
     return measure
 
@@ -271,7 +271,7 @@ def test_what_pinned_memory_costs(pinned: float, slow: float, expected: str) -> 
 
 
 def on_cpu(**words: Any) -> Lesson:
-    return transfer.measure(Context(lone_world(CpuBackend()), None, samples=1, **words))
+    return transfer.measure(Context(single_rank_world(CpuBackend()), None, samples=1, **words))
 
 
 def test_host_copies_on_a_cpu() -> None:

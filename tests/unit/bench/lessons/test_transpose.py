@@ -18,13 +18,13 @@ from jobs.bench.lessons.transpose.explain import sentences
 from jobs.bench.lessons.transpose.methods import BEST, SINGLE, TimedTranspose, launch, variants
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
-from runner.world.world import lone_world
+from runner.world.world import single_rank_world
 
 SHAPES = ("1x1", "31x33", "16x48", "129x40")
 
 
 def context(box: LessonBox | None = None, **options: Any) -> Context:
-    return Context(lone_world(CpuBackend()), box, samples=2, options={"shapes": SHAPES, **options})
+    return Context(single_rank_world(CpuBackend()), box, samples=2, options={"shapes": SHAPES, **options})
 
 
 def transposed(source: Any, target: Any, rows: Any, columns: Any, itemsize: int) -> None:

@@ -32,7 +32,7 @@ def run_command(*words: str) -> Any:
         (["--time-limit", "soon"], "expected seconds"),
         (["--time-limit", "0"], "expected seconds"),
         (["--shm", "much"], "expected a size such as 16Gi"),
-        (["--memory", "16Gi"], "--shm 16Gi uses up --memory 16Gi"),
+        (["--memory", "16Gi"], "--shm 16Gi leaves nothing of --memory 16Gi"),
         (["-x", "A B=1"], "expected NAME=VALUE"),
     ],
 )
@@ -42,7 +42,7 @@ def test_what_is_no_option_s_value(words: list[str], said: str) -> None:
 
 
 def test_a_manifest_that_would_be_refused_is_no_manifest() -> None:
-    with pytest.raises(UserError, match=r"would be refused: metadata\.name: got 'Wires'") as refused:
+    with pytest.raises(UserError, match=r"is invalid: metadata\.name: got 'Wires'") as refused:
         run_command("-j", "2x8", "--image", "image", "--name", "Wires", "--print")
     assert refused.value.exit_code == 2
 

@@ -192,30 +192,33 @@ def test_a_mistake_in_the_words_of_bench(refused: Callable[..., str], words: lis
         (["--bogus"], "--bogus"),
         (["local", "-j", "2x", "--", "selftest"], "expected HOSTSxGPUS such as 2x8, or GPUS, not '2x'"),
         (["local", "-j", "0", "--", "selftest"], "not '0'"),
-        (["local", "-j", "2x4", "--", "selftest"], "2 hosts requested, and this is one"),
+        (["local", "-j", "2x4", "--", "selftest"], "2 hosts requested, but this is one"),
         (["local", "--hosts", "a", "--", "selftest"], "--hosts"),
         (["local", "-x", "1A=2", "--", "selftest"], "-x 1A=2: expected NAME=VALUE"),
         (["local", "-x", "=2", "--", "selftest"], "-x =2: expected NAME=VALUE"),
         (["local", "-x", "A B=2", "--", "selftest"], "-x A B=2: expected NAME=VALUE"),
-        (["local", "-x", "NO_SUCH_VARIABLE", "--", "selftest"], "-x NO_SUCH_VARIABLE: not set here"),
+        (
+            ["local", "-x", "NO_SUCH_VARIABLE", "--", "selftest"],
+            "-x NO_SUCH_VARIABLE: no value given, and not set in this environment",
+        ),
         (["local", "selftest", "--device", "cpu"], "No such option '--device'"),
         (["mpirun", "-j", "2x8", "--", "selftest"], "no hosts given; use --hosts a,b or --hostfile FILE"),
-        (["mpirun", "--", "selftest"], "say how many ranks: -j HOSTSxGPUS"),
-        (["mpirun", "--hosts", "a,b", "--", "selftest"], "say how many ranks"),
-        (["mpirun", "--hosts", "a:8,b:4", "--", "selftest"], "say how many ranks"),
-        (["mpirun", "--hosts", "a,,b", "-j", "1", "--", "selftest"], "'' is no host"),
-        (["mpirun", "--hosts", "a,b,a", "-j", "1", "--", "selftest"], "host a is named twice"),
-        (["mpirun", "--hosts", "-oProxyCommand=x", "-j", "1", "--", "selftest"], "is no host"),
-        (["mpirun", "--hosts", "a,b", "-j", "3x1", "--", "selftest"], "3 hosts are asked for, and 2 named"),
+        (["mpirun", "--", "selftest"], "the number of ranks is missing: -j HOSTSxGPUS"),
+        (["mpirun", "--hosts", "a,b", "--", "selftest"], "the number of ranks is missing"),
+        (["mpirun", "--hosts", "a:8,b:4", "--", "selftest"], "the number of ranks is missing"),
+        (["mpirun", "--hosts", "a,,b", "-j", "1", "--", "selftest"], "'' is not a host"),
+        (["mpirun", "--hosts", "a,b,a", "-j", "1", "--", "selftest"], "host a is listed twice"),
+        (["mpirun", "--hosts", "-oProxyCommand=x", "-j", "1", "--", "selftest"], "is not a host"),
+        (["mpirun", "--hosts", "a,b", "-j", "3x1", "--", "selftest"], "3 hosts requested, but only 2 listed"),
         (
             ["mpirun", "--hosts", "a:8,b:4", "-j", "2x8", "--", "selftest"],
-            "host b has 4 slots, and 8 ranks are asked for",
+            "host b has 4 slots, but 8 ranks are requested",
         ),
         (["mpirun", "--hosts", "a:0", "--", "selftest"], "a host with 0 slots gets no rank"),
         (["mpirun", "--hosts", "a:1", "-x", "-", "--", "selftest"], "-x -: expected NAME=VALUE"),
         (
             ["mpirun", "--hosts", "a:1", "--hostfile", "b", "--", "selftest"],
-            "--hosts or --hostfile, not both",
+            "--hosts and --hostfile exclude each other",
         ),
         (["mpirun", "--hostfile", "/no/such/file", "--", "selftest"], "/no/such/file: No such file"),
         (["mpirun", "--hostfile", "/tmp", "--", "selftest"], "'/tmp' is a directory"),
@@ -248,10 +251,10 @@ def test_mistakes_in_its_own_words(refused: Callable[..., str], words: list[str]
     ("text", "reason"),
     [
         ("a slots=8\n\nb slots = 8\n", "line 3: expected HOST slots=N or HOST:N, not 'b slots = 8'"),
-        ("# racks\n", "names no host"),
+        ("# racks\n", "contains no hosts"),
         ("a slots=0\n", "line 1: a host with 0 slots"),
-        ("a;b\n", "line 1: 'a;b' is no host"),
-        ("a\nb\n", "say how many ranks"),
+        ("a;b\n", "line 1: 'a;b' is not a host"),
+        ("a\nb\n", "the number of ranks is missing"),
     ],
 )
 def test_hostfiles_that_are_none(refused: Callable[..., str], tmp_path: Path, text: str, reason: str) -> None:
@@ -259,7 +262,7 @@ def test_hostfiles_that_are_none(refused: Callable[..., str], tmp_path: Path, te
     file.write_text(text)
     sentence = refused("mpirun", "--hostfile", str(file), "--", "selftest")
     assert reason in sentence
-    assert (str(file) in sentence) == (reason != "say how many ranks")
+    assert (str(file) in sentence) == (reason != "the number of ranks is missing")
 
 
 @pytest.mark.parametrize("words", [["local"], ["mpirun", "--hosts", "a:1"]])
@@ -283,8 +286,8 @@ def test_n_before_it_starts_nothing(started: Started, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("library", "hint"),
     [
-        (Library("Open MPI", 5), "--mpi pmix, which Open MPI 5 here takes"),
-        (Library("MPICH", 4), "--mpi pmi2, which MPICH 4 here takes"),
+        (Library("Open MPI", 5), "--mpi pmix, which Open MPI 5 supports"),
+        (Library("MPICH", 4), "--mpi pmi2, which MPICH 4 supports"),
         (None, "--mpi pmix for Open MPI, --mpi pmi2 for MPICH and Intel MPI"),
     ],
 )
@@ -300,7 +303,7 @@ def test_away_from_a_cluster_printing_suggests_what_to_say(
     assert main(["launch", "slurm", "--print", "-j", "1x2", "--", "selftest"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(
-        f"meshrun: no srun on PATH: Slurm is not installed here. Try: {hint}; on a login node"
+        f"meshrun: no srun on PATH: Slurm is not installed here. Try: {hint}; run it on a login node"
     )
 
 
@@ -328,8 +331,8 @@ def test_more_ranks_than_cores_are_told_in_one_line(
 ) -> None:
     assert main(["-n", "40", "selftest"]) == 0
     assert capsys.readouterr().err == (
-        "meshrun: warning: 40 ranks share 2 cores: starting and running takes longer, "
-        "and timings mean little\n"
+        "meshrun: warning: 40 ranks share 2 cores: starting and running take longer, "
+        "and timings are not meaningful\n"
     )
     assert conducted
 
@@ -340,7 +343,7 @@ def test_an_absurd_number_of_ranks_is_refused_before_anything_starts(
 ) -> None:
     assert main([*words, "selftest"]) == 2
     assert capsys.readouterr().err == (
-        "meshrun: 1,000,000 ranks do not fit into the memory of this machine: got 1,024 MiB, expected 16 MiB "
-        "for each rank, before it does anything. Try: -n 2, a rank for every core, or one for every GPU\n"
+        "meshrun: 1,000,000 ranks do not fit into the memory of this machine: got 1,024 MiB, expected "
+        "at least 16 MiB for each rank. Try: -n 2, one rank per core, or one per GPU\n"
     )
     assert not conducted

@@ -500,9 +500,9 @@ def test_jobs_are_listed_with_their_summaries(
     assert main(["jobs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "edges         Edges of an image."
-    assert lines[1].startswith("gone          does not work: ")
+    assert lines[1].startswith("gone          cannot be loaded: ")
     assert "nosuchmodule" in lines[1]
-    assert lines[2].startswith("no_attribute  does not work: ")
+    assert lines[2].startswith("no_attribute  cannot be loaded: ")
     assert lines[3] == "scale_by      Multiply."
 
 
@@ -532,7 +532,7 @@ def test_a_plug_in_that_raises_at_import_is_one_line(
     )
     assert main(["jobs"]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"odd         does not work: job odd ({module}:job) cannot be imported")
+    assert first.startswith(f"odd         cannot be loaded: job odd ({module}:job) cannot be imported")
     assert second.startswith("statistics  Count, extremes")
     assert f"job odd ({module}:job) cannot be imported" in refused("run", "odd", "in.npy")
     entry_points(monkeypatch, "meshrun.commands", odd=f"{module}:odd")

@@ -61,7 +61,7 @@ def test_a_file_is_planned_with_nominal_rates_and_that_is_said(capsys: pytest.Ca
     out = planned(capsys, "laplacian", "in.npy", "--ranks", "8", "--boundary", "wrap", "--dtype", "float64")
     assert "laplacian on 100x80 float32 to 100x80 float64: 8 ranks on 1 host (H200; nominal rates)" in out
     assert "limited by: " in out
-    assert "rates are nominal: meshrun plan --calibrate" in out
+    assert "rates are nominal: run meshrun plan --calibrate" in out
 
 
 @pytest.mark.parametrize("name", ["in.raw", "in.npy"])
@@ -107,7 +107,7 @@ def test_calibration_is_printed_and_kept(
     )
     out = planned(capsys, "--calibrate", "--at", str(place))
     file = place / "config" / "meshrun" / "rates.json"
-    assert out.splitlines()[-1] == f"kept in {file}"
+    assert out.splitlines()[-1] == f"saved to {file}"
     assert "read and write" not in out
     assert "host memory" in out
     kept = load(file)
@@ -127,7 +127,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
     ("words", "sentence"),
     [
         ("", "Missing JOB, or --calibrate"),
-        ("--calibrate laplacian in.npy --ranks 2", "--calibrate measures the machine, for no job"),
+        ("--calibrate laplacian in.npy --ranks 2", "--calibrate measures the machine and takes no job"),
         ("--calibrate --at nowhere", "folder does not exist"),
         ("laplacian in.npy", "Missing option '--ranks'"),
         ("laplacian in.npy --ranks 0", "0 is not in the range"),
@@ -150,7 +150,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("statistics in.npy --ranks 2", "job statistics cannot be planned"),
         ("mine.py:total in.npy --ranks 2", "job total cannot be planned"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
-        ("mine.py:clash in.npy --ranks 2", "options of the same names as its own: got ranks"),
+        ("mine.py:clash in.npy --ranks 2", "options with the same names: got ranks"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
     ],
 )

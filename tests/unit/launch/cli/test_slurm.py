@@ -42,20 +42,20 @@ def invoke(*words: str, **environment: str | None) -> Result:
 def test_print_needs_no_slurm(tmp_path: Path) -> None:
     done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, PATH=str(tmp_path))
     assert done.stdout == script(SPEC, replace(JOB, folder=os.getcwd()))
-    assert "meshrun: mpi: pmix, as asked\n" in done.stderr
+    assert "meshrun: mpi: pmix, as requested\n" in done.stderr
 
 
 def test_a_machine_without_slurm(tmp_path: Path) -> None:
     done = invoke("-j", "2x8", "--", *SPEC.words, PATH=str(tmp_path))
     assert isinstance(done.exception, UserError)
     assert str(done.exception).startswith(
-        "no sbatch on PATH: Slurm is not installed here. Try: on a login node"
+        "no sbatch on PATH: Slurm is not installed here. Try: run it on a login node"
     )
 
 
 def test_one_gpu_a_task_is_told() -> None:
     done = invoke("-j", "2x8", "--mpi", "pmix", "--bind-gpus", "task", "--print", "--", *SPEC.words)
-    assert "meshrun: One GPU to each task" in done.stderr
+    assert "meshrun: One GPU per task" in done.stderr
     assert "--gpus-per-node=8 --gpus-per-task=1" in done.stdout
 
 
@@ -91,4 +91,4 @@ def test_options_of_a_new_job_inside_another() -> None:
     done = invoke("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
     done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
-    assert "--array needs a new job, and this is inside job 17" in str(done.exception)
+    assert "--array needs a new job, but this is inside job 17" in str(done.exception)

@@ -102,7 +102,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     program.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.defpath}")
     monkeypatch.setenv("PLAYED", str(tmp_path))
-    for name, seconds in (("STEP", 0.05), ("LOOK", 0.1), ("CALM", 0.1)):
+    for name, seconds in (("STEP", 0.05), ("START_INTERVAL", 0.1), ("RUN_INTERVAL", 0.1)):
         monkeypatch.setattr(kubernetes_job, name, seconds)
     return Cluster(tmp_path)
 
@@ -214,7 +214,7 @@ def test_what_mpiexec_says_of_itself_is_for_debug_only(
     [
         (
             pods(pod("launcher", RUNS), pod("worker", waiting("ImagePullBackOff", 'Back-off "x"'), 1)),
-            'pod wires-worker-1 cannot start: ImagePullBackOff: Back-off "x". Try: --image',
+            'pod wires-worker-1 cannot start: ImagePullBackOff: Back-off "x". Try: check --image',
         ),
         (
             pods(pod("launcher", waiting("CreateContainerConfigError", 'secret "s" not found'))),
@@ -232,7 +232,7 @@ def test_what_mpiexec_says_of_itself_is_for_debug_only(
         ),
         (
             pods(pod("launcher", RUNS), pod("worker", left(255))),
-            "pod wires-worker-0 has ended before its time: got exit status 255",
+            "pod wires-worker-0 ended too early: got exit status 255",
         ),
     ],
 )
@@ -291,7 +291,7 @@ def test_a_queue_has_all_the_time(cluster: Cluster, capfd: pytest.CaptureFixture
     cluster.play("pods", *[pods()] * 10, STARTED, DONE)
     cluster.log(0, line(1, RECORD))
     assert kubernetes_job.start(SPEC, Pods("image", name="wires", start_timeout=0)) == 0
-    assert capfd.readouterr().err.count("mpijob/wires is held back by its queue") == 1
+    assert capfd.readouterr().err.count("mpijob/wires is waiting in its queue") == 1
 
 
 def test_a_time_limit(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
@@ -342,15 +342,13 @@ def test_a_job_that_may_still_be_there(cluster: Cluster) -> None:
     cluster.play("pods", STARTED)
     cluster.play("delete", "Error from server (Forbidden): no")
     cluster.log(0, ("signal", signal.SIGINT), ("sleep", 20))
-    with pytest.raises(
-        RunError, match=r"mpijob/wires may still be there: got Error from server \(Forbidden\)"
-    ):
+    with pytest.raises(RunError, match=r"mpijob/wires may still exist: got Error from server \(Forbidden\)"):
         kubernetes_job.start(SPEC, PODS)
 
 
 def test_a_log_that_cannot_be_read(cluster: Cluster) -> None:
     cluster.play("pods", STARTED)
-    for number in range(kubernetes_job.BROKEN):
+    for number in range(kubernetes_job.MAX_LOG_FAILURES):
         cluster.log(number, ("end", 1))
     with pytest.raises(
         RunError, match=r"log of wires-launcher cannot be read.* got unexpected EOF"
@@ -360,10 +358,12 @@ def test_a_log_that_cannot_be_read(cluster: Cluster) -> None:
 
 
 def test_a_cluster_that_does_not_answer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_job, "DEAF", 0.3)
+    monkeypatch.setattr(kubernetes_job, "ANSWER_TIMEOUT", 0.3)
     cluster.play("pods", STARTED, "Unable to connect to the server")
     cluster.log(0, ("sleep", 20))
-    with pytest.raises(RunError, match=r"has not answered .* got Unable to connect to the server"):
+    with pytest.raises(
+        RunError, match=r"no answer from the cluster for .* got Unable to connect to the server"
+    ):
         kubernetes_job.start(SPEC, PODS)
 
 
@@ -383,7 +383,7 @@ def test_a_job_that_the_cluster_does_not_take(cluster: Cluster, said: str, hint:
 
 
 def test_a_manifest_that_is_no_good_is_not_submitted(cluster: Cluster) -> None:
-    with pytest.raises(UserError, match="would be refused: metadata"):
+    with pytest.raises(UserError, match="is invalid: metadata"):
         kubernetes_job.start(SPEC, Pods("image", name="Wires"))
     assert cluster.calls == []
 

@@ -214,7 +214,7 @@ WORKER = "spec.mpiReplicaSpecs.Worker"
         (
             "metadata.name",
             "a" * 55,
-            f"metadata.name: a pod would be called {'a' * 55}-worker-1, 64 characters",
+            f"metadata.name: a pod would be named {'a' * 55}-worker-1, with 64 characters",
         ),
         # Values that are the user's.
         ("metadata.labels", {manifest.QUEUE: "a b"}, "metadata.labels[kueue.x-k8s.io/queue-name]: got 'a b'"),
@@ -265,13 +265,13 @@ echo "$host" >>"$LOG"
 
 
 def launched(
-    folder: Path, late: int, patience: int, text: str, *words: str
+    folder: Path, late: int, timeout: int, text: str, *words: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "hostfile").write_text("n1 slots=8\nn2:8\n")
     (folder / "ssh").write_text(SSH)
     (folder / "ssh").chmod(stat.S_IRWXU)
     return subprocess.run(
-        ["/bin/sh", "-c", text, "await_hosts", str(folder / "hostfile"), str(patience), *words],
+        ["/bin/sh", "-c", text, "await_hosts", str(folder / "hostfile"), str(timeout), *words],
         env={
             "PATH": f"{folder}:{os.defpath}",
             "LOG": str(folder / "log"),

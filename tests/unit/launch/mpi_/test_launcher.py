@@ -64,7 +64,7 @@ def test_none_is_an_error_that_says_what_to_install() -> None:
 
 def test_an_unknown_one_is_an_error_that_shows_what_it_says(machine: Path) -> None:
     install(machine / "site/mpiexec", "aprun 5.2\n")
-    with pytest.raises(UserError, match=r"that meshrun does not know: got --version: aprun 5\.2"):
+    with pytest.raises(UserError, match=r"is an unknown launcher: got --version: aprun 5\.2"):
         mpi_launcher.find()
 
 

@@ -72,8 +72,8 @@ def test_a_launcher_of_another_mpi(vendor: Vendor, library: Library) -> None:
     with pytest.raises(UserError) as failure:
         check(launcher(vendor), {"n1": library})
     assert str(failure.value) == (
-        f"{vendor} (/opt/mpiexec) starts no ranks of {library}, which mpi4py loads. "
-        f"Try: the mpiexec of {library} first on PATH, or its module loaded"
+        f"{vendor} (/opt/mpiexec) cannot start ranks of {library}, which mpi4py loads. "
+        f"Try: put the mpiexec of {library} first on PATH, or load its module"
     )
 
 
@@ -87,7 +87,7 @@ def test_on_this_machine_a_launcher_from_elsewhere_is_checked(
     if bundled:
         assert local.start(2, ["selftest"]) == 0
     else:
-        with pytest.raises(UserError, match="starts no ranks of MPICH 5, which mpi4py loads"):
+        with pytest.raises(UserError, match="cannot start ranks of MPICH 5, which mpi4py loads"):
             local.start(2, ["selftest"])
 
 

@@ -359,4 +359,4 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     assert (mark, folder) == (variables[RUN_MARK], variables["PRTE_MCA_prte_tmpdir_base"])
     assert float(seconds) >= 1
     assert f"@{token}" in called
-    assert "host localhost does not answer any more" in capsys.readouterr().err
+    assert "host localhost no longer answers" in capsys.readouterr().err

@@ -120,7 +120,8 @@ def test_one_that_never_starts_is_named_with_the_reason(ssh: Ssh) -> None:
     ssh.host("n2", REFUSED)
     assert refused(ssh.host("n1"), "n2", timeout=1.0) == (
         "no answer by ssh from n2 (ssh: connect to host n port 22: Connection refused): expected ssh n2 "
-        "true, without a password, within 1 s. Try: ssh-copy-id, or the host's name, power and firewall"
+        "true, without a password, within 1 s. Try: run ssh-copy-id; check the host's name, power and "
+        "firewall"
     )
     assert ssh.asked("n2") > 1
     assert ssh.asked("n1") == 1
@@ -160,8 +161,8 @@ def test_a_host_that_connects_and_hangs_is_named(ssh: Ssh, monkeypatch: pytest.M
 
 def test_a_host_whose_python_is_missing_is_named(ssh: Ssh) -> None:
     assert refused(ssh.host("n1"), ssh.host("n2", SOUND), ssh.host("n3", SOUND)) == (
-        f"{PYTHON} is not there on n2, n3: expected the same Python environment at the same path on every "
-        "host. Try: a shared file system, or the same installation everywhere"
+        f"{PYTHON} does not exist on n2, n3: expected the same Python environment at the same path on every "
+        "host. Try: use a shared file system, or install it at the same path everywhere"
     )
 
 
@@ -178,7 +179,7 @@ def test_the_path_of_python_is_one_word_there(ssh: Ssh, tmp_path: Path) -> None:
     python.symlink_to(sys.executable)
     spec = LaunchSpec(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
     assert [answer.host for answer in probe_hosts(spec, str(python))] == ["n1"]
-    with pytest.raises(UserError, match="is not there on n1"):
+    with pytest.raises(UserError, match="does not exist on n1"):
         probe_hosts(spec, f"{python}3")
 
 
@@ -220,8 +221,8 @@ def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
     names = [ssh.host("n1"), ssh.host("n2", THERE + SOUND.replace("  eth0", "  ib0"))]
     assert len(ask(*names, network="eth1")) == 2
     assert refused(*names, network="eth0") == (
-        "there is no network interface eth0 on n2: expected one of lo, ib0, eth1. Try: --network, or none "
-        "for the route to the hosts"
+        "there is no network interface eth0 on n2: expected one of lo, ib0, eth1. Try: --network with "
+        "one of these, or without it to use the route to the hosts"
     )
     assert "there is no network interface eth on n1, n2" in refused(*names, network="eth")
 
@@ -239,8 +240,8 @@ def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
 def test_without_ssh_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refused("n1") == (
-        "no ssh on PATH, which is needed to reach other hosts. Try: apt-get install openssh-client, or the "
-        "site's batch system"
+        "no ssh on PATH, which is needed to reach other hosts. Try: apt-get install openssh-client, or use "
+        "the site's batch system"
     )
 
 

@@ -117,7 +117,7 @@ def test_a_step_has_the_options_of_the_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"partition": "a\nb"}, "--partition 'a\\\\nb': control characters do not fit on a line of a script"),
+        ({"partition": "a\nb"}, "--partition 'a\\\\nb': control characters are not allowed in a script"),
         ({"array": "0-3", "output": "out-%j"}, "--output out-%j: must contain %a"),
         ({"container_mounts": "/a:/a"}, "--container-mounts without --container"),
     ],

@@ -10,18 +10,18 @@ import pytest
 
 from launch.slurm import queries
 from launch.slurm.followed_job import FollowedJob, RestartableStatusLines
-from launch.slurm.queries import State
+from launch.slurm.queries import JobState
 from launch.supervise.status_lines import StatusLines
 from runner.world.run_status import LINE, RunDirectory
 
 
-def followed(folder: Path, *states: State, restarts: bool = False) -> FollowedJob:
+def followed(folder: Path, *states: JobState, restarts: bool = False) -> FollowedJob:
     """A job that has gone through these states."""
     run = RunDirectory(folder / "run")
     run.path.mkdir()
     output = folder / "out"
     lines = (RestartableStatusLines if restarts else StatusLines)(run, "77")
-    one = FollowedJob(run, lines, State("17", ""), shown=False, requeue=restarts)
+    one = FollowedJob(run, lines, JobState("17", ""), shown=False, requeue=restarts)
     for state in states:
         one.update(replace(state, output=str(output)))
         one.read_output()
@@ -32,9 +32,9 @@ def line(kind: str, content: str) -> str:
     return f"{LINE} 77 {kind} {content}\n"
 
 
-RUNNING = State("17", "RUNNING", nodes="c[1-2]")
-COMPLETED = State("17", "COMPLETED")
-FAILED = State("17", "FAILED", "NonZeroExitCode", "137:0")
+RUNNING = JobState("17", "RUNNING", nodes="c[1-2]")
+COMPLETED = JobState("17", "COMPLETED")
+FAILED = JobState("17", "FAILED", "NonZeroExitCode", "137:0")
 RECORD = line("record", '{"complete": true}')
 
 
@@ -55,11 +55,11 @@ def test_a_record_and_a_good_end(tmp_path: Path) -> None:
             FAILED,
             "job 17 ended as FAILED (NonZeroExitCode): got exit status 137, a completion record",
         ),
-        ("srun: error: c2: task 3: Killed\n", FAILED, "[rank 3, host c2] ended before its time: Killed: got"),
+        ("srun: error: c2: task 3: Killed\n", FAILED, "[rank 3, host c2] ended too early: Killed: got"),
         (
             "srun: error: c2: tasks 2-3: Exited with exit code 143\nsrun: error: c1: tasks 0-1: Bus error\n",
             FAILED,
-            "[rank 0, host c1] ended before its time: Bus error",
+            "[rank 0, host c1] ended too early: Bus error",
         ),
         (
             "srun: error: task 0 launch failed: Unspecified error\nsrun: error: c2: tasks 2-3: Killed\n",
@@ -69,13 +69,13 @@ def test_a_record_and_a_good_end(tmp_path: Path) -> None:
         ("srun: error: Node failure on c2\n", FAILED, "job 17 ended as FAILED (NonZeroExitCode): c2 failed"),
         (
             "",
-            State("17", "TIMEOUT", "TimeLimit"),
+            JobState("17", "TIMEOUT", "TimeLimit"),
             "job 17 ended as TIMEOUT (TimeLimit). Try: a longer --time",
         ),
-        ("", State("17", "GONE"), "job 17 ended as GONE (None): got exit status 0, no completion record"),
+        ("", JobState("17", "GONE"), "job 17 ended as GONE (None): got exit status 0, no completion record"),
     ],
 )
-def test_a_bad_end(tmp_path: Path, text: str, end: State, sentence: str) -> None:
+def test_a_bad_end(tmp_path: Path, text: str, end: JobState, sentence: str) -> None:
     (tmp_path / "out").write_text(text)
     told = followed(tmp_path, RUNNING, end).failure()
     assert told
@@ -112,11 +112,10 @@ def test_nodes_that_slurm_has_given_up(tmp_path: Path, monkeypatch: pytest.Monke
     asked: list[str] = []
     monkeypatch.setattr(queries, "failed_nodes", lambda nodes: asked.append(nodes) or ["c1"])
     (tmp_path / "out").write_text("")
-    end = State("17", "NODE_FAIL", "NodeDown", nodes="c2")
+    end = JobState("17", "NODE_FAIL", "NodeDown", nodes="c2")
     told = followed(tmp_path, RUNNING, end).failure()
     assert (
-        told
-        == "job 17 ended as NODE_FAIL (NodeDown): c1 failed. Try: the run again; --requeue has Slurm do it"
+        told == "job 17 ended as NODE_FAIL (NodeDown): c1 failed. Try: run again; --requeue has Slurm do it"
     )
     assert asked == ["c[1-2]"], "all that the job had"
 

@@ -32,11 +32,11 @@ def test_the_way_that_fits_the_mpi(asked: str, ranks: int, library: Library | No
 @pytest.mark.parametrize(
     ("asked", "library", "reason"),
     [
-        ("pmi2", OPEN_MPI, "--mpi pmi2: Open MPI 5 does not speak PMI2, so .* Try: --mpi pmix"),
-        ("pmix", MPICH, "--mpi pmix: MPICH 5 does not speak Slurm's PMIx, .* Try: --mpi pmi2"),
-        ("none", None, "--mpi none: srun tells no rank about the others"),
+        ("pmi2", OPEN_MPI, "--mpi pmi2: Open MPI 5 does not support PMI2, so .* Try: --mpi pmix"),
+        ("pmix", MPICH, "--mpi pmix: MPICH 5 does not support Slurm's PMIx, .* Try: --mpi pmi2"),
+        ("none", None, "--mpi none: srun provides no information about the other ranks"),
         ("pmi9", OPEN_MPI, "this Slurm has no --mpi pmi9: expected one of none, pmi2, pmix, pmix_v4"),
-        ("auto", None, "cannot find out which MPI the ranks will load"),
+        ("auto", None, "cannot determine which MPI the ranks will load"),
         ("auto", Library("Fast MPI", 1), "got Fast MPI 1"),
         ("auto", Library("Cray MPICH", 8), None),
     ],

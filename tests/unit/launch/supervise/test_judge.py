@@ -55,7 +55,7 @@ def test_a_bad_status_is_not_either_though_there_is_a_record(
 ) -> None:
     run.complete({})
     assert judge(run, outcome(3, LEFT)) == 1
-    assert "[rank 1] ended before its time, exit status 3: got exit status 3" in capsys.readouterr().err
+    assert "[rank 1] ended too early, exit status 3: got exit status 3" in capsys.readouterr().err
 
 
 def test_a_signal_after_the_record_is_a_warning(
@@ -105,7 +105,7 @@ def test_a_process_gets_its_rank(run: RunDirectory, capsys: pytest.CaptureFixtur
     run.register(5, "gpu-host", 4711)
     judge(run, outcome(9, MPICH_KILLED))
     assert (
-        "[rank 5, host gpu-host] killed by signal 9 (SIGKILL), perhaps by MPICH's" in capsys.readouterr().err
+        "[rank 5, host gpu-host] killed by signal 9 (SIGKILL), possibly by MPICH's" in capsys.readouterr().err
     )
 
 
@@ -133,7 +133,7 @@ def test_a_launcher_whose_words_are_shown_is_asked_for_its_account(
     said = outcome(137, tail="srun: error: c2: task 3: Killed\n")
     assert judge(run, said, explain=task_end) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("meshrun: [rank 3, host c2] ended before its time: Killed: got exit status 137")
+    assert line.startswith("meshrun: [rank 3, host c2] ended too early: Killed: got exit status 137")
     assert line.endswith("Try: " + MEMORY)
 
 

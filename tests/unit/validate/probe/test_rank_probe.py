@@ -30,7 +30,7 @@ from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_p
 from meshrun import World
 from runner.comm.collectives.api import Call
 from runner.comm.collectives.host import HostMark
-from runner.comm.threads import SimulatedComm, run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Memory
 from runner.errors import MeshrunError, RunError, UserError
@@ -170,7 +170,7 @@ def in_groups_of(world: World, groups: tuple[tuple[int, ...], ...]) -> list[int]
 def ranks(size: int, body: Callable[[World], Any], hosts: Sequence[str] = ("a",)) -> list[Any]:
     """Run `body` on each rank; returns the results. Ranks are assigned to hosts in turn; names may repeat."""
 
-    def main(comm: SimulatedComm) -> Any:
+    def main(comm: ThreadComm) -> Any:
         world = open_world("cpu", control=comm)
         numbers = [rank.number % len(hosts) for rank in world.ranks]
         world.ranks = tuple(
@@ -181,7 +181,7 @@ def ranks(size: int, body: Callable[[World], Any], hosts: Sequence[str] = ("a",)
         )
         return body(world)
 
-    return run_ranks(size, main, patience=20)
+    return run_ranks(size, main, timeout=20)
 
 
 def on_rank_0(size: int, script: Script, prepare: Callable[[World], object] = id) -> Any:
