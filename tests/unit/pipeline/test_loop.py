@@ -297,7 +297,9 @@ def endpoints_of(folder: Path, backend: Any, *, halo: int = 1, rows: int = 4) ->
     )
     sink = open_sink(folder / "out.npy", *task.known[0], "stream")
     sink.create()
-    return Endpoints(single_rank_world(backend), task, Chunks(task.partition, rows), [source], [sink], Spans())
+    return Endpoints(
+        single_rank_world(backend), task, Chunks(task.partition, rows), [source], [sink], Spans()
+    )
 
 
 def moved(endpoints: Endpoints) -> dict[tuple[str, int], int]:
