@@ -21,6 +21,7 @@ from meshrun import World
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.world.failure import FailureHandler
+from runner.world.world import single_rank_world
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
