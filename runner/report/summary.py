@@ -120,8 +120,9 @@ def _notes(record: Record) -> list[str]:
         notes += _stream_notes(record["stream"])
     if record["verify"]:
         check = record["verify"]
-        seen = f", {check['cells']:,} cells in {check['boxes']:,} boxes" if "cells" in check else ""
+        plural = "" if check.get("boxes") == 1 else "es"
+        seen = f", {check['cells']:,} cells in {check['boxes']:,} box{plural}" if "cells" in check else ""
         notes.append(f"  verified ({check['mode']}{seen}) against {check['against']}")
     if record["output"]:
-        notes.append(f"  wrote {record['output']}")
+        notes.append(f"  wrote {', '.join(one['path'] for one in record['outputs'])}")
     return notes

@@ -14,6 +14,7 @@ import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.plan.stream_options import StreamOptions
+from runner.report.summary import render
 from runner.run.execute import Options, run
 from runner.world.world import open_world
 
@@ -114,6 +115,13 @@ def test_a_filled_result_is_like_the_input_that_it_feeds(tmp_path: Path) -> None
     on_ranks(2, both, saved(tmp_path, small, large), [tmp_path / "a.npy", tmp_path / "b.npy"], verify="full")
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), small + 1)
     np.testing.assert_array_equal(np.load(tmp_path / "b.npy"), large * 2)
+
+
+def test_the_summary_names_every_file_that_was_written(tmp_path: Path) -> None:
+    outputs = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    record = on_ranks(1, wave, saved(tmp_path, *np.ones((2, 5, 4))), outputs, verify="full")
+    assert f"wrote {outputs[0]}, {outputs[1]}\n" in render(record)
+    assert "20 cells in 1 box)" in render(record)
 
 
 def refused(job: Any, *paths: Any, **options: Any) -> str:
