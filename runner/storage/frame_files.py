@@ -25,6 +25,7 @@ from runner.storage.paths import partial_path
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
+COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
 WAITING = 4  # frames of an animation that wait to be encoded
 
 
@@ -83,7 +84,8 @@ class PictureFolder:
     def write(self, step: int, picture: HostArray) -> None:
         try:
             self._path.mkdir(exist_ok=True)
-            _image(picture, self._palette).save(self._path / f"frame-{step:06d}.png")
+            file = self._path / f"frame-{step:06d}.png"
+            _image(picture, self._palette).save(file, compress_level=COMPRESSION)
         except OSError as reason:
             raise write_error(self._path / f"frame-{step:06d}.png", reason) from reason
 

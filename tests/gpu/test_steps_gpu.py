@@ -95,7 +95,7 @@ def test_frames_checkpoints_until_and_resume(tmp_path: Path) -> None:
     resume = Options(device="cuda", steps=steps, stream=StreamOptions(resume=True))
     record = run(fades, tmp_path / "in.npy", tmp_path / "out.npy", {}, resume)
     done, first = record["steps"]["steps"], record["steps"]["first"]
-    assert first == 21
+    assert first == 28
     assert record["steps"]["until"]["reached"]
     fields = [field]
     for _ in range(done):
