@@ -33,7 +33,6 @@ from runner.storage.frame_files import (
     check_room,
     picture_writer,
 )
-from runner.storage.paths import partial_path
 from runner.world.world import World
 
 PIXELS = 1024  # most rows and columns of a picture
@@ -78,11 +77,7 @@ class Frames:
             len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
         )
         self._range = self.options.frame_range
-        self._pool: ThreadPoolExecutor | None = None
         self._array: ArrayOfFrames | None = None
-        if self._as_array:
-            run_id = self.world.run_id
-            self._array = ArrayOfFrames(self.path, self.count, self.shape, self._field.dtype, run_id)
         self._pictures: PictureWriter | None = None
 
     @property
@@ -100,9 +95,7 @@ class Frames:
     @property
     def partial(self) -> Path | None:
         """The unfinished file; None for a folder of pictures, which has no unfinished ones."""
-        if self._array is not None:
-            return self._array.sink.partial
-        return partial_path(self.path, self.world.run_id) if self.path.suffix else None
+        return self._array.sink.partial if self._array is not None else None
 
     def begin(self, stepper: Stepper) -> None:
         world = self.world
@@ -110,8 +103,10 @@ class Frames:
         if world.backend.asynchronous:
             self._copies = world.backend.copy_streams()
             self._pool.submit(self._copies.join).result()
-        if self._array is not None:
-            world.on_root(self._array.sink.create)
+        if self._as_array:
+            array = ArrayOfFrames(self.path, self.count, self.shape, self._field.dtype, world.run_id)
+            self._array = array
+            world.on_root(array.sink.create)
         elif world.rank == 0:
             self._pictures = picture_writer(self.path, palette(self.options.frame_colors), world.run_id)
         if stepper.done % self.every == 0:
@@ -139,15 +134,7 @@ class Frames:
                 self._pictures.close()
 
         self.world.on_root(complete)
-        assert self._pool is not None
         self._pool.shutdown()
-
-    def abandon(self) -> None:
-        """End the threads: the run has failed. The unfinished file is left to the run's transaction."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-        if self._pictures is not None:
-            self._pictures.abandon()
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:
         """Start copying this rank's cells to the host."""
@@ -193,7 +180,6 @@ class Frames:
             return
         while len(self._writing) >= WAITING:
             self._writing.popleft().result()
-        assert self._pool is not None
         if self._array is not None and self._array.parallel:
             self._writing.append(self._pool.submit(self._write_part, snapshot))
             return

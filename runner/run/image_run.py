@@ -114,7 +114,7 @@ class FolderRun:
             "--chunk-bytes": options.stream.chunk_bytes,
             "--device-memory": options.stream.device_memory,
         }
-        named = next((name for name, value in given.items() if value is not None), None)
+        named = next((name for name, value in given.items() if value is not None), options.steps.named)
         if named is not None:
             several = "," in named
             raise UserError(

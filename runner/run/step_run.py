@@ -45,8 +45,6 @@ def run_steps(run: RunContext) -> Record:
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = open_frames(world, task, steps, state.step if state else 0)
     sinks = create_outputs(run, task)
-    if frames is not None and frames.partial is not None:
-        run.transaction.track_partial(*(sink.partial for sink in sinks), frames.partial)
     stepper = Stepper(
         world,
         task,
@@ -66,12 +64,7 @@ def run_steps(run: RunContext) -> Record:
     run.inputs.check(world)
     observers, until = _observers(steps, checkpoints, frames)
     begin = time.perf_counter()
-    try:
-        done = take_steps(stepper, steps.steps, observers)
-    except BaseException:
-        if frames is not None:
-            frames.abandon()
-        raise
+    done = take_steps(stepper, steps.steps, observers)
     world.control.barrier()
     seconds = time.perf_counter() - begin
     stepper.finish()

@@ -5,7 +5,6 @@ A writer is called by one thread. `write` takes frames in order; `close` complet
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import shutil
 from collections.abc import Iterator
@@ -71,9 +70,6 @@ class PictureWriter(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None:
-        """End without a complete file."""
-
 
 class PictureFolder:
     """A PNG for each frame: DIR/frame-000100.png after step 100."""
@@ -91,13 +87,6 @@ class PictureFolder:
 
     def close(self) -> None:
         """Do nothing: each picture is complete."""
-
-    def abandon(self) -> None:
-        """Do nothing: each picture is complete."""
-
-
-class Abandoned(Exception):
-    """Ends the encoder of an animation that will not be complete."""
 
 
 class Animation:
@@ -127,13 +116,6 @@ class Animation:
             rename(self._partial, self._path)
         self._pool.shutdown()
 
-    def abandon(self) -> None:
-        """End the encoder's thread, which may wait for frames."""
-        if self._encoding is not None:
-            with contextlib.suppress(Abandoned, RunError):
-                self._put(Abandoned())
-        self._pool.shutdown()
-
     def _put(self, frame: Any) -> None:
         assert self._encoding is not None
         while True:
@@ -161,8 +143,6 @@ class Animation:
 
     def _rest(self) -> Iterator[Any]:
         while (frame := self._frames.get()) is not None:
-            if isinstance(frame, Abandoned):
-                raise frame
             yield frame
 
 

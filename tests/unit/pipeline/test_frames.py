@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
-from runner.pipeline.step_loop import CheckFinite
-from runner.pipeline.stepper import Stepper
 from runner.plan.step_options import COLORS, StepOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
 from runner.run.execute import Options, run
@@ -169,6 +165,12 @@ def test_frames_that_would_fill_the_disk_are_refused_before_the_first_step(
     assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b.npy"}
 
 
+def test_frames_and_an_output_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(meshrun.UserError, match="OUTPUT and --frames name the same file"):
+        filmed(tmp_path, "c.npy")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b.npy"}
+
+
 def test_a_folder_of_other_frames_is_refused(tmp_path: Path) -> None:
     (tmp_path / "film").mkdir()
     (tmp_path / "film" / "frame-000000.png").write_bytes(b"an earlier run's")
@@ -185,32 +187,3 @@ def test_an_encoder_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.
         filmed(tmp_path, "film.gif", 40, every=1)
     assert not (tmp_path / "film.gif").exists()
     assert not (tmp_path / "c.npy").exists()
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("name", ["film", "film.gif", "film.webp", "film.npy", "film.zarr"])
-def test_a_run_that_fails_leaves_no_unfinished_frames_and_no_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int
-) -> None:
-    if name == "film.zarr":
-        pytest.importorskip("zarr")
-
-    def check(self: CheckFinite, stepper: Stepper) -> None:
-        if stepper.done == 30:
-            raise meshrun.RunError("not finite", everywhere=True)
-
-    monkeypatch.setattr(CheckFinite, "_check", check)
-    with pytest.raises(meshrun.RunError, match="not finite"):
-        filmed(tmp_path, name, 40, ranks=ranks, check_finite=30)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left - {"film"} == {"a.npy", "b.npy"}
-    deadline = time.monotonic() + 10  # an encoder that waits for frames would keep the program from ending
-    while time.monotonic() < deadline and any(t.name.startswith("frames") for t in threading.enumerate()):
-        time.sleep(0.01)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("frames")]
-
-
-def test_frames_and_an_output_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(meshrun.UserError, match="OUTPUT and --frames name the same file"):
-        filmed(tmp_path, "c.npy")
-    assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b.npy"}

@@ -28,6 +28,7 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.pipeline.dispatch import report
 from runner.pipeline.image_engine import ImageEngine
+from runner.plan.step_options import StepOptions
 from runner.report.spans import Spans
 from runner.report.summary import render
 from runner.storage.formats import Form
@@ -266,6 +267,7 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
         ({"overlap": False}, "--overlap does not apply to a folder"),
         ({"chunk_bytes": 1000}, "--chunk-bytes does not apply to a folder"),
         ({"device_memory": 1000}, "--device-memory does not apply to a folder"),
+        ({"steps": StepOptions(3)}, "--steps does not apply to a folder"),
         (
             {"form": Form((1, 5))},
             "--input-shape, --input-dtype and --input-order do not apply",
