@@ -45,13 +45,14 @@ def run_steps(run: RunContext) -> Record:
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = open_frames(world, task, steps, state.step if state else 0)
     sinks = create_outputs(run, task)
+    cells = sum(region.size for region in task.partition)
     stepper = Stepper(
         world,
         task,
         run.phases,
         steps.steps_per_exchange,
         world.backend.asynchronous if options.overlap is None else options.overlap,
-        progress=lambda done: run.stepped(done, steps.steps or 0),
+        progress=lambda done: run.stepped(done, steps.steps or 0, cells),
         done=state.step if state else 0,
     )
     if stepper.limited:
