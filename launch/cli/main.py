@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch.cli.call import call
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.command_line import command_in, without_ranks
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
@@ -140,6 +141,7 @@ def jobs() -> None:
 
 
 command.add_command(selftest)
+command.add_command(call)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

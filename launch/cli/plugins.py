@@ -28,7 +28,8 @@ class Commands(click.Group):
     """The built-in commands, and plug-ins, which are imported only when used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_entry_points()})
+        ours = [name for name, known in self.commands.items() if not known.hidden]
+        return sorted({*ours, *_entry_points()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, cmd_name) or _load(cmd_name)
@@ -43,7 +44,9 @@ class Commands(click.Group):
         return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, known.get_short_help_str(60)) for name, known in self.commands.items()]
+        rows = [
+            (name, known.get_short_help_str(60)) for name, known in self.commands.items() if not known.hidden
+        ]
         rows += [
             (name, SUMMARIES.get(entry.value, f"from {entry.value}"))
             for name, entry in _entry_points().items()

@@ -148,6 +148,20 @@ def borrowed(array: Array) -> Iterator[CudaBackend]:
             before.use()
 
 
+@contextmanager
+def on_own_stream(backend: CudaBackend) -> Iterator[None]:
+    """Issue work to a back end's own stream inside the block, which ends when that work is done."""
+    theirs = cupy.cuda.get_current_stream()
+    theirs.synchronize()
+    with cupy.cuda.Device(backend.device.index):
+        backend.stream.use()
+        try:
+            yield
+            backend.synchronize()
+        finally:
+            theirs.use()
+
+
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
     """Compile the kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
 

@@ -42,6 +42,7 @@ RESERVED = (
     "static",
     "timeline",
     "overlap",
+    "ranks",
     "help",
     "debug",
 )

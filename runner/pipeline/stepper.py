@@ -41,7 +41,8 @@ class Stepper:
     """This rank's blocks of a task that takes steps. Every method is collective.
 
     steps_per_exchange: lowered to what the blocks allow (`limited`). overlap: see above; where only axis 0 is
-    split and the blocks are large enough. progress: called with `done`. done: steps taken, also those of an
+    split and the blocks are large enough. keep_finals: have the results that feed no input after every step,
+    not only after the last. progress: called with `done`. done: steps taken, also those of an
     earlier run; taken: those of this one. exchanges: of halos, so far.
     """
 
@@ -51,6 +52,7 @@ class Stepper:
     steps_per_exchange: int = 1
     overlap: bool = False
     progress: Callable[[int], None] = no_step_progress
+    keep_finals: bool = False
     done: int = 0
     taken: int = field(default=0, init=False)
     exchanges: int = field(default=0, init=False)
@@ -262,7 +264,7 @@ class Stepper:
         place = piece.place.rows(first, last)
         for number, (feed, result) in enumerate(zip(self.feeds, results, strict=True)):
             if feed is None:
-                if final:
+                if final or self.keep_finals:
                     self._finals[number][self._inside(number, place)] = result
                 continue
             target = self._spare[feed][self._at(feed, place)]

@@ -319,3 +319,31 @@ def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
                 got=cval,
                 expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
             )
+
+
+def check_feeds(task: Task) -> None:
+    """Raise UserError if an output cannot become the input that it feeds, or none feeds any."""
+    job = task.job
+    if not any(job.feeds):
+        raise UserError(
+            f"job {job.name} cannot take steps: none of its outputs feeds an input",
+            expected="feeds= in its decorator",
+        )
+    fields = {field.name: field for field in task.fields}
+    for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
+        if name is None:
+            continue
+        field = fields[name]
+        if (shape, dtype) != (field.shape, field.dtype):
+            hint = f"return result.astype({field.dtype})" if shape == field.shape else "one pass, no --steps"
+            raise UserError(
+                f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
+                f"input {name}",
+                got=f"{dtype} of shape {'x'.join(map(str, shape))}",
+                expected=f"{field.dtype} of shape {'x'.join(map(str, field.shape))}",
+                hint=hint,
+            )
+
+
+def _what(names: Sequence[str], name: str) -> str:
+    return "result" if len(names) == 1 else f"result {name}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.job.declaration import Job
 from runner.pipeline.in_memory import Pipeline, no_progress
-from runner.plan.task import plan_task
+from runner.pipeline.result_type import result_types
+from runner.pipeline.stepper import Stepper
+from runner.plan.task import check_feeds, plan_task
 from runner.report.phases import Phases
 from runner.report.units import counted
 from runner.run.execute import call
@@ -27,18 +30,75 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     A job with several outputs returns a tuple. Raises UserError for another number of arrays than the job
     has inputs.
     """
-    if len(arrays) != len(job.arrays):
-        raise UserError(
-            f"job {job.name} takes {counted(len(job.arrays), 'array')}",
-            got=len(arrays),
-            expected=", ".join(job.arrays),
-        )
+    _check_number(job, arrays)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from runner.device.cuda import borrowed
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
     return _apply(single_rank_world(CpuBackend()), job, [np.asarray(array) for array in arrays], parameters)
+
+
+def iterate(
+    job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int, every: int | None
+) -> Any:
+    """Return the results after `steps` steps on arrays in memory; with `every`, an iterator over results.
+
+    A job with several outputs gives a tuple. Raises UserError as `apply`, and for a job that takes no steps.
+    """
+    for name, value in (("steps", steps), ("every", every)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            expected = "a number of steps, 1 or more"
+            raise UserError(f"Invalid value for {name!r}", got=repr(value), expected=expected)
+    _check_number(job, arrays)
+    if job.kind != "map":
+        raise UserError(f"job {job.name} takes no steps", expected="a job made by map_blocks")
+    stages = _iterated(job, arrays, parameters, steps, every or steps)
+    return stages if every is not None else next(stages)
+
+
+def _iterated(
+    job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int, every: int
+) -> Iterator[Any]:
+    """Yield results after every so many steps. The device's stream is the caller's between two of them."""
+    on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays)
+    with contextlib.ExitStack() as stack:
+        if on_device:
+            from runner.device.cuda import borrowed, on_own_stream
+
+            backend: Any = stack.enter_context(borrowed(arrays[0]))
+        else:
+            backend, arrays = CpuBackend(), [np.asarray(array) for array in arrays]
+        stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters))
+    while stepper.done < steps:
+        with on_own_stream(backend) if on_device else contextlib.nullcontext():
+            stepper.advance(min(every - stepper.done % every, steps - stepper.done))
+            stepper.settle()
+            found = tuple(stepper.result(number).copy() for number in range(len(job.output_names)))
+        yield found[0] if len(found) == 1 else found
+
+
+def _stepper(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Stepper:
+    types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
+    task = plan_task(job, parameters, types, 1)
+    task = task.with_results(result_types(task, world.backend)) if task.results is None else task
+    check_feeds(task)
+    stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
+    blocks = []
+    for plan, one, array in zip(stepper.plans, task.fields, arrays, strict=True):
+        blocks.append(world.backend.empty(plan.shape, one.dtype))
+        blocks[-1][plan.core] = array
+    stepper.start(blocks)
+    return stepper
+
+
+def _check_number(job: Job, arrays: Sequence[Any]) -> None:
+    if len(arrays) != len(job.arrays):
+        raise UserError(
+            f"job {job.name} takes {counted(len(job.arrays), 'array')}",
+            got=len(arrays),
+            expected=", ".join(job.arrays),
+        )
 
 
 def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:

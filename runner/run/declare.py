@@ -7,6 +7,7 @@ partition the array, and keep the function itself callable: `edges.function(bloc
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,14 @@ if TYPE_CHECKING:
 
 
 class DeclaredJob(Job):
-    """A declared job that can run itself."""
+    """A declared job that can run itself: `help(job)` shows its function's docstring and its options."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        object.__setattr__(self, "__doc__", _describe(self))
+
+    def __repr__(self) -> str:
+        return f"<meshrun job {self.name} ({', '.join(self.arrays)} -> {', '.join(self.output_names)})>"
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
         """Apply the job to whole arrays on this process alone; returns the result, of several a tuple."""
@@ -34,8 +42,8 @@ class DeclaredJob(Job):
     def run(
         self,
         /,
-        input: str | Path | Sequence[str | Path],
-        output: str | Path | Sequence[str | Path] | None = None,
+        input: Any,
+        output: Any = None,
         *,
         device: DeviceChoice = "auto",
         json: str | Path | None = None,
@@ -65,12 +73,15 @@ class DeclaredJob(Job):
         frame_range: str | tuple[float, float] | None = None,
         frame_colors: str | None = None,
         checkpoint: int | str | None = None,
+        ranks: int | None = None,
         debug: bool = False,
         **parameters: Any,
     ) -> Record:
-        """Run on files over every rank of this program; collective. Returns the run's record.
+        """Run on files or arrays over every rank of this program; collective. Returns the run's record.
 
-        input, output: a path, or a sequence of one for each of the job's inputs and outputs.
+        input, output: a path or an array, or a sequence of one for each of the job's inputs and outputs.
+        An output's array is filled. Only a program of one rank, or one that starts its ranks with `ranks`,
+        passes arrays.
 
         The keywords are the options of `meshrun run`, with the same words, and the job's own parameters.
         UserError for what the command refuses; RunError for a run that fails.
@@ -100,11 +111,16 @@ class DeclaredJob(Job):
         frames: a folder of PNGs, a .gif, .webp or .png, or a .npy or .zarr with a time axis.
         frame_field, frame_range, frame_colors: the input that frames show; (low, high); a colour map.
         checkpoint: save the state every so many steps, or every "5min"; continue with resume=True.
+        ranks: start so many ranks on this machine, unless an MPI launcher has started this program; the
+            job may be defined in a notebook. None: this program's ranks.
         debug: show the traceback of an error that ends the ranks.
         """
         from runner.plan.machine import rates_file
         from runner.run.execute import run
         from runner.run.options import as_keywords, read_options
+        from runner.run.python_call import call_on_ranks, check_ranks, files_of
+        from runner.run.run_record import RunRecord
+        from runner.system.launcher import detect_launcher
 
         own = {parameter.name for parameter in self.parameters}
         short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}
@@ -140,10 +156,53 @@ class DeclaredJob(Job):
         }
         try:
             self.complete(parameters, others=keywords)
-            return run(self, input, output, parameters, read_options(keywords, rates_file()))
+            options, started = read_options(keywords, rates_file()), check_ranks(ranks)
+            launched = detect_launcher()
+            alone = launched is None or launched.size == 1
+            with files_of(self, _each(input), _each(output), alone=alone) as (inputs, outputs):
+                if started is None:
+                    return RunRecord(run(self, inputs, outputs, parameters, options))
+                return RunRecord(call_on_ranks(self, inputs, outputs, parameters, options, started))
         except MeshrunError as failure:
-            as_keywords(failure, keywords)
+            as_keywords(failure, [*keywords, "ranks"])
             raise
+
+    def iterate(self, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
+        """Take steps over whole arrays on this process alone; returns the results of the last one.
+
+        steps: how many; each result becomes the next step's input, as the job's `feeds` says. every: return
+        an iterator instead, which yields the results after every so many steps and after the last.
+        UserError for a job whose results cannot become its inputs.
+        """
+        from runner.run.array_call import iterate
+
+        return iterate(self, arrays, parameters, steps, every)
+
+
+def _describe(job: Job) -> str:
+    """Return the docstring of a job: its function's, how to call it, and its options."""
+    options = ", ".join(
+        f"{one.name}" if one.required else f"{one.name}={one.default!r}" for one in job.parameters
+    )
+    arguments = ", ".join(filter(None, [*job.arrays, options]))
+    files = "INPUT, OUTPUT" if job.kind == "map" else "INPUT"
+    lines = [inspect.getdoc(job.function) or f"Job {job.name}.", ""]
+    if job.kind != "job":
+        lines.append(f"{job.name}({arguments})  on whole arrays, in this process")
+    lines.append(f"{job.name}.run({files}, ranks=4, ...)  on files or arrays, on several ranks")
+    if job.kind == "map" and any(job.feeds):
+        lines.append(f"{job.name}.iterate({', '.join(job.arrays)}, steps=100)  time steps on whole arrays")
+    if job.parameters:
+        lines += ["", "Options"]
+        lines += [f"  {one.name}: {one.help or 'no description'}" for one in job.parameters]
+    return "\n".join(lines)
+
+
+def _each(value: Any) -> list[Any]:
+    """Return one path or array, several or None as a list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 @overload

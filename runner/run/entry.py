@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from runner.job.declaration import Job
@@ -27,6 +27,8 @@ def main(
     *,
     started: Started = BY_HAND,
     columns: int | None = None,
+    on_error: Callable[[BaseException], None] | None = None,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
     """Run as one rank of `meshrun run`; the exit status. Tells every error itself.
 
@@ -35,6 +37,14 @@ def main(
     """
 
     def body(world: World, handler: FailureHandler) -> dict[str, Any]:
+        try:
+            return run(world, handler)
+        except BaseException as failure:
+            if on_error is not None:
+                on_error(failure)
+            raise
+
+    def run(world: World, handler: FailureHandler) -> dict[str, Any]:
         width = columns if world.rank == 0 else 0
         with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
@@ -55,11 +65,13 @@ def main(
                 proof=proof,
                 stepped=rows.steps,
             )
-        if world.rank == 0:
+        if world.rank == 0 and on_record is None:
             if record["output"] is None:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(render(record))
         values: dict[str, Any] = plain(record, texts=False)
+        if world.rank == 0 and on_record is not None:
+            on_record(values)
         return values
 
     return run_as_rank(

@@ -15,40 +15,12 @@ from runner.pipeline.step_loop import CheckFinite, Observer, Until, take_steps
 from runner.pipeline.stepper import Stepper
 from runner.pipeline.store import Store
 from runner.plan.step_options import EVERY, StepOptions
-from runner.plan.task import Task
+from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
 from runner.run.map_run import commit, create_outputs, describe_task, planned
 from runner.run.options import RunContext
 from runner.storage.formats import Sink, Source
 from runner.world.world import World
-
-
-def check_feeds(task: Task) -> None:
-    """Raise UserError if an output cannot become the input that it feeds, or none feeds any."""
-    job = task.job
-    if not any(job.feeds):
-        raise UserError(
-            f"job {job.name} cannot take steps: none of its outputs feeds an input",
-            expected="feeds= in its decorator",
-        )
-    fields = {field.name: field for field in task.fields}
-    for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
-        if name is None:
-            continue
-        field = fields[name]
-        if (shape, dtype) != (field.shape, field.dtype):
-            hint = f"return result.astype({field.dtype})" if shape == field.shape else "one pass, no --steps"
-            raise UserError(
-                f"job {job.name} cannot take steps: its {_what(job.output_names, output)} cannot become its "
-                f"input {name}",
-                got=f"{dtype} of shape {'x'.join(map(str, shape))}",
-                expected=f"{field.dtype} of shape {'x'.join(map(str, field.shape))}",
-                hint=hint,
-            )
-
-
-def _what(names: Sequence[str], name: str) -> str:
-    return "result" if len(names) == 1 else f"result {name}"
 
 
 def check_options(run: RunContext) -> None:

@@ -42,7 +42,7 @@ def filmed(
         inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
         return run(moves, inputs, outputs, {}, Options(device="cpu", steps=of_steps), world=world)
 
-    return run_ranks(ranks, rank, patience=30)[0]
+    return run_ranks(ranks, rank, timeout=30)[0]
 
 
 def colored(field: Any, low: float, high: float, colors: str = "viridis") -> Any:

@@ -52,7 +52,7 @@ def stepped(
             world.backend = QueuedBackend()
         return run(job, inputs, outputs, parameters or {}, chosen, world=world)
 
-    record = run_ranks(ranks, rank, patience=60)[0]
+    record = run_ranks(ranks, rank, timeout=60)[0]
     return [np.load(path) for path in outputs if path.suffix == ".npy"], record
 
 
@@ -321,7 +321,7 @@ def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict
     def rank(control: Control) -> Any:
         return run(job, inputs, outputs, {}, options, world=open_world("cpu", control=control))
 
-    return run_ranks(ranks, rank, patience=60)[0]
+    return run_ranks(ranks, rank, timeout=60)[0]
 
 
 def checkpointed(folder: Path, text: str) -> Any:

@@ -171,7 +171,7 @@ def test_every_kind_of_overlap(place: str) -> None:
 
 def test_a_pool_that_refuses_gets_back_what_it_gave() -> None:
     arena = Arena(room=100)
-    with pytest.raises(UserError, match="the arena gave no memory"):
+    with pytest.raises(UserError, match="the arena failed to allocate memory"):
         play(arena, [AllocationStep(0, 60), AllocationStep(1, 60)], settle=False)
     arena.close()
 

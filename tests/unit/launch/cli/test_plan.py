@@ -28,7 +28,7 @@ def broken(block):
     raise ZeroDivisionError("by design")
 
 @meshrun.map_blocks(out=lambda shape, dtype, **_: (shape, dtype))
-def clash(block, *, ranks: int = 3):
+def clash(block, *, hosts: int = 3):
     return block
 
 @meshrun.reduce_blocks(combine=lambda a, b: a + b)
@@ -150,7 +150,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("statistics in.npy --ranks 2", "job statistics cannot be planned"),
         ("mine.py:total in.npy --ranks 2", "job total cannot be planned"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
-        ("mine.py:clash in.npy --ranks 2", "options with the same names: got ranks"),
+        ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
     ],
 )

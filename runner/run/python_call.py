@@ -1,0 +1,204 @@
+"""A run from Python on several ranks of this machine, when no MPI launcher has started this program.
+
+The job, which may be a function of a notebook, is written to a temporary folder with the call's arguments.
+`meshrun -n RANKS call FOLDER` starts the ranks, each of which reads it. Arrays are files in that folder: in
+memory (/dev/shm) if there is room. The record or the error comes back in a file of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from runner.errors import MeshrunError, RunError, UserError, describe
+from runner.job.declaration import Job
+from runner.report.record import Record
+from runner.run.options import Options
+from runner.system.launcher import detect_launcher
+
+PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
+SHARED_MEMORY = Path("/dev/shm")
+CALL, RECORD, ERROR = "call.pickle", "record.json", "error.pickle"
+Arguments = Sequence[Any]  # paths, or arrays
+
+
+@dataclass(frozen=True)
+class Call:
+    """What each rank is to run. path: the import path of the calling program."""
+
+    job: Job
+    inputs: list[str]
+    outputs: list[str]
+    parameters: dict[str, Any]
+    options: Options
+    path: list[str]
+
+
+def is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def check_ranks(ranks: Any) -> int | None:
+    """Return the number of ranks to start; None for those of this program. Raises UserError."""
+    if ranks is None:
+        return None
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise UserError("Invalid value for 'ranks'", got=repr(ranks), expected="a number of ranks, 1 or more")
+    detected = detect_launcher()
+    if detected is not None and detected.size is not None and detected.size != ranks:
+        raise UserError(
+            "this program is already one of an MPI launcher's ranks",
+            got=f"ranks={ranks}",
+            expected=f"{detected.size}, or no ranks=",
+        )
+    return None if detected is not None or ranks == 1 else ranks
+
+
+@contextlib.contextmanager
+def files_of(
+    job: Job, inputs: Arguments, outputs: Arguments, *, alone: bool
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield paths for inputs and outputs: arrays are saved before, and filled from the results afterwards.
+
+    alone: this program is the only rank, so that its arrays are all there are. Raises UserError for arrays
+    that other ranks have too, or that a result does not fit.
+    """
+    arrays = [value for value in (*inputs, *outputs) if is_array(value)]
+    if not arrays:
+        yield [str(value) for value in inputs], [str(value) for value in outputs]
+        return
+    if not alone:
+        raise UserError("arrays cannot be passed to a run of several programs", hint="paths of .npy files")
+    with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
+        ins, outs = [], []
+        for name, value in zip(job.arrays, inputs, strict=False):
+            ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
+            if is_array(value):
+                np.save(ins[-1], value.get() if hasattr(value, "get") else value)
+        for name, value in zip(job.output_names, outputs, strict=False):
+            outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
+        yield ins + [str(value) for value in inputs[len(ins) :]], outs
+        for name, value, path in zip(job.output_names, outputs, outs, strict=False):
+            if is_array(value):
+                _fill(job, name, value, np.load(path, mmap_mode="r"))
+
+
+def _fill(job: Job, name: str, array: Any, result: Any) -> None:
+    if (tuple(array.shape), np.dtype(array.dtype)) != (result.shape, result.dtype):
+        raise UserError(
+            f"job {job.name}: the array for its result {name} does not fit",
+            got=f"{array.dtype} of shape {tuple(array.shape)}",
+            expected=f"{result.dtype} of shape {result.shape}",
+        )
+    if hasattr(array, "set"):
+        array.set(np.ascontiguousarray(result))
+    else:
+        array[...] = result
+
+
+@contextlib.contextmanager
+def _folder(size: int) -> Iterator[Path]:
+    """Yield a temporary folder with room for twice `size` bytes: in memory where that is possible."""
+    base = None
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(SHARED_MEMORY).free > 4 * size:
+            base = SHARED_MEMORY
+    folder = Path(tempfile.mkdtemp(prefix="meshrun-", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def call_on_ranks(
+    job: Job,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    parameters: dict[str, Any],
+    options: Options,
+    ranks: int,
+) -> Record:
+    """Run the job on so many ranks, started here; return the record.
+
+    Raises the error that ended the ranks. Their messages are written to this process's stderr.
+    """
+    with _folder(0) as folder:
+        call = Call(job, list(inputs), list(outputs), parameters, options, sys.path)
+        try:
+            (folder / CALL).write_bytes(cloudpickle.dumps(call))
+        except (TypeError, pickle.PicklingError, AttributeError) as reason:
+            raise UserError(
+                f"job {job.name} cannot be sent to other ranks",
+                got=describe(reason),
+                hint="define what it uses inside the function, or in a file that it imports",
+            ) from reason
+        command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+        ) as process:
+            lines: list[str] = []
+            reader = threading.Thread(target=_forward, args=(process.stderr, lines))
+            reader.start()
+            try:
+                status = process.wait()
+            except BaseException:
+                process.terminate()
+                raise
+            finally:
+                reader.join()
+        if status == 0:
+            record: Record = json.loads((folder / RECORD).read_text())
+            return record
+        raise _error(folder, status, lines)
+
+
+def _forward(stream: Any, lines: list[str]) -> None:
+    for line in stream:
+        lines.append(line.rstrip("\n"))
+        if not line.startswith("meshrun: ") or line.startswith("meshrun: warning: "):
+            sys.stderr.write(line)  # an error is raised here
+
+
+def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
+    """Return the error that ended the ranks."""
+    with contextlib.suppress(FileNotFoundError):
+        failure: MeshrunError = pickle.loads((folder / ERROR).read_bytes())
+        return failure
+    told = [line.removeprefix("meshrun: ") for line in lines if line.startswith("meshrun: ")]
+    kind = UserError if status == UserError.exit_code else RunError
+    return kind(told[-1] if told else f"the ranks ended with exit status {status}")
+
+
+def read_call(folder: Path) -> Call:
+    """Read the call, on a rank. Only for a folder of `call_on_ranks`."""
+    call: Call = cloudpickle.loads((folder / CALL).read_bytes())
+    sys.path[:] = [*dict.fromkeys([*sys.path, *call.path])]
+    return call
+
+
+def keep_error(folder: Path, failure: BaseException) -> None:
+    """Leave an error for the calling program; the first one stays."""
+    known = failure if isinstance(failure, MeshrunError) else RunError(describe(failure))
+    temporary = folder / f"{ERROR}.{os.getpid()}"
+    temporary.write_bytes(pickle.dumps(known))
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, folder / ERROR)
+
+
+def keep_record(folder: Path, record: Record) -> None:
+    """Leave the record for the calling program. On rank 0."""
+    (folder / RECORD).write_text(json.dumps(record))

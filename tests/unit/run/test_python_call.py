@@ -1,0 +1,173 @@
+"""Runs from Python: arrays instead of files, ranks started from here, steps on arrays, help."""
+
+from __future__ import annotations
+
+import os
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshrun
+from runner.run.run_record import RunRecord
+from runner.system import launcher
+
+PROGRAM = """
+import sys
+import numpy as np
+import meshrun
+
+step = 0.25  # of this program, which no rank imports
+
+@meshrun.map_blocks(halo=1, outputs=2, boundary="wrap")
+def wave(now, before, *, speed=0.5):
+    centre = now[1:-1, 1:-1]
+    sides = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:] - 4 * centre
+    return 2 * centre - before[1:-1, 1:-1] + step * speed * sides, centre.copy()
+
+@meshrun.map_blocks
+def broken(block):
+    raise ValueError("as it happens")
+
+@meshrun.reduce_blocks(combine=max)
+def largest(block):
+    return float(block.max())
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+
+
+def python(folder: Path, text: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a program whose functions are in no module that ranks could import, as those of a notebook."""
+    command = [sys.executable, "-c", PROGRAM + text]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def test_functions_of_this_program_run_on_ranks_that_it_starts(tmp_path: Path) -> None:
+    done = python(
+        tmp_path,
+        """
+a, b = np.random.default_rng(0).random((2, 20, 9))
+after, old = np.empty_like(a), np.empty_like(b)
+record = wave.run((a, b), (after, old), ranks=3, steps=7, speed=0.3, device="cpu", verify="full")
+assert record["ranks"] == 3 and record["steps"]["steps"] == 7, record
+assert "7 steps" in str(record) and record._repr_html_().startswith("<pre>wave on 20x9 float64: 3 ranks")
+expected = wave.iterate(a, b, steps=7, speed=0.3)
+np.testing.assert_array_equal(after, expected[0])
+np.testing.assert_array_equal(old, expected[1])
+np.save("a.npy", a)
+found = largest.run("a.npy", ranks=2, device="cpu")
+assert found["result"] == {"result": a.max()}, found["result"]
+for job, more in ((wave, {"grid": "5"}), (broken, {})):
+    try:
+        job.run([a, b][: len(job.arrays)], [after, old][: len(job.arrays)], ranks=2, device="cpu", **more)
+    except meshrun.MeshrunError as failure:
+        print(type(failure).__name__, failure)
+""",
+    )
+    first, second = done.stdout.splitlines()
+    assert first == (
+        "UserError grid does not use every rank exactly once: got 5 on 2 rank(s), expected blocks that "
+        "multiply to 2. Try: grid=0"
+    )
+    assert second.startswith("RunError ValueError: as it happens (<string>:")
+    assert "as it happens" not in done.stderr, "what is raised is not printed too"
+    assert not [path for path in Path("/dev/shm").glob("meshrun-*") if path.stat().st_uid == os.getuid()]
+
+
+@meshrun.map_blocks(halo=1)
+def smear(block: Any, *, weight: float = 0.5) -> Any:
+    """Mix each cell with its right neighbour.
+
+    weight: of the neighbour.
+    """
+    return (1 - weight) * block[1:-1, 1:-1] + weight * block[1:-1, 2:]
+
+
+def test_arrays_stand_for_files(tmp_path: Path) -> None:
+    array = np.random.default_rng(1).random((9, 6))
+    result = np.empty_like(array)
+    record = smear.run(array, result, device="cpu", weight=0.25)
+    assert isinstance(record, RunRecord)
+    np.testing.assert_array_equal(result, smear(array, weight=0.25))
+    np.save(tmp_path / "in.npy", array)
+    smear.run(tmp_path / "in.npy", result, device="cpu", steps=3)
+    np.testing.assert_array_equal(result, smear(smear(smear(array))))
+
+
+def test_an_array_that_a_result_does_not_fit_is_refused() -> None:
+    with pytest.raises(
+        meshrun.UserError, match="the array for its result output does not fit: got float32 of"
+    ):
+        smear.run(np.ones((4, 4)), np.empty((4, 4), np.float32), device="cpu")
+
+
+@pytest.mark.parametrize("ranks", [0, -1, True, "2", 1.5])
+def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
+    with pytest.raises(meshrun.UserError, match="Invalid value for 'ranks'"):
+        smear.run(np.ones((4, 4)), np.empty((4, 4)), ranks=ranks)
+
+
+def test_a_launchers_ranks_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    with pytest.raises(meshrun.UserError, match="ranks: got ranks=2, expected 3"):
+        smear.run("in.npy", "out.npy", ranks=2)
+    with pytest.raises(meshrun.UserError, match="arrays cannot be passed to a run of several programs"):
+        smear.run(np.ones((4, 4)), np.empty((4, 4)), ranks=3)
+
+
+def test_steps_on_arrays_equal_calls_in_a_loop() -> None:
+    array = np.random.default_rng(2).random((8, 5))
+    expected = array
+    for _ in range(5):
+        expected = smear(expected)
+    np.testing.assert_array_equal(smear.iterate(array, steps=5), expected)
+
+
+def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
+    array, calls = np.arange(4.0), []
+
+    @meshrun.map_blocks(outputs=("next", "total"), feeds=("block", None))
+    def counts(block: Any) -> Any:
+        calls.append(1)
+        return block + 1, block * 10
+
+    stages = counts.iterate(array, steps=7, every=3)
+    first = next(stages)
+    assert len(calls) < 7, "steps are taken when they are asked for"
+    found = [first, *stages]
+    assert [(one[0][0], one[1][0]) for one in found] == [(3.0, 20.0), (6.0, 50.0), (7.0, 60.0)]
+    assert array[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"steps": 0}, "Invalid value for 'steps'"),
+        ({"steps": 2, "every": 0}, "Invalid value for 'every'"),
+        ({"steps": 2, "speed": 1}, "job smear has no such parameter"),
+    ],
+)
+def test_steps_on_arrays_refuse_what_the_command_refuses(keywords: dict[str, Any], said: str) -> None:
+    with pytest.raises(meshrun.UserError, match=said):
+        smear.iterate(np.ones((4, 4)), **keywords)
+
+
+def test_help_shows_the_functions_docstring_and_options() -> None:
+    text = pydoc.render_doc(smear, renderer=pydoc.plaintext)
+    assert "Mix each cell with its right neighbour." in text
+    assert "smear(block, weight=0.5)  on whole arrays, in this process" in text
+    assert "weight: of the neighbour." in text
+    assert repr(smear) == "<meshrun job smear (block -> output)>"
