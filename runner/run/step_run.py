@@ -52,6 +52,7 @@ def run_steps(run: RunContext) -> Record:
         steps.steps_per_exchange,
         world.backend.asynchronous if options.overlap is None else options.overlap,
         progress=lambda done: run.stepped(done, steps.steps or 0),
+        keep_finals=steps.until is not None,
         done=state.step if state else 0,
     )
     if stepper.limited:

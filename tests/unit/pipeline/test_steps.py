@@ -251,6 +251,26 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     assert not record["steps"]["until"]["reached"]
 
 
+@pytest.mark.parametrize(("ranks", "overlap"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_result_that_feeds_nothing_is_that_of_the_step_at_which_until_stops(
+    tmp_path: Path, ranks: int, overlap: bool, every: int
+) -> None:
+    @meshrun.map_blocks(halo=1, boundary="constant", feeds=("field", None), outputs=("field", "slope"))
+    def relaxed(field: Any) -> Any:
+        return relax.function(field), field[2:, 1:-1] - field[:-2, 1:-1]
+
+    start = np.random.default_rng(0).random((12, 8))
+    found, record = stepped(
+        tmp_path, relaxed, [start], 400, ranks=ranks, until=1e-4, every=every, overlap=overlap, verify="full"
+    )
+    steps = record["steps"]["steps"]
+    assert steps < 400
+    expected = plain_loop(relaxed.function, [start], steps, ((1, 1), (1, 1)), "constant", (0, None))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_value_that_is_not_finite_is_named_with_step_rank_and_cell(tmp_path: Path, ranks: int) -> None:
     @meshrun.map_blocks(halo=1)
