@@ -153,7 +153,7 @@ def bare(world: World, nbytes: int) -> float:
 def shares(world: World, path: Path, rows: int) -> tuple[Source, Task, list[Region]]:
     """An open input, the job's task on it, and this rank's regions of `rows` rows."""
     source = open_source(path)
-    task = plan_task(light, {}, source.shape, source.dtype, 1)
+    task = plan_task(light, {}, [(source.shape, source.dtype)], 1)
     regions = Chunks(task.partition, rows)
     first, last = bounds(len(regions), world.size, world.rank)
     return source, task, [regions[number] for number in range(first, last)]
@@ -187,7 +187,7 @@ def pinned(world: World, path: Path, depth: int, chunk: int) -> float:
     source, task, _ = shares(world, path, 1)
     chunks = Chunks(task.partition, chunk // ROW)
     nothing: Any = Nothing(source.shape, source.dtype)
-    endpoints = Endpoints(world, task, chunks, nothing, nothing, Spans())
+    endpoints = Endpoints(world, task, chunks, [nothing], [nothing], Spans())
     engine = DeviceEngine(endpoints)
     world.control.barrier()
     stream(

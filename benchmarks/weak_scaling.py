@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from runner.job.discover import find
-from runner.pipeline.in_memory import Pipeline, halo_plan
+from runner.pipeline.in_memory import Pipeline, halo_plans
 from runner.plan.task import plan_task
 from runner.report.phases import Phases
 from runner.report.record import write_json
@@ -61,17 +61,17 @@ def main() -> None:
 def measure(world: World, shape: tuple[int, int], overlap: bool, rounds: int) -> dict[str, object]:
     """One rank's rounds; the slowest rank's seconds in each."""
     job = find("laplacian")
-    task = plan_task(job, job.complete({}), shape, np.dtype(np.float32), world.size)
-    block = world.backend.empty(halo_plan(task, world.rank).shape, task.dtype)
+    task = plan_task(job, job.complete({}), [(shape, np.dtype(np.float32))], world.size)
+    block = world.backend.empty(halo_plans(task, world.rank)[0].shape, task.dtype)
     block[...] = 1
     found = []
     for number in range(rounds + 3):
         phases = Phases(world.backend.synchronize)
         pipeline = Pipeline(world, task, phases, overlap)
         world.control.barrier()
-        pipeline.prepare(block)
+        pipeline.prepare([block])
         begin = time.perf_counter()
-        for _ in pipeline.results(block):
+        for _ in pipeline.results([block]):
             pass
         wall = time.perf_counter() - begin
         kernel = phases.phases["kernel"].seconds

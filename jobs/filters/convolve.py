@@ -107,6 +107,7 @@ def _reference(
     out=_result,
     check=_check,
     reference=_reference,
+    strided_out=True,
     trials=[
         ((67, 41, 3), "uint8", {"kernel": "1 2 1; 2 4 2; 1 2 1", "normalize": True}),
         ((31, 50), "float32", {"kernel": "0.5 1 -2 3"}),
@@ -171,12 +172,13 @@ def _on_gpu(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: Mod
     planes, rows = (1, 1, *out.shape[: axes - 1])[-2:]
     strides = [math.prod(block.shape[axis + 1 :]) for axis in range(axes)]
     plane, pitch = (0, 0, *strides[:-1])[-2:]
+    to = (0, 0, *(stride // out.itemsize for stride in out.strides[: axes - 1]))[-2:]
     columns = -(-width // (THREADS * COLUMNS))
     units = planes * rows * columns
     values, offsets = _device_taps(weights, kind, tuple(strides), xp, xp.cuda.Device().id)
     arguments = (
         *(block, out, values, offsets, np.int32(values.size), np.float64(weights.divisor)),
-        *np.array([rows, width, plane, pitch, columns, units], np.int64),
+        *np.array([rows, width, plane, pitch, *to, columns, units], np.int64),
     )
     blocks = min(units, kernels.MOST_BLOCKS)
     kernels.launch("convolve.cu", instance(block.dtype, kind, out.dtype), blocks, THREADS, arguments)

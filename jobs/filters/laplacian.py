@@ -54,6 +54,7 @@ def _reference(block: np.ndarray[Any, Any], *, dtype: str = "same") -> np.ndarra
     check=_check,
     reference=_reference,
     ulps=40,
+    strided_out=True,
     trials=[((67, 41, 3), "uint8", {}), ((129, 64), "float32", {}), ((65, 33), "int32", {})],
 )
 def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "same") -> None:
@@ -91,7 +92,8 @@ def _on_gpu(block: Any, out: Any) -> None:
     rows, width = out.shape[0], out[0].size
     channels = width // out.shape[1]
     columns = COLUMNS[block.itemsize]
-    if width % columns or kernels.address(out) % (columns * out.itemsize):
+    pitch = out.strides[0] // out.itemsize
+    if width % columns or pitch % columns or kernels.address(out) % (columns * out.itemsize):
         columns = 1
     tiles = -(-width // (THREADS * columns))
     kernels.launch(
@@ -99,5 +101,5 @@ def _on_gpu(block: Any, out: Any) -> None:
         instance(block.dtype, out.dtype, columns, channels if channels in CHANNELS else 0),
         tiles * -(-rows // ROWS),
         THREADS,
-        (block, out, *np.array([rows, width, channels, tiles], np.int64)),
+        (block, out, *np.array([rows, width, channels, tiles, pitch], np.int64)),
     )

@@ -10,17 +10,19 @@ constexpr int COLUMNS = 4;
 
 // The result has units / columns rows of `width` elements, width counting the trailing axes too;
 // `rows` of them are a plane. Of the padded input, `plane` and `pitch` are the elements from one
-// plane and one row to the next, and offsets[t] those from a result's first neighbour to its neighbour
+// plane and one row to the next, of the output target_plane and target_pitch; offsets[t] are those from a result's first neighbour to its neighbour
 // under tap t. Products are summed in the taps' order; `divisor` divides the sum. A unit is a block's
 // part of a row.
 template <typename T, typename A, typename R>
 __global__ void convolve(const T* __restrict__ input, R* __restrict__ output, const A* __restrict__ weights,
                          const long long* __restrict__ offsets, int taps, double divisor, long long rows,
-                         long long width, long long plane, long long pitch, long long columns, long long units) {
+                         long long width, long long plane, long long pitch, long long target_plane,
+                         long long target_pitch, long long columns, long long units) {
     for (long long unit = blockIdx.x; unit < units; unit += gridDim.x) {
         const long long row = unit / columns;
         const long long first = unit % columns * blockDim.x * COLUMNS + threadIdx.x;
         const T* from = input + row / rows * plane + row % rows * pitch;
+        R* to = output + row / rows * target_plane + row % rows * target_pitch;
 
         // Past the row's end the last column is computed again and not stored.
         long long x[COLUMNS];
@@ -40,8 +42,7 @@ __global__ void convolve(const T* __restrict__ input, R* __restrict__ output, co
 #pragma unroll
         for (int k = 0; k < COLUMNS; ++k) {
             if (first + k * static_cast<long long>(blockDim.x) >= width) break;
-            R* target = output + row * width + x[k];
-            *target = divisor == 1 ? convert<R>(sum[k]) : convert<R>(static_cast<double>(sum[k]) / divisor);
+            to[x[k]] = divisor == 1 ? convert<R>(sum[k]) : convert<R>(static_cast<double>(sum[k]) / divisor);
         }
     }
 }

@@ -15,20 +15,21 @@
 
 constexpr int ROWS = 8;
 
-// input: (rows + 2, width + 2 * step), output: (rows, width); step: elements from a pixel to the
-// next in its row, its number of channels; STEP: the same where known, else 0. A block of threads
-// makes ROWS rows of blockDim.x * COLUMNS results; `tiles` blocks make a row of blocks. COLUMNS
-// divides width, and output is aligned to COLUMNS results.
+// input: (rows + 2, width + 2 * step), output: (rows, width), `target_pitch` elements from one row to
+// the next; step: elements from a pixel to the next in its row, its number of channels; STEP: the same
+// where known, else 0. A block of threads makes ROWS rows of blockDim.x * COLUMNS results; `tiles`
+// blocks make a row of blocks. COLUMNS divides width and target_pitch, and output is aligned to COLUMNS
+// results.
 template <typename T, typename A, typename R, int COLUMNS, int STEP>
 __global__ void laplacian(const T* __restrict__ input, R* __restrict__ output, long long rows, long long width,
-                          long long step, long long tiles) {
+                          long long step, long long tiles, long long target_pitch) {
     if (STEP) step = STEP;
     const long long x = (blockIdx.x % tiles * blockDim.x + threadIdx.x) * COLUMNS;
     const long long y = blockIdx.x / tiles * ROWS;
     if (x >= width) return;
     const long long pitch = width + 2 * step;
     input += y * pitch + x;
-    output += y * width + x;
+    output += y * target_pitch + x;
 
     A across[ROWS + 2][COLUMNS], centre[ROWS + 2][COLUMNS];
 #pragma unroll
@@ -64,6 +65,6 @@ __global__ void laplacian(const T* __restrict__ input, R* __restrict__ output, l
             const A sum = (across[i][j] + across[i + 1][j]) + across[i + 2][j];
             results.value[j] = convert<R>(sum - 9 * centre[i + 1][j]);
         }
-        *reinterpret_cast<Results*>(output + i * width) = results;
+        *reinterpret_cast<Results*>(output + i * target_pitch) = results;
     }
 }

@@ -20,7 +20,8 @@ class Job:
     """A declared job. `function` is given blocks (kind "map"), a block ("reduce") or the World ("job").
 
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
-    the input that it becomes in the next step; None: it becomes none.
+    the input that it becomes in the next step; None: it becomes none. strided_out: the function fills an
+    `out` whose rows are apart in memory.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Job:
     ulps: float = 16.0
     check: Callable[..., None] | None = None
     trials: Trials = ()
+    strided_out: bool = False
 
     @property
     def summary(self) -> str:

@@ -96,6 +96,8 @@ class Stepper:
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
         self._poisoned = False
+        # Whether the function fills the spare blocks, rather than buffers that are copied to them.
+        self._fills_in_place = task.fills and task.job.strided_out and None not in self.feeds
 
     def start(self, blocks: Sequence[Array]) -> None:
         """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step."""
@@ -262,31 +264,38 @@ class Stepper:
                     self._call(piece, first, last, windows, keep)
 
     def _call(self, piece: Piece, first: int, last: int, windows: list[Array], keep: bool) -> None:
-        results = self._results(piece.region.rows(first, last), windows)
         place = piece.place.rows(first, last)
+        region = piece.region.rows(first, last)
+        outs = self._outs(region, place)
+        results = self._results(region, windows, outs)
         for number, (feed, result) in enumerate(zip(self.feeds, results, strict=True)):
             if feed is None:
                 if keep:
                     self._finals[number][self._inside(number, place)] = result
                 continue
-            target = self._spare[feed][self._at(feed, place)]
-            if result is not target:
-                target[...] = result
+            if not (self._fills_in_place and outs is not None and result is outs[number]):
+                self._spare[feed][self._at(feed, place)] = result
 
-    def _results(self, region: Region, windows: list[Array]) -> Results:
+    def _results(self, region: Region, windows: list[Array], outs: list[Array] | None) -> Results:
         world, backend = self.world, self.world.backend
         here = BlockContext(
             world.rank, world.size, world.here.host, region.start, region.shape, self.task.shape,
             backend.stream, backend.xp,
         )  # fmt: skip
-        results = self.task.call(windows, here, self._outs(region))
+        results = self.task.call(windows, here, outs)
         check_types(self.task, results)
         return results
 
-    def _outs(self, region: Region) -> list[Array] | None:
-        """Return buffers for the results of a call, poisoned for its first use."""
+    def _outs(self, region: Region, place: Region | None) -> list[Array] | None:
+        """Return arrays for a call to fill: the cells at `place` of the spare blocks, or buffers.
+
+        Both are poisoned before their first use.
+        """
         if not self.task.fills:
             return None
+        if self._fills_in_place and place is not None:
+            fed = [feed for feed in self.feeds if feed is not None]
+            return [self._spare[feed][self._at(feed, place)] for feed in fed]
         if region.shape not in self._scratch:
             declared = self.task.declared(region.shape)
             assert declared is not None
@@ -360,7 +369,7 @@ class Stepper:
         windows = [self._padded(place, row.place).copy(order="C") for place in range(len(self._blocks))]
         before = {place: w.copy() for place, w in enumerate(windows) if place not in self.fed}
         with hide_output(), np.errstate(all="ignore"):
-            self._results(row.region, windows)
+            self._results(row.region, windows, self._outs(row.region, None))
         for place, old in before.items():
             if not bool((old.view(np.uint8) == windows[place].view(np.uint8)).all()):
                 name = self.task.fields[place].name

@@ -220,6 +220,7 @@ def map_blocks(
     trials: Trials = (),
     outputs: int | Sequence[str] = 1,
     feeds: Sequence[str | None] | None = None,
+    strided_out: bool = False,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def map_blocks(
@@ -235,6 +236,7 @@ def map_blocks(
     trials: Trials = (),
     outputs: int | Sequence[str] = 1,
     feeds: Sequence[str | None] | None = None,
+    strided_out: bool = False,
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function from blocks with their halo to those blocks' results.
@@ -269,6 +271,8 @@ def map_blocks(
     check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot take.
     trials: (shape, dtype, parameters) of arrays that `meshrun selftest` verifies the job on.
     outputs: how many results the function returns, as a tuple, or their names.
+    strided_out: the function fills an `out` whose rows are apart in memory: time steps then fill the next
+        block in place. Default: `out` is C-contiguous.
     feeds: for each output, the name of the input that it becomes in the next step of `--steps`; None:
         of no input. Default: by position.
     """
@@ -293,6 +297,7 @@ def map_blocks(
             ulps=ulps,
             trials=trials,
             output_names=results,
+            strided_out=strided_out,
             feeds=_fed_arrays(declared, results, feeds),
         )
 

@@ -70,6 +70,24 @@ def both(job: Any, block: np.ndarray[Any, Any], shape: tuple[int, ...], **parame
         results.append(out)
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[0], results[2])
+    if job.strided_out:
+        halo = job.halo_for(parameters) if callable(job.halo) else job.halo
+        assert_fills_apart(job, block, results[0], len(halo), **parameters)
+
+
+def assert_fills_apart(
+    job: Any, block: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], axes: int, **parameters: Any
+) -> None:
+    """The same where rows of the result are apart, as in a padded block; nothing between them changes."""
+    for xp in (np, FAKE_CUPY):
+        whole = np.full(
+            [n + 3 for n in expected.shape[:axes]] + list(expected.shape[axes:]), 55, expected.dtype
+        )
+        inner = (slice(2, -1),) * axes
+        job.function(block.copy(), out=whole[inner], xp=xp, **parameters)
+        np.testing.assert_array_equal(whole[inner], expected)
+        whole[inner] = 55
+        assert (whole == 55).all()
 
 
 @pytest.mark.parametrize("source", SUPPORTED)

@@ -1,0 +1,123 @@
+"""Time steps on a GPU: the bits of a plain NumPy loop; frames, checkpoints and CuPy arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshrun
+from runner.job.discover import find
+from runner.plan.halo import BOUNDARIES
+from runner.plan.step_options import Interval, StepOptions
+from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
+
+PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
+
+
+def padded(array: Any, boundary: str) -> Any:
+    if boundary == "constant":
+        return np.pad(array, 1, "constant", constant_values=9)
+    return np.pad(array, 1, PAD[boundary])
+
+
+@meshrun.map_blocks(halo=1, outputs=2, cval=9)
+def mixed(block: Any, other: Any) -> Any:
+    """Of whole numbers modulo 2^32: exact in any order."""
+    inner = (slice(1, -1), slice(1, -1))
+    return 3 * block[:-2, 1:-1] + 5 * block[2:, 2:] + other[inner], block[inner] ^ 1
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("shape", [(37, 23), (3, 300), (1025, 515)])
+def test_steps_are_a_plain_loop(tmp_path: Path, boundary: str, shape: tuple[int, int]) -> None:
+    fields = np.random.default_rng(1).integers(0, 2**32, (2, *shape), np.uint32)
+    inputs, outputs = [tmp_path / "a.npy", tmp_path / "b.npy"], [tmp_path / "c.npy", tmp_path / "d.npy"]
+    for path, field in zip(inputs, fields, strict=True):
+        np.save(path, field)
+    options = Options(device="cuda", boundary=boundary, steps=StepOptions(9), verify="full")
+    record = run(mixed, inputs, outputs, {}, options)
+    assert record["devices"][0]["kind"] == "cuda"
+    expected = tuple(fields)
+    for _ in range(9):
+        expected = mixed.function(*(padded(field, boundary) for field in expected))
+    for path, field in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(np.load(path), field)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("name", "parameters", "shape"),
+    [
+        ("laplacian", {}, (67, 41)),
+        ("laplacian", {}, (64, 128)),
+        ("laplacian", {}, (33, 20, 3)),
+        ("convolve", {"kernel": "0 1 0; 1 2 1; 0 1 0", "normalize": True}, (67, 41)),
+        ("convolve", {"kernel": "1 2 1", "normalize": True}, (50, 21)),
+    ],
+)
+def test_steps_of_built_in_jobs_are_single_passes(
+    tmp_path: Path, name: str, parameters: dict[str, Any], shape: tuple[int, ...], dtype: str
+) -> None:
+    job = find(name)
+    array = (np.random.default_rng(2).random(shape) * 200).astype(dtype)
+    expected = array
+    for _ in range(4):
+        with np.errstate(all="ignore"):
+            expected = job(expected, **parameters)  # type: ignore[operator]
+    np.save(tmp_path / "in.npy", array)
+    options = Options(device="cuda", steps=StepOptions(4))
+    run(job, tmp_path / "in.npy", tmp_path / "out.npy", parameters, options)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+
+
+def test_frames_checkpoints_until_and_resume(tmp_path: Path) -> None:
+    stop = [True]
+
+    @meshrun.map_blocks(halo=1, boundary="wrap")
+    def fades(block: Any) -> Any:
+        if stop[0] and len(stop) > 30:
+            raise ValueError("stop")
+        stop.append(True)
+        return (block[:-2, 1:-1] + block[2:, 1:-1]) * np.float32(0.25)
+
+    field = np.random.default_rng(3).random((300, 200)).astype(np.float32)
+    np.save(tmp_path / "in.npy", field)
+    film = str(tmp_path / "film.npy")
+    steps = StepOptions(60, checkpoint=Interval(steps=7))
+    with pytest.raises(ValueError, match="stop"):
+        run(fades, tmp_path / "in.npy", tmp_path / "out.npy", {}, Options(device="cuda", steps=steps))
+    stop[0] = False
+    steps = StepOptions(60, checkpoint=Interval(steps=7), frames=film, every=10, until=1e-6)
+    resume = Options(device="cuda", steps=steps, stream=StreamOptions(resume=True))
+    record = run(fades, tmp_path / "in.npy", tmp_path / "out.npy", {}, resume)
+    done, first = record["steps"]["steps"], record["steps"]["first"]
+    assert first == 21
+    assert record["steps"]["until"]["reached"]
+    fields = [field]
+    for _ in range(done):
+        fields.append(fades.function(np.pad(fields[-1], 1, "wrap")))
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), fields[-1])
+    shown = [step for step in range(first, done + 1) if step % 10 == 0]
+    np.testing.assert_array_equal(np.load(film), [fields[step] for step in shown])
+
+
+def test_cupy_arrays_take_steps() -> None:
+    cupy = pytest.importorskip("cupy")
+    fields = np.random.default_rng(4).integers(0, 99, (2, 40, 30), np.uint32)
+    theirs = cupy.cuda.Stream(non_blocking=True)
+    with theirs:
+        found = mixed.iterate(*map(cupy.asarray, fields), steps=6)
+        stages = []
+        for stage in mixed.iterate(*map(cupy.asarray, fields), steps=6, every=4):
+            assert cupy.cuda.get_current_stream() == theirs
+            stages.append(stage)
+    expected = [tuple(fields)]
+    for _ in range(6):
+        expected.append(mixed.function(*(padded(field, "reflect") for field in expected[-1])))
+    for got, wanted in ((found, expected[6]), (stages[0], expected[4]), (stages[1], expected[6])):
+        for one, other in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(cupy.asnumpy(one), other)
