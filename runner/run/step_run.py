@@ -45,6 +45,10 @@ def run_steps(run: RunContext) -> Record:
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = open_frames(world, task, steps, state.step if state else 0)
     sinks = create_outputs(run, task)
+    if frames is not None:
+        checkpoints.before = frames.flush
+        unfinished = [] if frames.partial is None else [frames.partial]
+        run.transaction.track_partial(*(sink.partial for sink in sinks), *unfinished)
     stepper = Stepper(
         world,
         task,
@@ -65,7 +69,12 @@ def run_steps(run: RunContext) -> Record:
     run.inputs.check(world)
     observers, until = _observers(steps, checkpoints, frames)
     begin = time.perf_counter()
-    done = take_steps(stepper, steps.steps, observers)
+    try:
+        done = take_steps(stepper, steps.steps, observers)
+    except BaseException:
+        if frames is not None:
+            frames.abandon()
+        raise
     world.control.barrier()
     seconds = time.perf_counter() - begin
     stepper.finish()
