@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,8 @@ LOOKS = 8  # how often ranks look at the clock within an interval of seconds
 
 @dataclass
 class Checkpoints:
-    """Writes checkpoints of one run. interval: None: none, only one to resume from is looked for."""
+    """Writes checkpoints of one run. interval: None: none, only one to resume from is looked for. before:
+    called on every rank before one is written, to complete what a run that is resumed from it will not."""
 
     world: World
     task: Task
@@ -43,6 +44,7 @@ class Checkpoints:
     interval: Interval | None
     steps: int
     inputs: Inputs
+    before: Callable[[], None] | None = None
     written: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,8 @@ class Checkpoints:
         phases = stepper.phases
         stepper.settle()
         with phases("checkpoint"):
+            if self.before is not None:
+                self.before()
             place_of = world.on_root(lambda: folder.begin(stepper.done))
             quiet = Phases(world.backend.synchronize)
             for place in stepper.fed:

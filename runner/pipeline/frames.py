@@ -33,6 +33,7 @@ from runner.storage.frame_files import (
     check_room,
     picture_writer,
 )
+from runner.storage.paths import partial_path
 from runner.world.world import World
 
 PIXELS = 1024  # most rows and columns of a picture
@@ -66,6 +67,7 @@ class Frames:
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
     _copies: CopyStreams | None = field(default=None, init=False)
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._field = self.task.fields[self.place]
@@ -94,15 +96,15 @@ class Frames:
 
     @property
     def partial(self) -> Path | None:
-        """The unfinished file; None for a folder of pictures, which has no unfinished ones."""
-        return self._array.sink.partial if self._array is not None else None
+        """The unfinished file; None for a folder of pictures, which are finished one by one."""
+        return partial_path(self.path, self.world.run_id) if self.path.suffix else None
 
     def begin(self, stepper: Stepper) -> None:
         world = self.world
-        self._pool = ThreadPoolExecutor(1, "frames")
+        pool = self._pool = ThreadPoolExecutor(1, "frames")
         if world.backend.asynchronous:
             self._copies = world.backend.copy_streams()
-            self._pool.submit(self._copies.join).result()
+            pool.submit(self._copies.join).result()
         if self._as_array:
             array = ArrayOfFrames(self.path, self.count, self.shape, self._field.dtype, world.run_id)
             self._array = array
@@ -134,6 +136,25 @@ class Frames:
                 self._pictures.close()
 
         self.world.on_root(complete)
+        assert self._pool is not None
+        self._pool.shutdown()
+
+    def flush(self) -> None:
+        """Wait until the pictures of all steps so far are written: a run that is resumed now does not make
+        them again. Collective; nothing for one file, which a resumed run begins anew."""
+        if self.partial is None:
+            self._deliver()
+            while self._writing:
+                self._writing.popleft().result()
+
+    def abandon(self) -> None:
+        """End all threads; the run has failed. On any rank, at any time."""
+        if self._pool is None:
+            return
+        for future in self._writing:
+            future.cancel()
+        if self._pictures is not None:
+            self._pictures.abandon()
         self._pool.shutdown()
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:
@@ -178,6 +199,7 @@ class Frames:
         snapshot, self._waiting = self._waiting, None
         if snapshot is None:
             return
+        assert self._pool is not None
         while len(self._writing) >= WAITING:
             self._writing.popleft().result()
         if self._array is not None and self._array.parallel:

@@ -69,7 +69,7 @@ class Until:
     _before: list[Array] = field(default_factory=list, init=False)
 
     def begin(self, stepper: Stepper) -> None:
-        self._before = self._copies(stepper) if self.every == 1 else []
+        self._before = self._copies(stepper) if self._is_next(stepper) else []
 
     def next_step(self, done: int) -> int:
         # The fields before the checked step are copied: a function may change its blocks.
@@ -83,8 +83,12 @@ class Until:
             everyone = stepper.world.control.allgather(mine)
             self.change = math.nan if any(map(math.isnan, everyone)) else max(everyone)
             self.reached = self.change <= self.tolerance
-        self._before = self._copies(stepper) if (stepper.done + 1) % self.every == 0 else []
+        self._before = self._copies(stepper) if self._is_next(stepper) else []
         return self.reached
+
+    def _is_next(self, stepper: Stepper) -> bool:
+        """Whether the next step is to be checked."""
+        return (stepper.done + 1) % self.every == 0
 
     def _own(self, stepper: Stepper) -> list[Array]:
         return [stepper.own(place) for place in stepper.fed]

@@ -41,8 +41,8 @@ class Stepper:
     """This rank's blocks of a task that takes steps. Every method is collective.
 
     steps_per_exchange: lowered to what the blocks allow (`limited`). overlap: see above; where only axis 0 is
-    split and the blocks are large enough. keep_finals: have the results that feed no input after every step,
-    not only after the last. progress: called with `done`. done: steps taken, also those of an
+    split and the blocks are large enough. keep_finals: have the results that feed no input after every
+    `advance`, not only after the last step. progress: called with `done`. done: steps taken, also those of an
     earlier run; taken: those of this one. exchanges: of halos, so far.
     """
 
@@ -179,12 +179,13 @@ class Stepper:
         if not self._poisoned:
             for target in targets:
                 poison(target)
+        keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
             self._overlapped(targets)
         else:
             pieces = self._pieces_of(remaining)
             for piece in pieces:
-                self._compute(piece, final, copied=len(pieces) > 1)
+                self._compute(piece, keep, copied=len(pieces) > 1)
             if final:
                 pass
             elif remaining == 0 and self._exchanging:
@@ -217,18 +218,18 @@ class Stepper:
         first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
         for a, b in ((0, first), (last, rows)):
             if a < b:
-                self._compute(self._rows(a, b), False, copied=True)
+                self._compute(self._rows(a, b), self.keep_finals, copied=True)
         self.exchanges += 1
         if not backend.asynchronous:
             with self.phases("exchange"):
                 exchange = self._halos.start(targets, self.world.arrays)
-            self._compute(self._rows(first, last), False)
+            self._compute(self._rows(first, last), self.keep_finals)
             with self.phases("exchange"):
                 self._halos.fill_own(targets)
                 exchange.finish()
             return
         ready = backend.mark()
-        self._compute(self._rows(first, last), False)
+        self._compute(self._rows(first, last), self.keep_finals)
         with backend.beside(ready), _DeviceSpan(self):
             exchange = self._halos.start(targets, self.world.arrays)
             exchange.receive()
@@ -249,26 +250,27 @@ class Stepper:
                 plan.copy_along(target, axis, copy, shift)
             plan.fill_whole_axes(target)
 
-    def _compute(self, piece: Piece, final: bool, *, copied: bool = False) -> None:
-        """Compute the cells of `piece` into the spare blocks. copied: leave the blocks as they are."""
+    def _compute(self, piece: Piece, keep: bool, *, copied: bool = False) -> None:
+        """Compute the cells of `piece` into the spare blocks. keep: also the results that feed no input, of
+        this rank's own cells. copied: leave the blocks as they are."""
         backend = self.world.backend
         rows = piece.region.shape[0]
         ranges = [(0, rows)] if backend.asynchronous else slabs(self.task, piece.region, (0, rows))
         for (first, last), windows in self._windows(piece, ranges, copied):
             if backend.asynchronous:
-                self._call(piece, first, last, windows, final)
+                self._call(piece, first, last, windows, keep)
             else:
                 with self.phases("kernel"):
-                    self._call(piece, first, last, windows, final)
+                    self._call(piece, first, last, windows, keep)
 
-    def _call(self, piece: Piece, first: int, last: int, windows: list[Array], final: bool) -> None:
+    def _call(self, piece: Piece, first: int, last: int, windows: list[Array], keep: bool) -> None:
         place = piece.place.rows(first, last)
         region = piece.region.rows(first, last)
         outs = self._outs(region, place)
         results = self._results(region, windows, outs)
         for number, (feed, result) in enumerate(zip(self.feeds, results, strict=True)):
             if feed is None:
-                if final or self.keep_finals:
+                if keep:
                     self._finals[number][self._inside(number, place)] = result
                 continue
             if not (self._fills_in_place and outs is not None and result is outs[number]):

@@ -7,7 +7,7 @@ by one with a bug that such programs really have; a verified run must then be re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from runner.pipeline import in_memory as pipeline
 from runner.pipeline.halo_exchange import Exchange, HaloPlan, Halos
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.reduce import Tiles
+from runner.pipeline.stepper import Stepper
 from runner.pipeline.store import Store
 from runner.plan import halo
 from runner.plan.task import Task
@@ -26,7 +27,7 @@ from runner.storage.npy import NpySink, NpySource
 
 @dataclass(frozen=True)
 class Mutation:
-    """A way to break the runner. kind: of the jobs that it breaks, "map", "in place" or "reduce"."""
+    """A way to break the runner. kind: of the runs that it breaks, "map", "in place", "steps" or "reduce"."""
 
     name: str
     what: str
@@ -104,7 +105,7 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 def _unflipped() -> AbstractContextManager[None]:
     from runner.pipeline import halo_exchange as exchange
 
-    return _replaced(exchange, "_flip", lambda array, axes: array)
+    return _replaced(exchange, "reverse", lambda array, axes: array)
 
 
 def _wrong_read_offset() -> AbstractContextManager[None]:
@@ -217,6 +218,72 @@ def _repeated_tile() -> AbstractContextManager[None]:
     return _replaced(NpySource, "read", read)
 
 
+@contextmanager
+def _halo_of_the_step_before() -> Iterator[None]:
+    start, take = Halos.start, Stepper._step
+    old: dict[Halos, Any] = {}
+
+    def step(stepper: Stepper, remaining: int, final: bool) -> None:
+        old[stepper._halos] = stepper._halos.pack(stepper._fed(stepper._blocks))
+        take(stepper, remaining, final)
+
+    def send(halos: Halos, blocks: Any, arrays: Any, packed: Any = None) -> Exchange:
+        return start(halos, blocks, arrays, old.get(halos, packed))
+
+    with ExitStack() as both:
+        both.enter_context(_replaced(Stepper, "_step", step))
+        both.enter_context(_replaced(Halos, "start", send))
+        yield
+
+
+def _buffers_not_swapped() -> AbstractContextManager[None]:
+    original = Stepper._step
+
+    def step(stepper: Stepper, remaining: int, final: bool) -> None:
+        original(stepper, remaining, final)
+        if not final:
+            _swap(stepper)
+
+    return _replaced(Stepper, "_step", step)
+
+
+def _swap(stepper: Stepper) -> None:
+    blocks, spare = stepper._blocks, stepper._spare
+    for place in stepper.fed:
+        blocks[place], spare[place] = spare[place], blocks[place]
+
+
+def _one_step_too_many() -> AbstractContextManager[None]:
+    original = Stepper._step
+
+    def step(stepper: Stepper, remaining: int, final: bool) -> None:
+        """Every other exchange is left out: cells of other ranks stay as they were before the step."""
+        due = remaining == 0 and not final and stepper._exchanging
+        if not due or stepper.taken // stepper.steps_per_exchange % 2:
+            original(stepper, remaining, final)
+            return
+        kept = stepper.overlap
+        stepper._exchanging = stepper.overlap = False
+        original(stepper, remaining, final)
+        stepper._exchanging, stepper.overlap = True, kept
+        for place in stepper.fed:
+            plan, new, old = stepper.plans[place], stepper._blocks[place], stepper._spare[place]
+            for transfer in plan.receives:
+                new[plan.inner][transfer.target] = old[plan.inner][transfer.target]
+
+    return _replaced(Stepper, "_step", step)
+
+
+def _wrong_feed() -> AbstractContextManager[None]:
+    original = Stepper.__post_init__
+
+    def crossed(stepper: Stepper) -> None:
+        original(stepper)
+        stepper.feeds.reverse()
+
+    return _replaced(Stepper, "__post_init__", crossed)
+
+
 MUTATIONS = (
     Mutation("halo skipped", "no message is sent; the halo keeps what it held", _halo_skipped),
     Mutation("missing synchronisation", "the block is used before its halo has arrived", _missing_wait),
@@ -236,6 +303,14 @@ MUTATIONS = (
     Mutation(
         "shared rows changed", "a call changes rows that the next one needs", _shared_rows_changed, "in place"
     ),
+    Mutation("halo of the step before", "a rank sends what it had then", _halo_of_the_step_before, "steps"),
+    Mutation(
+        "buffers not swapped", "the second step reads the first one's input", _buffers_not_swapped, "steps"
+    ),
+    Mutation(
+        "one step too many on a halo", "K + 1 steps are taken on the halo of K", _one_step_too_many, "steps"
+    ),
+    Mutation("wrong feed", "two outputs feed each other's inputs", _wrong_feed, "steps"),
     Mutation("dropped tile", "a reduction leaves its last tile out", _dropped_tile, "reduce"),
     Mutation("repeated tile", "a reduction reads one tile again and again", _repeated_tile, "reduce"),
 )

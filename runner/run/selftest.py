@@ -1,7 +1,7 @@
 """`meshrun selftest`: check that this installation computes correct results on this machine.
 
 Every check is a verified run (`check`, full): small arrays with awkward shapes through files,
-cut along one and two axes, every boundary, and the installed jobs on inputs of their own.
+cut along one and two axes, every boundary, time steps, and the installed jobs on inputs of their own.
 `--mutate` turns the question round: each way of breaking the runner must be noticed.
 """
 
@@ -13,8 +13,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from runner.errors import MeshrunError, RunError
 from runner.job.declaration import Job
 from runner.job.discover import find, names
 from runner.plan.halo import BOUNDARIES
+from runner.plan.step_options import StepOptions
 from runner.report.table import table
 from runner.run.declare import map_blocks, reduce_blocks
 from runner.run.execute import Options, execute
@@ -43,6 +45,9 @@ SIMULATED = 4  # ranks as threads, where one process checks alone
 WIDTH = 2
 SIDE = 2 * WIDTH + 1
 WEIGHTS = np.arange(1.0, SIDE * SIDE + 1).reshape(SIDE, SIDE) * np.resize([1.0, -1.0, 1.0], (SIDE, SIDE))
+STEP_HALO = ((2, 1), (1, 2))
+NEIGHBOURS = list(product(range(2), range(4), range(4)))  # field, row, column
+STEP_WEIGHTS = [(4 * number + 1, 4 * number + 3) for number in range(len(NEIGHBOURS))]  # of the two sums
 
 
 def _expected(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -67,6 +72,20 @@ def in_place(block: Any, *, out: Any, xp: Any) -> None:
     """Likewise of twice the values, by a function that doubles them in the block that it is given."""
     block *= 2
     stencil.function(block, out=out, xp=xp)
+
+
+@map_blocks(halo=STEP_HALO, outputs=2)
+def stepping(now: Any, before: Any, *, xp: Any) -> Any:
+    """Two sums over 4x4 neighbours in two fields, modulo 2^32. No two of the 64 weights are equal and all are
+    odd, so that no two cells can be mistaken and no change of one cell is lost."""
+    (above, below), (left, right) = STEP_HALO
+    rows, columns = now.shape[0] - above - below, now.shape[1] - left - right
+    sums = [xp.zeros((rows, columns), np.uint32) for _ in range(2)]
+    for (field, i, j), weights in zip(NEIGHBOURS, STEP_WEIGHTS, strict=True):
+        cells = (now, before)[field][i : i + rows, j : j + columns]
+        sums[0] += np.uint32(weights[0]) * cells
+        sums[1] += np.uint32(weights[1]) * cells
+    return sums[0], sums[1]
 
 
 @reduce_blocks(combine=lambda a, b: (a[0] + b[0], max(a[1], b[1])))
@@ -94,6 +113,11 @@ def trials(ranks: int, device: DeviceChoice) -> Iterator[Trial]:
             options = Options(device=device, verify="full", boundary=boundary, grid=grid)
             cut = "rows" if grid is None else "rows and columns"
             yield Trial(f"stencil, {boundary}, {cut} cut", stencil, (61, 43), "float32", {}, options)
+        for every in (1, 2):
+            steps = StepOptions(3, steps_per_exchange=every)
+            options = Options(device=device, verify="full", boundary=boundary, grid="0x0", steps=steps)
+            title = f"3 steps, {boundary}, halos exchanged every {'step' if every == 1 else '2 steps'}"
+            yield Trial(title, stepping, (61, 43), "uint32", {}, options)
     full = Options(device=device, verify="full")
     yield Trial("fewer rows than ranks", stencil, (max(ranks - 1, 3), 7), "uint8", {}, full)
     yield Trial("a function that works in place", in_place, (61, 43), "float32", {}, full)
@@ -175,12 +199,18 @@ def _report(rank: int, where: str, title: str, check: Callable[[], Any]) -> int:
 
 
 def _run(world: World, trial: Trial, folder: Path) -> None:
-    source = folder / "input.npy"
-    world.on_root(lambda: np.save(source, _values(trial.shape, trial.dtype)))
-    target = folder / "output.npy" if trial.job.kind == "map" else None
+    sources = [folder / f"input-{name}.npy" for name in trial.job.arrays]
+    names = trial.job.output_names if trial.job.kind == "map" else ()
+    targets = [folder / f"output-{name}.npy" for name in names]
+
+    def save() -> None:
+        for number, source in enumerate(sources):
+            np.save(source, _values(trial.shape, trial.dtype, number))
+
+    world.on_root(save)
     transaction = OutputTransaction()
     try:
-        execute(world, trial.job, source, target, trial.parameters, trial.options, transaction=transaction)
+        execute(world, trial.job, sources, targets, trial.parameters, trial.options, transaction=transaction)
     finally:
         transaction.roll_back()
 
@@ -200,8 +230,9 @@ def _check_all_reduce(world: World) -> None:
         raise RunError("an all-reduce gave a wrong sum", got=float(array[0]), expected=wanted)
 
 
-def _values(shape: tuple[int, ...], dtype: str) -> np.ndarray[Any, Any]:
-    generator = np.random.default_rng(len(shape))
+def _values(shape: tuple[int, ...], dtype: str, number: int) -> np.ndarray[Any, Any]:
+    """Random values of the input of that number."""
+    generator = np.random.default_rng([len(shape), number])
     if np.dtype(dtype).kind in "iu":
         limits = np.iinfo(dtype)
         return generator.integers(limits.min, limits.max, shape, dtype, endpoint=True)
@@ -244,9 +275,11 @@ def caught(mutation: Mutation) -> str | None:
         for boundary, grid in (("reflect", "4x1"), ("mirror", "2x2"), ("wrap", "4x1")):
             full = Options(device="cpu", verify="full")
             cut = Options(device="cpu", verify="full", boundary=boundary, grid=grid)
+            steps = replace(cut, steps=StepOptions(5, steps_per_exchange=2 if grid == "2x2" else 1))
             trial = {
                 "map": Trial("", stencil, (4 * 3000 + 1, 211), "float32", {}, cut),
                 "in place": Trial("", in_place, (4 * 3000 + 1, 211), "float32", {}, cut),
+                "steps": Trial("", stepping, (4 * 60 + 1, 53), "uint32", {}, steps),
                 "reduce": Trial("", total, (1031, 4099), "float32", {}, full),
             }[mutation.kind]
             try:

@@ -45,6 +45,10 @@ def run_steps(run: RunContext) -> Record:
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = open_frames(world, task, steps, state.step if state else 0)
     sinks = create_outputs(run, task)
+    if frames is not None:
+        checkpoints.before = frames.flush
+        unfinished = [] if frames.partial is None else [frames.partial]
+        run.transaction.track_partial(*(sink.partial for sink in sinks), *unfinished)
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
         world,
@@ -53,6 +57,7 @@ def run_steps(run: RunContext) -> Record:
         steps.steps_per_exchange,
         world.backend.asynchronous if options.overlap is None else options.overlap,
         progress=lambda done: run.stepped(done, steps.steps or 0, cells),
+        keep_finals=steps.until is not None,
         done=state.step if state else 0,
     )
     if stepper.limited:
@@ -65,7 +70,12 @@ def run_steps(run: RunContext) -> Record:
     run.inputs.check(world)
     observers, until = _observers(steps, checkpoints, frames)
     begin = time.perf_counter()
-    done = take_steps(stepper, steps.steps, observers)
+    try:
+        done = take_steps(stepper, steps.steps, observers)
+    except BaseException:
+        if frames is not None:
+            frames.abandon()
+        raise
     world.control.barrier()
     seconds = time.perf_counter() - begin
     stepper.finish()

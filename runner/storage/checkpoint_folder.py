@@ -97,7 +97,9 @@ class CheckpointFolder:
                 shutil.rmtree(final)
             partial.rename(final)
             files.sync_folder(self.path)
-            for old in self._complete()[:-KEPT]:
+            found = self._complete()
+            place = found.index(final) + 1
+            for old in (*found[place:], *found[: max(place - KEPT, 0)]):  # later ones are damaged, as above
                 shutil.rmtree(old)
         except OSError as reason:
             raise write_error(final, reason) from reason

@@ -1,10 +1,13 @@
 """Files of frames: a folder of PNG pictures, one animated picture, or an array with a time axis.
 
-A writer is called by one thread. `write` takes frames in order; `close` completes the file.
+A writer is called by one thread. `write` takes frames in order; `close` completes the file, `abandon` ends
+without completing it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import queue
 import shutil
 from collections.abc import Iterator
@@ -14,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from runner import files
 from runner.errors import RunError, UserError
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
@@ -70,22 +74,31 @@ class PictureWriter(Protocol):
 
     def close(self) -> None: ...
 
+    def abandon(self) -> None: ...
+
 
 class PictureFolder:
     """A PNG for each frame: DIR/frame-000100.png after step 100."""
 
     def __init__(self, path: Path, palette: bytes) -> None:
         self._path, self._palette = path, palette
+        for stray in path.glob(".frame-*.partial"):  # of a run that was killed
+            stray.unlink(missing_ok=True)
 
     def write(self, step: int, picture: HostArray) -> None:
+        file = self._path / f"frame-{step:06d}.png"
+        data = io.BytesIO()
+        _image(picture, self._palette).save(data, "PNG", compress_level=COMPRESSION)
         try:
             self._path.mkdir(exist_ok=True)
-            file = self._path / f"frame-{step:06d}.png"
-            _image(picture, self._palette).save(file, compress_level=COMPRESSION)
+            files.write_file(file, data.getvalue())
         except OSError as reason:
-            raise write_error(self._path / f"frame-{step:06d}.png", reason) from reason
+            raise write_error(file, reason) from reason
 
     def close(self) -> None:
+        """Do nothing: each picture is complete."""
+
+    def abandon(self) -> None:
         """Do nothing: each picture is complete."""
 
 
@@ -102,6 +115,7 @@ class Animation:
         self._frames: queue.Queue[Any] = queue.Queue(WAITING)
         self._pool = ThreadPoolExecutor(1, "frames")
         self._encoding: Future[None] | None = None
+        self._abandoned = False
 
     def write(self, step: int, picture: HostArray) -> None:
         if self._encoding is None:
@@ -114,6 +128,12 @@ class Animation:
             self._put(None)
             self._result()
             rename(self._partial, self._path)
+        self._pool.shutdown()
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        with contextlib.suppress(queue.Full):  # the encoder sees it at the next frame
+            self._frames.put_nowait(None)
         self._pool.shutdown()
 
     def _put(self, frame: Any) -> None:
@@ -142,8 +162,10 @@ class Animation:
         first.save(self._partial, self._format, **options)
 
     def _rest(self) -> Iterator[Any]:
-        while (frame := self._frames.get()) is not None:
+        while (frame := self._frames.get()) is not None and not self._abandoned:
             yield frame
+        if self._abandoned:
+            raise OSError("abandoned")
 
 
 def _image(picture: HostArray, palette: bytes) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
-from runner.plan.step_options import COLORS, StepOptions
+from runner.plan.step_options import COLORS, Interval, StepOptions
+from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
 from runner.run.execute import Options, run
 from runner.storage import frame_files
@@ -30,17 +33,21 @@ def filmed(
     folder: Path, frames: str, steps: int = 6, *, ranks: int = 1, field: Any = None, **options: Any
 ) -> Any:
     field = np.arange(63.0).reshape(9, 7) if field is None else field
-    np.save(folder / "a.npy", field)
-    np.save(folder / "b.npy", np.zeros(field.shape, np.int16))
-    devices = options.pop("devices", False)
+    if not (folder / "a.npy").exists():
+        np.save(folder / "a.npy", field)
+        np.save(folder / "b.npy", np.zeros(field.shape, np.int16))
+    devices, job = options.pop("devices", False), options.pop("job", moves)
+    stream = StreamOptions(resume=options.pop("resume", False))
     of_steps = StepOptions(steps, frames=str(folder / frames), every=options.pop("every", 2), **options)
 
     def rank(control: Control) -> Any:
         world = open_world("cpu", control=control)
         if devices:
             world.backend = QueuedBackend()
+        count = len(job.arrays)
         inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
-        return run(moves, inputs, outputs, {}, Options(device="cpu", steps=of_steps), world=world)
+        chosen = Options(device="cpu", steps=of_steps, stream=stream)
+        return run(job, inputs[:count], outputs[:count], {}, chosen, world=world)
 
     return run_ranks(ranks, rank, timeout=30)[0]
 
@@ -187,3 +194,73 @@ def test_an_encoder_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.
         filmed(tmp_path, "film.gif", 40, every=1)
     assert not (tmp_path / "film.gif").exists()
     assert not (tmp_path / "c.npy").exists()
+
+
+@pytest.mark.parametrize("frames", ["film.npy", "film.zarr", "film.gif", "film.webp"])
+def test_a_run_that_fails_leaves_no_unfinished_frames_and_no_thread(tmp_path: Path, frames: str) -> None:
+    """A thread that waits for frames would keep the process from ending."""
+    if frames.endswith("zarr"):
+        pytest.importorskip("zarr")
+    taken: list[int] = []
+
+    @meshrun.map_blocks
+    def fails(block: Any) -> Any:
+        taken.append(1)
+        if len(taken) == 50:
+            raise ValueError("as it does")
+        return block + 1
+
+    with pytest.raises(ValueError, match="as it does"):
+        filmed(tmp_path, frames, 100, every=1, job=fails)
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b.npy"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("frames")]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("fail", [8, 11])
+def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
+    tmp_path: Path, ranks: int, fail: int
+) -> None:
+    """The checkpoint after step 7 comes between a frame and the next one."""
+    failing = [True]
+
+    @meshrun.map_blocks(halo=1, boundary="constant")
+    def fragile(block: Any) -> Any:
+        if failing[0] and block.max() >= fail:
+            raise ValueError("as if the power went")
+        return block[1:-1, 1:-1] + 1
+
+    def film(name: str, **more: Any) -> Any:
+        field = np.zeros((9, 7))
+        return filmed(tmp_path, name, 12, ranks=ranks, field=field, job=fragile, frame_range=(0, 12), **more)
+
+    with pytest.raises(ValueError, match="power"):
+        film("film", every=5, checkpoint=Interval(steps=7))
+    failing[0] = False
+    film("film", every=5, checkpoint=Interval(steps=7), resume=True)
+    film("other", every=5)
+    found, expected = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("film", "other")
+    )
+    assert sorted(found) == ["frame-000000.png", "frame-000005.png", "frame-000010.png"]
+    assert found == expected
+
+
+def test_a_picture_that_cannot_be_finished_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(meshrun.RunError, match=r"cannot write .*film/frame-000000\.png: got No space left"):
+        filmed(tmp_path, "film")
+    assert list((tmp_path / "film").iterdir()) == []
+
+
+def test_a_picture_that_a_killed_run_has_begun_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "film").mkdir()
+    stray = tmp_path / "film" / ".frame-000002.png.0123456789abcdef.partial"
+    stray.write_bytes(b"half")
+    frame_files.PictureFolder(tmp_path / "film", palette("gray"))
+    assert not stray.exists()

@@ -251,6 +251,26 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     assert not record["steps"]["until"]["reached"]
 
 
+@pytest.mark.parametrize(("ranks", "overlap"), [(1, False), (3, False), (3, True)])
+@pytest.mark.parametrize("every", [1, 7])
+def test_a_result_that_feeds_nothing_is_that_of_the_step_at_which_until_stops(
+    tmp_path: Path, ranks: int, overlap: bool, every: int
+) -> None:
+    @meshrun.map_blocks(halo=1, boundary="constant", feeds=("field", None), outputs=("field", "slope"))
+    def relaxed(field: Any) -> Any:
+        return relax.function(field), field[2:, 1:-1] - field[:-2, 1:-1]
+
+    start = np.random.default_rng(0).random((12, 8))
+    found, record = stepped(
+        tmp_path, relaxed, [start], 400, ranks=ranks, until=1e-4, every=every, overlap=overlap, verify="full"
+    )
+    steps = record["steps"]["steps"]
+    assert steps < 400
+    expected = plain_loop(relaxed.function, [start], steps, ((1, 1), (1, 1)), "constant", (0, None))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_value_that_is_not_finite_is_named_with_step_rank_and_cell(tmp_path: Path, ranks: int) -> None:
     @meshrun.map_blocks(halo=1)
@@ -300,6 +320,43 @@ def test_a_run_that_failed_goes_on_with_other_ranks_to_the_same_bits(
         np.testing.assert_array_equal(np.load(tmp_path / f"out{number}.npy"), expected[number])
 
 
+def test_until_is_checked_at_the_first_step_after_a_checkpoint_too(tmp_path: Path) -> None:
+    """Every tenth step; the run fails in that step, and is resumed from the one before."""
+    calls: list[int] = []
+
+    @meshrun.map_blocks(halo=1, boundary="constant")
+    def fragile(block: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 12:  # two are trials before the first step
+            raise ValueError("as if the power went")
+        return relax.function(block)
+
+    start = np.random.default_rng(0).random((12, 8))
+    with pytest.raises(ValueError, match="power"):
+        stepped(tmp_path, fragile, [start], 40, until=1.0, every=10, checkpoint=interval("3"))
+    record = resumed(tmp_path, fragile, 40, 1, until=1.0, every=10)
+    assert (record["steps"]["first"], record["steps"]["steps"]) == (9, 10)
+    expected = plain_loop(relax.function, [start], 10, ((1, 1), (1, 1)), "constant", (0,))
+    np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), expected[0])
+
+
+def test_a_new_checkpoint_replaces_damaged_ones_of_later_steps(tmp_path: Path) -> None:
+    """Two that are newer than the one resumed from: they count for nothing."""
+    names = checkpointed(tmp_path, PROGRAM)
+    folder = tmp_path / "out0.npy.checkpoint"
+    for step in (8, 12):
+        (folder / f"step-{step}").mkdir(exist_ok=True)
+        (folder / f"step-{step}" / "state.json").write_text("{")
+    names["calls"][:] = [1] * 7
+    names["fail"][0] = True
+    with pytest.raises(ValueError, match="stop"):
+        resumed(tmp_path, names["job"], 20, 1, checkpoint=interval("1"))
+    names["fail"][0] = False
+    assert sorted(path.name for path in folder.iterdir()) == ["step-4", "step-5"]
+    assert resumed(tmp_path, names["job"], 20, 1)["steps"]["first"] == 5
+    np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), np.full((8, 4), 2.0**20))
+
+
 def interval(text: str) -> Any:
     from runner.plan.step_options import parse_interval
 
@@ -314,7 +371,7 @@ def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict
     outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
     options = Options(
         device="cpu",
-        steps=StepOptions(steps, checkpoint=interval("4"), **more),
+        steps=StepOptions(steps, **{"checkpoint": interval("4"), **more}),
         stream=StreamOptions(resume=True),
     )
 
