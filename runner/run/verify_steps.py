@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,8 @@ def verify_steps(
 ) -> dict[str, Any]:
     """Check the files that `sinks` wrote after `steps` steps; collective. Returns the record of the check.
 
-    RunError on every rank for a wrong cell. mode: "sample" checks some boxes, "full" every cell. progress:
-    called with this rank's verified cells, and with all of them.
+    RunError on every rank for a wrong cell. mode: "full" checks every cell, "sample" some boxes, or every
+    cell where that is less work. progress: called with this rank's verified cells, and with all of them.
     """
     begin = time.perf_counter()
     if world.rank == 0:
@@ -214,18 +214,32 @@ def _boxes(world: World, task: Task, steps: int, mode: str, alone: bool) -> Iter
     ranks = list(range(world.size)) if alone else [world.rank]
     if (alone and world.rank) or 0 in task.shape:
         return
+    everything = list(cover(task.shape, _full_box(task, steps, world.size)))
     if mode == "sample":
-        cone = _cone(task, steps)
-        room = math.prod(min(n, extra + 8) for n, extra in zip(task.shape, cone, strict=True))
-        for rank in ranks:
-            found = list(sample(task.partition, rank, task.cut_axes, world.run_id))
-            # Boxes whose steps need much of the array cost as much as all of it: fewer then.
-            yield from found[: max(len(found) * BOX_CELLS // max(room * len(found), BOX_CELLS), 2)]
-        return
-    box = _full_box(task, steps, world.size)
-    for number, region in enumerate(cover(task.shape, box)):
+        sampled = [_sampled(world, task, steps, rank) for rank in range(world.size)]
+        if _work(task, steps, chain.from_iterable(sampled)) < _work(task, steps, everything):
+            for rank in ranks:
+                yield from sampled[rank]
+            return
+    for number, region in enumerate(everything):
         if number % world.size in ranks:
             yield region
+
+
+def _sampled(world: World, task: Task, steps: int, rank: int) -> list[Region]:
+    """Return the boxes of a sample; fewer where their steps need many cells."""
+    room = math.prod(min(n, extra + 8) for n, extra in zip(task.shape, _cone(task, steps), strict=True))
+    found = list(sample(task.partition, rank, task.cut_axes, world.run_id))
+    return found[: max(len(found) * BOX_CELLS // max(room * len(found), BOX_CELLS), 2)]
+
+
+def _work(task: Task, steps: int, boxes: Iterable[Region]) -> int:
+    """Return how many cells decide the boxes, counted for each of them."""
+    cone = _cone(task, steps)
+    return sum(
+        math.prod(min(n, m + extra) for n, m, extra in zip(task.shape, box.shape, cone, strict=True))
+        for box in boxes
+    )
 
 
 def _cone(task: Task, steps: int) -> Shape:

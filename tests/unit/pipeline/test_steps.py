@@ -215,6 +215,20 @@ def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, capsys: pytest.
     assert "--steps-per-exchange 5 is lowered to 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_sample_costs_no_more_than_all_cells(tmp_path: Path, ranks: int) -> None:
+    """Many steps depend on the whole array, for each of a sample's boxes again."""
+    start = np.arange(24 * 20, dtype=np.uint32).reshape(24, 20)
+    job = meshrun.map_blocks(halo=1, boundary="wrap")(lambda block: block[2:, 1:-1] + block[:-2, 2:])
+    _, record = stepped(tmp_path, job, [start], 50, ranks=ranks, verify="sample")
+    assert (record["verify"]["boxes"], record["verify"]["cells"]) == (1, start.size)
+    large = np.zeros((700, 600), np.uint8)
+    (tmp_path / "large").mkdir()
+    _, record = stepped(tmp_path / "large", job, [large], 2, ranks=ranks, verify="sample")
+    assert record["verify"]["boxes"] > 10
+    assert record["verify"]["cells"] < large.size
+
+
 # ---- until, finite values
 
 
