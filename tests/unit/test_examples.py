@@ -227,6 +227,14 @@ def commands(text: str) -> list[str]:
     return re.findall(r"^(?:\$|   ) ((?:python3|meshrun) .*)$", joined, re.MULTILINE)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_examples_commands_are_those_of_the_page(name: str) -> None:
+    described = runpy.run_path(str(EXAMPLES / f"{name}.py"))["__doc__"]
+    shown = commands((ROOT / "docs" / "steps.md").read_text())
+    assert len(commands(described)) == 2
+    assert set(commands(described)) <= set(shown)
+
+
 def test_every_example_is_tested() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
     assert found == {*NAMES, "make_inputs"}
