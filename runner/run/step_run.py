@@ -33,8 +33,8 @@ def in_passes(run: RunContext, task: Task) -> bool:
     """
     options = replace(run.options.stream, resume=False)
     serial = serial_file(run.world, task, run.sources, run.targets)
-    if options.named is None:
-        return serial is None and is_any_too_large(run.world, task, options)
+    if options.named is None and (serial is not None or not is_any_too_large(run.world, task, options)):
+        return False
     steps = run.options.steps
     refused = {
         "--checkpoint": steps.checkpoint is not None,
@@ -48,10 +48,13 @@ def in_passes(run: RunContext, task: Task) -> bool:
     }
     named = next((name for name, given in refused.items() if given), None)
     if named is not None:
-        hint = f"leave {options.named} out" if options.named != named else None
         what = f"{named} does not apply to steps in chunks"
+        if options.named is None:
+            reason = "a block that does not fit the memory of its rank"
+            raise UserError(what, got=reason, hint="more ranks", everywhere=True)
+        hint = f"leave {options.named} out" if options.named != named else None
         raise UserError(what, got=options.named, hint=hint, everywhere=True)
-    if serial is not None:
+    if options.named is not None and serial is not None:
         raise not_streamed(options.named, serial)
     return True
 

@@ -486,7 +486,7 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
         ({"steps": 2, "every": 2}, "every is the interval of"),
         ({"steps": 2, "frame_range": (1, 0), "every": 1, "frames": "x.gif"}, "'1:0' is not a range"),
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
-        ({"steps": 2, "chunk_bytes": "1M"}, "does not apply to a run that takes steps"),
+        ({"steps": 2, "chunk_bytes": "1M", "until": 0.1}, "until does not apply to steps in chunks"),
         ({"steps": 2, "frames": "x.mp4", "every": 1}, "unknown format of frames: x.mp4"),
         ({"steps": 2, "frames": "x.gif", "every": 1, "frame_field": "z"}, "frame_field names no input"),
     ],
@@ -590,3 +590,30 @@ def test_a_pass_that_fails_leaves_nothing(tmp_path: Path) -> None:
         stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in0.npy"]
     assert not list(Path("/dev/shm").glob("meshrun-*/"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"until": 1e9}, "--until"),
+        ({"check_finite": 5}, "--check-finite"),
+        ({"checkpoint": "5"}, "--checkpoint"),
+        ({"frames": "film.npy", "every": 5}, "--frames"),
+        ({"grid": "1x2"}, "--grid"),
+    ],
+)
+def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], named: str
+) -> None:
+    """It is not left out without a word."""
+    monkeypatch.setattr("runner.run.step_run.is_any_too_large", lambda *_: True)
+    monkeypatch.chdir(tmp_path)
+    if "checkpoint" in options:
+        options = {"checkpoint": interval(options["checkpoint"])}
+    with pytest.raises(meshrun.UserError) as failure:
+        stepped(tmp_path, relax, [np.ones((9, 9))], 20, ranks=2, **options)
+    assert str(failure.value) == (
+        f"{named} does not apply to steps in chunks: got a block that does not fit the memory of its rank. "
+        "Try: more ranks"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["in0.npy"]
