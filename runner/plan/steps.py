@@ -87,7 +87,8 @@ def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *,
         first, last = (start - remaining * low, stop + remaining * high) if is_cut else (start, stop)
         if task.boundary != "wrap":
             first, last = max(first, 0), min(last, length)
-        cuts = [first, *(cut for cut in (0, length) if apart and first < cut < last), last]
+        ends = range(-(-(first + 1) // length) * length, last, length) if apart and length else ()
+        cuts = [first, *ends, last]
         ranges = pairwise(cuts)
         # Without `apart`, cells beyond the array keep their unwrapped indices.
         per_axis.append([((a, b), (a // length) * length if apart else 0) for a, b in ranges])

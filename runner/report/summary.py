@@ -86,7 +86,8 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         )
     if steps["passes"]:
         each = counted(steps["steps_per_exchange"], "step")
-        notes.append(f"  {counted(steps['passes'], 'pass')} over the chunks, {each} in each")
+        several = "es" if steps["passes"] > 1 else ""
+        notes.append(f"  {steps['passes']:,} pass{several} over the chunks, {each} in each")
     if ranks > 1 and steps["exchanges"]:
         between = steps["steps_per_exchange"]
         notes.append(

@@ -486,7 +486,9 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
         ({"steps": 2, "every": 2}, "every is the interval of"),
         ({"steps": 2, "frame_range": (1, 0), "every": 1, "frames": "x.gif"}, "'1:0' is not a range"),
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
-        ({"steps": 2, "chunk_bytes": "1M", "until": 0.1}, "until does not apply to steps in chunks"),
+        ({"steps": 2, "chunk_bytes": "1M", "until": 1.0}, "until does not apply to steps in chunks"),
+        ({"steps": 2, "depth": 2, "checkpoint": 5}, "checkpoint does not apply to steps in chunks"),
+        ({"steps": 2, "static": True, "grid": "1"}, "grid does not apply to steps in chunks"),
         ({"steps": 2, "frames": "x.mp4", "every": 1}, "unknown format of frames: x.mp4"),
         ({"steps": 2, "frames": "x.gif", "every": 1, "frame_field": "z"}, "frame_field names no input"),
     ],
@@ -559,7 +561,15 @@ def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory:
     assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path) -> None:
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /dev/shm."""
+    (folder := tmp_path / "shm").mkdir()
+    monkeypatch.setattr("runner.pipeline.streamed_steps.SHARED_MEMORY", folder)
+    return folder
+
+
+def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path, shared_memory: Path) -> None:
     from runner.plan.stream_options import StreamOptions
 
     job = meshrun.map_blocks(halo=1, boundary="wrap")(lambda block: block[:-2, 1:-1] + block[1:-1, 2:])
@@ -571,10 +581,14 @@ def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path) ->
     np.testing.assert_array_equal(found[0], expected[0])
     assert record["stream"]["chunks"] > 4
     assert 1 < record["steps"]["steps_per_exchange"] <= 8
-    assert not list(Path("/dev/shm").glob("meshrun-*/"))
+    assert not list(shared_memory.iterdir())
 
 
-def test_a_pass_that_fails_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [True, False])
+def test_a_pass_that_fails_leaves_nothing(
+    tmp_path: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    monkeypatch.setattr("runner.pipeline.streamed_steps._has_room", lambda needed: room)
     from runner.plan.stream_options import StreamOptions
 
     calls: list[int] = []
@@ -588,8 +602,8 @@ def test_a_pass_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="stop"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in0.npy"]
-    assert not list(Path("/dev/shm").glob("meshrun-*/"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in0.npy", "shm"]
+    assert not list(shared_memory.iterdir())
 
 
 @pytest.mark.parametrize(
