@@ -35,7 +35,7 @@ from runner.storage.paths import partial_path
 from runner.system.host_memory import free_host_memory
 from runner.world.world import World
 
-STEPS = 8  # of a pass, unless --steps-per-exchange names them
+STEPS = 32  # of a pass, unless --steps-per-exchange names them
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = 1.25  # times the bytes of both sets that must be free
 

@@ -23,6 +23,8 @@ def differs(got: HostArray, expected: HostArray, tolerance: HostArray | float) -
     NaN, an infinity itself alone; of complex numbers that are not finite, each part by itself. An infinite
     tolerance allows all, one that is NaN nothing.
     """
+    if got.dtype == expected.dtype and bool((got == expected).all()) and not np.isnan(tolerance).any():
+        return np.zeros(got.shape, bool)  # as almost always; the rest costs several times as much
     if got.dtype.kind == "b":
         bad = got != expected
     elif got.dtype.kind == "f" and expected.dtype.kind != "c":

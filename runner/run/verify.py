@@ -190,6 +190,10 @@ def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
         index = sources(wanted, length, task.boundary)
         beyond.append(index < 0)
         places.append(np.where(index < 0, np.clip(wanted, 0, length - 1), index))
+    if all(place.size and place[-1] - place[0] == place.size - 1 for place in places):
+        inside = tuple(slice(int(place[0]), int(place[-1]) + 1) for place in places)
+        if all((np.diff(place) == 1).all() for place in places) and not any(map(np.any, beyond)):
+            return np.array(array[inside], order="C")
     needed = [np.unique(place) for place in places]
     cells = np.empty([place.size for place in needed], field.dtype)
     for parts in product(*(_stretches(place) for place in needed)):

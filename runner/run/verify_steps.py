@@ -40,7 +40,7 @@ from runner.storage.formats import Sink, Source, read_back, reopen
 from runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
-SLAB_CELLS = 1 << 17  # cells of a call: the function's temporary arrays stay in a cache
+SLAB_CELLS = 1 << 19  # cells of a call: few enough for a cache, enough to share the work among threads
 CONES = 4  # a box is at least so many times as long as the cells that its steps need beyond it
 BOX_CELLS = 1 << 22
 
@@ -62,6 +62,7 @@ class PlainLoop:
         self._start, self._stop = self._needed(steps)
         self._fields = [self._read(place, file) for place, file in enumerate(files)]
         self._results: list[HostArray] = []
+        self._memory: dict[int, list[HostArray]] = {}
 
     def run(self) -> list[HostArray]:
         """Take the steps; return the results of the box, as its outputs hold them."""
@@ -128,7 +129,8 @@ class PlainLoop:
         task = self._task
         shape = tuple(b - a for a, b in zip(start, stop, strict=True))
         results = [
-            np.empty(shape[: task.leading] + known[task.leading :], dtype) for known, dtype in task.known
+            self._buffer(number, shape[: task.leading] + known[task.leading :], dtype)
+            for number, (known, dtype) in enumerate(task.known)
         ]
         rows = max(SLAB_CELLS // max(math.prod(shape[1:]), 1), 1)
 
@@ -147,6 +149,13 @@ class PlainLoop:
         list(self._pool.map(compute, _rows_between(start[0], stop[0], rows, task.shape[0])))
         return results
 
+    def _buffer(self, number: int, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
+        """Return memory for result `number` that the step before does not use: two buffers take turns."""
+        kept = self._memory.setdefault(number, [])
+        size = math.prod(shape)
+        kept.append(kept.pop(0) if len(kept) == 2 else np.empty(size, dtype))
+        return kept[-1][:size].reshape(shape)
+
     def _padded(self, place: int, start: Shape, stop: Shape) -> HostArray:
         """Return the cells of a range with their halo; beyond the array's ends as the boundary says."""
         task, field = self._task, self._task.fields[place]
@@ -162,7 +171,8 @@ class PlainLoop:
             beyond = (wanted < 0) | (wanted >= field.shape[axis])
             outside.append(beyond if task.boundary == "constant" else np.zeros_like(beyond))
             block = _taken(block, np.where(outside[axis], origin[axis], index) - origin[axis], axis)
-        block = np.array(block, order="C")  # the function's, which may change it
+        if np.may_share_memory(block, self._fields[place]) or not block.flags.c_contiguous:
+            block = np.array(block, order="C")  # the function's, which may change it
         for axis, beyond in enumerate(outside):
             if beyond.any():
                 block[(slice(None),) * axis + (beyond,)] = task.cval
