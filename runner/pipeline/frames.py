@@ -2,7 +2,7 @@
 
 After a step the cells to show are copied on the device, then to the host on a stream of its own while further
 steps run. A thread converts and writes them. Pictures are made on rank 0 of every `stride`-th cell along both
-axes, so that a picture has at most PIXELS rows and columns; rank 0 gathers these cells when the next frame is
+axes, so that a picture has at most PIXELS rows and columns, or ANIMATED; rank 0 gathers these cells when the next frame is
 due. An array over time holds every cell; each rank writes its own part of a .npy, rank 0 all of a .zarr.
 """
 
@@ -37,6 +37,7 @@ from runner.storage.paths import partial_path
 from runner.world.world import World
 
 PIXELS = 1024  # most rows and columns of a picture
+ANIMATED = 512  # and of an animation's frames, which take longer to encode
 WAITING = 3  # frames that a rank's thread may still have to write
 LINE = 32  # rows of the picture of an array with one axis
 
@@ -72,8 +73,9 @@ class Frames:
     def __post_init__(self) -> None:
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
+        most = ANIMATED if self.path.suffix else PIXELS
         self._slices = (
-            whole_slices(self._field.shape) if self._as_array else picture_slices(self.task, self.place)
+            whole_slices(self._field.shape) if self._as_array else picture_slices(self.task, self.place, most)
         )
         self.shape = tuple(
             len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
@@ -283,18 +285,18 @@ def whole_slices(shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(0, n, 1) for n in shape)
 
 
-def picture_slices(task: Task, place: int) -> tuple[slice, ...]:
+def picture_slices(task: Task, place: int, most: int = PIXELS) -> tuple[slice, ...]:
     """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
 
     Of an array with more than two axes: the first element along axes after the shared ones, such as a
-    vector's, and the middle along others.
+    vector's, and the middle along others. most: rows and columns.
     """
     shape, shared = task.fields[place].shape, task.leading
     axes = max(len(shape) - 2, 0)
     fixed = [axis for axis in reversed(range(len(shape))) if axis >= shared][:axes]
     fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
     shown = [n for axis, n in enumerate(shape) if axis not in fixed]
-    stride = max(-(-max(shown, default=1) // PIXELS), 1)
+    stride = max(-(-max(shown, default=1) // most), 1)
     slices = []
     for axis, length in enumerate(shape):
         if axis in fixed:

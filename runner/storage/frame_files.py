@@ -29,7 +29,7 @@ ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
 COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
-WAITING = 4  # frames of an animation that wait to be encoded
+WAITING = 32  # frames of an animation that wait to be encoded
 
 
 def check_frames(path: Path, *, resume: bool) -> None:

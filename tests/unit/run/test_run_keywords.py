@@ -18,7 +18,7 @@ from runner.run.declare import DeclaredJob
 
 # Options of `meshrun run` that a program does not have, and why.
 NOT_FROM_PYTHON: dict[str, str] = {}
-# -n is no option of `run`: a program's ranks are those that its launcher started.
+NOT_OF_RUN = {"ranks"}  # of `meshrun` itself, as -n
 
 
 @meshrun.map_blocks
@@ -55,8 +55,8 @@ def keywords() -> dict[str, inspect.Parameter]:
 
 
 def test_every_option_of_the_command_is_a_keyword_and_every_keyword_an_option() -> None:
-    options = {str(option.name) for option in runner_options()}
-    assert {*keywords()} == options - {*NOT_FROM_PYTHON}
+    options = {str(option.name) for option in runner_options(steps=True)}
+    assert {*keywords()} - NOT_OF_RUN == options - {*NOT_FROM_PYTHON}
     assert {*NOT_FROM_PYTHON} <= options
 
 
@@ -64,13 +64,13 @@ def test_the_short_names_of_options_are_taken_too() -> None:
     """Those that a job's own parameter may have: --dtype beside --input-dtype."""
     short = {
         word.removeprefix("--").replace("-", "_")
-        for option in runner_options()
+        for option in runner_options(steps=True)
         for word in [*option.opts, *option.secondary_opts]
     }
     assert short - {*keywords()} == {"shape", "dtype", "order", "no_overlap"}  # overlap=False
 
 
-@pytest.mark.parametrize("option", runner_options(), ids=lambda option: str(option.name))
+@pytest.mark.parametrize("option", runner_options(steps=True), ids=lambda option: str(option.name))
 def test_what_is_not_said_is_the_same_in_both(option: click.Option) -> None:
     unsaid = click.Command("run", params=[option]).make_context("run", []).params[str(option.name)]
     assert keywords()[str(option.name)].default == unsaid
