@@ -93,13 +93,14 @@ def _on_gpu(block: Any, out: Any) -> None:
     channels = width // out.shape[1]
     columns = COLUMNS[block.itemsize]
     pitch = out.strides[0] // out.itemsize
-    if width % columns or pitch % columns or kernels.address(out) % (columns * out.itemsize):
+    if width < columns or pitch % columns:
         columns = 1
-    tiles = -(-width // (THREADS * columns))
+    shift = kernels.address(out) // out.itemsize % columns
+    tiles = -(-(width + shift) // (THREADS * columns))
     kernels.launch(
         "laplacian.cu",
         instance(block.dtype, out.dtype, columns, channels if channels in CHANNELS else 0),
         tiles * -(-rows // ROWS),
         THREADS,
-        (block, out, *np.array([rows, width, channels, tiles, pitch], np.int64)),
+        (block, out, *np.array([rows, width, channels, tiles, pitch, shift], np.int64)),
     )

@@ -18,15 +18,19 @@ constexpr int ROWS = 8;
 // input: (rows + 2, width + 2 * step), output: (rows, width), `target_pitch` elements from one row to
 // the next; step: elements from a pixel to the next in its row, its number of channels; STEP: the same
 // where known, else 0. A block of threads makes ROWS rows of blockDim.x * COLUMNS results; `tiles`
-// blocks make a row of blocks. COLUMNS divides width and target_pitch, and output is aligned to COLUMNS
-// results.
+// blocks make a row of blocks. COLUMNS divides target_pitch and is at most width. `shift`: the results
+// by which a row of output begins after a multiple of COLUMNS results in memory, so that all threads but
+// those at a row's ends store COLUMNS results at once.
 template <typename T, typename A, typename R, int COLUMNS, int STEP>
 __global__ void laplacian(const T* __restrict__ input, R* __restrict__ output, long long rows, long long width,
-                          long long step, long long tiles, long long target_pitch) {
+                          long long step, long long tiles, long long target_pitch, long long shift) {
     if (STEP) step = STEP;
-    const long long x = (blockIdx.x % tiles * blockDim.x + threadIdx.x) * COLUMNS;
+    long long x = (blockIdx.x % tiles * blockDim.x + threadIdx.x) * COLUMNS - shift;
     const long long y = blockIdx.x / tiles * ROWS;
     if (x >= width) return;
+    // At a row's ends some results are made twice, by two threads, with the same bits.
+    const bool whole = x >= 0 && x + COLUMNS <= width;
+    if (!whole) x = x < 0 ? 0 : width - COLUMNS;
     const long long pitch = width + 2 * step;
     input += y * pitch + x;
     output += y * target_pitch + x;
@@ -65,6 +69,11 @@ __global__ void laplacian(const T* __restrict__ input, R* __restrict__ output, l
             const A sum = (across[i][j] + across[i + 1][j]) + across[i + 2][j];
             results.value[j] = convert<R>(sum - 9 * centre[i + 1][j]);
         }
-        *reinterpret_cast<Results*>(output + i * target_pitch) = results;
+        if (whole) {
+            *reinterpret_cast<Results*>(output + i * target_pitch) = results;
+        } else {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) output[i * target_pitch + j] = results.value[j];
+        }
     }
 }

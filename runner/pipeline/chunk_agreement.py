@@ -53,7 +53,7 @@ def in_chunks(
     streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
     # Memory decides only if nothing else does: its options are checked with the chunks.
     if streamed(too_large=False) or (
-        serial is None and streamed(too_large=_is_too_large(world, task, options))
+        serial is None and streamed(too_large=is_any_too_large(world, task, options))
     ):
         known = known_results(world, task, sources)
         if serial_sink := world.on_root(lambda: _serial_sink(known, targets)):
@@ -63,6 +63,15 @@ def in_chunks(
     if options.named is not None:
         raise not_streamed(options.named, serial or targets[0])
     return None
+
+
+def serial_file(world: World, task: Task, sources: Sequence[Source], targets: Sequence[Path]) -> Path | None:
+    """Return the first file that one rank reads or writes whole; None if there is none. Collective.
+
+    task: its results known.
+    """
+    serial = next((source.path for source in sources if not source.parallel), None)
+    return serial or world.on_root(lambda: _serial_sink(task, targets))
 
 
 def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
@@ -77,7 +86,7 @@ def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
     return max(shapes, key=math.prod, default=None)
 
 
-def _is_too_large(world: World, task: Task, options: StreamOptions) -> bool:
+def is_any_too_large(world: World, task: Task, options: StreamOptions) -> bool:
     """Whether any rank's block does not fit its memory; the same answer on every rank."""
     mine = is_too_large(
         task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous

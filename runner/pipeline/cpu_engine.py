@@ -75,6 +75,11 @@ class HostEngine:
                 elif not window.direct:
                     window.fill(block)
             region = slot.windows[0].region
+            if endpoints.steps is not None:
+                stepped = endpoints.steps.take(region, slot.blocks)
+                for result, out in zip(stepped, slot.results, strict=True):
+                    out[...] = result
+                return
             parts = slabs(task, region, (0, region.shape[0]))
             for part, cells in windows(slot.blocks, parts, sum(task.widths[0])):
                 outs = [result[slice(*part)] for result in slot.results]

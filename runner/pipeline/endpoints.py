@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from runner.pipeline.chunk_steps import ChunkSteps
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.plan.window import Window
@@ -33,7 +34,7 @@ class Step(NamedTuple):
 class Endpoints:
     """Sources and sinks of a streamed run, the task between them, and this rank's spans.
 
-    sources: per input. sinks: per output.
+    sources: per input. sinks: per output. steps: takes the steps of each chunk; None: a single pass.
     """
 
     world: World
@@ -42,6 +43,7 @@ class Endpoints:
     sources: Sequence[Source]
     sinks: Sequence[Sink]
     spans: Spans
+    steps: ChunkSteps | None = None
 
     def windows(self, number: int) -> list[Window]:
         """Return the window of each input for a chunk."""

@@ -7,16 +7,16 @@ costs two messages, however many axes have a halo.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from runner.comm.api import Arrays, Message, Pending
-from runner.device.api import poison
+from runner.pipeline.block_layout import BlockLayout, reverse
 from runner.plan.grid import Partition
-from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, axis_copies, sends, transfers
-from runner.region import Array, Region, Shape
+from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
+from runner.region import Array, Region
 
 Arrival = tuple[Transfer, Array]  # cells received beside the place they go to
 
@@ -42,7 +42,7 @@ class Exchange:
         for plan, block, arrivals in self.arriving:
             inner = block[plan.inner]
             for transfer, buffer in arrivals:
-                inner[transfer.target] = _flip(buffer, transfer.flip)
+                inner[transfer.target] = reverse(buffer, transfer.flip)
 
     def fill_corners(self) -> None:
         """Copy the halo of the uncut axes beside the halo of the cut ones, when that is complete."""
@@ -111,23 +111,14 @@ class Halos:
         ).wait()
 
 
-class HaloPlan:
-    """Plan that fills one rank's padded block, for one partition, halo and boundary.
-
-    shape: of the padded block. core: slices of its own cells. An empty block has no halo.
-    """
+class HaloPlan(BlockLayout):
+    """Plan that fills one rank's padded block, for one partition, halo and boundary."""
 
     def __init__(
         self, partition: Partition, rank: int, widths: Widths, boundary: str, cval: float = 0.0
     ) -> None:
-        self.region = partition[rank]
-        if self.region.size == 0:
-            widths = tuple((0, 0) for _ in widths)
-        own = self.region.shape
         cut = tuple(parts > 1 for parts in partition.grid)
-        self.widths, self.cval = widths, cval
-        self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
-        self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
+        super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval)
         # Whole axes without their halo: what the exchange works on.
         self.inner: Slices = tuple(
             slice(None) if is_cut else core for is_cut, core in zip(cut, self.core, strict=True)
@@ -141,32 +132,19 @@ class HaloPlan:
         self.receives = [transfer for transfer in needed if transfer.sender != rank]
         self.sends = list(sends(partition, rank, exchanged, boundary))
         self._own = [transfer for transfer in needed if transfer.sender == rank]
-        self._within: list[tuple[int, AxisCopy]] = [
-            (axis, copy)
-            for axis, is_cut in enumerate(cut)
-            if not is_cut
-            for copy in axis_copies(partition, axis, 0, self.widths[axis], boundary)[1:]
-        ]
         self.halo_slabs = [slab for axis, is_cut in enumerate(cut) if is_cut for slab in self._slabs(axis)]
-        self._outside = list(self._outside_slabs(partition.shape)) if boundary == "constant" else []
 
     @property
     def received_cells(self) -> int:
         """Cells that arrive from other ranks."""
         return sum(_size(transfer.source) for transfer in self.receives)
 
-    def poison(self, block: Array) -> None:
-        """Poison every halo cell: unfilled cells show in the result."""
-        for axis in range(len(self.shape)):
-            for slab in self._slabs(axis):
-                poison(block[slab])
-
     def fill_own(self, block: Array) -> None:
         """Fill the halo cells that need no other rank. The block's own cells must be filled."""
         self.fill_outside(block)
         inner, core = block[self.inner], block[self.core]
         for transfer in self._own:
-            inner[transfer.target] = _flip(core[transfer.source], transfer.flip)
+            inner[transfer.target] = reverse(core[transfer.source], transfer.flip)
         self.fill_whole_axes(block[self._own_rows])
 
     def pack(self, block: Array) -> list[Message]:
@@ -193,52 +171,6 @@ class HaloPlan:
                 arrivals.append((transfer, buffer))
             incoming.append((transfer.sender, buffer))
         return incoming, arrivals
-
-    def fill_outside(self, block: Array) -> None:
-        """Fill the cells beyond the array with the constant, for that boundary."""
-        for slab in self._outside:
-            block[slab] = self.cval
-
-    def fill_whole_axes(self, block: Array) -> None:
-        """Copy the halo of the uncut axes, in any part of the block that holds those axes whole."""
-        for axis, copy in self._within:
-            low = self.widths[axis][0]
-            self.copy_along(block, axis, replace(copy, target=copy.target - low), low)
-
-    def copy_along(self, block: Array, axis: int, copy: AxisCopy, shift: int) -> None:
-        """Copy cells along one axis. shift: from the copy's indices to the block's."""
-        first, last = copy.source_range
-        source = _along(block, axis, slice(first + shift, last + shift))
-        if copy.step < 0:
-            source = _flip(source, (axis,))
-        target = copy.target + shift
-        _along(block, axis, slice(target, target + copy.count))[...] = source
-
-    def _slabs(self, axis: int) -> list[Slices]:
-        low, high = self.widths[axis]
-        length = self.shape[axis]
-        ranges = [slice(0, low), slice(length - high, length)]
-        whole = [slice(None)] * len(self.shape)
-        return [(*whole[:axis], s, *whole[axis + 1 :]) for s in ranges if s.stop > s.start]
-
-    def _outside_slabs(self, shape: Shape) -> Iterable[Slices]:
-        whole = [slice(None)] * len(self.shape)
-        for axis, (low, high) in enumerate(self.widths):
-            before = max(low - self.region.start[axis], 0)
-            after = max(self.region.stop[axis] + high - shape[axis], 0)
-            for outside in (slice(0, before), slice(self.shape[axis] - after, None)):
-                yield (*whole[:axis], outside, *whole[axis + 1 :])
-
-
-def _along(array: Array, axis: int, part: slice) -> Array:
-    return array[(slice(None),) * axis + (part,)]
-
-
-def _flip(array: Array, axes: Iterable[int]) -> Array:
-    steps = [slice(None)] * array.ndim
-    for axis in axes:
-        steps[axis] = slice(None, None, -1)
-    return array[tuple(steps)]
 
 
 def _packed(cells: Array) -> Array:

@@ -34,6 +34,13 @@ Results = tuple[Array, ...]  # of each output
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 
+OnSteps = Callable[[int, int, int], None]  # steps taken, steps in all, cells computed in one
+
+
+def no_steps(done: int, total: int, cells: int) -> None:
+    """Ignore progress."""
+
+
 def no_progress(done: int, total: int) -> None:
     """Ignore progress."""
 

@@ -148,12 +148,13 @@ def streamed_grid(grid: str | None, ranks: int) -> tuple[str, int]:
     return text, grid_size(text) or ranks
 
 
-def chunk_memory(padded: int, result: int, *, halo: bool, asynchronous: bool) -> MemoryUse:
+def chunk_memory(padded: int, result: int, *, halo: bool, asynchronous: bool, steps: int = 1) -> MemoryUse:
     """Return the most bytes that a chunk takes. padded, result: bytes of its inputs and of its results.
 
-    With a halo, the inputs and the padded blocks made of them may exist at the same time.
+    With a halo, the inputs and the padded blocks made of them may exist at the same time; with several
+    steps, so may the blocks of the next step.
     """
-    twice = 2 if halo else 1
+    twice = (2 if halo else 1) + (steps > 1)
     if asynchronous:
         return MemoryUse(padded + result, twice * padded + result)
     return MemoryUse(twice * padded + result, 0)
@@ -165,7 +166,7 @@ def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files =
     Results whose type is not known yet are assumed to equal the first input.
     """
     padded, result = task.padded_bytes(region), task.result_bytes(region)
-    use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous)
+    use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous, steps=task.steps)
     decoded = math.prod(files.source_chunks) * task.dtype.itemsize if files.source_chunks else 0
     return MemoryUse(use.host + decoded, use.device)
 

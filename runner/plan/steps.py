@@ -14,11 +14,10 @@ boundary that wraps around there are the array's own cells, which are computed l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
-from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Widths, copies_beyond
 from runner.plan.task import Field, Task
 from runner.region import Region
@@ -43,6 +42,23 @@ def wide_widths(field: Field, steps: int) -> Widths:
     )
 
 
+def for_chunks(task: Task, steps: int) -> Task:
+    """Return the task as its chunks are read for so many steps: with a halo wider along axis 0."""
+    fields = tuple(
+        replace(field, widths=(_times(field.widths[0], steps), *field.widths[1:])) for field in task.fields
+    )
+    return replace(task, fields=fields, steps=steps)
+
+
+def least_rows(task: Task, steps: int) -> int:
+    """Return the fewest rows of a chunk that takes so many steps: what it copies lies in its neighbours."""
+    return steps * max(task.widths[0]) + (task.boundary == "mirror")
+
+
+def _times(width: tuple[int, int], steps: int) -> tuple[int, int]:
+    return steps * width[0], steps * width[1]
+
+
 def most_steps(task: Task) -> int:
     """Return the most steps between two exchanges: the halo must lie within the neighbouring block.
 
@@ -56,21 +72,23 @@ def most_steps(task: Task) -> int:
     return min(limits, default=0)
 
 
-def step_pieces(task: Task, own: Region, remaining: int, *, apart: bool) -> list[Piece]:
-    """Return the cells that a rank computes in a step after which `remaining` follow without an exchange.
+def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *, apart: bool) -> list[Piece]:
+    """Return the cells of a block to compute in a step after which `remaining` follow without an exchange.
 
-    own: the rank's cells, in the first input's indices. apart: cells beyond the array, where it wraps
-    around, get pieces of their own, for a function that is told its place.
+    own: the block's cells, in the first input's indices. cut: per axis, whether they are a part of it.
+    apart: cells beyond the array, where it wraps around, get pieces of their own, for a function that knows
+    its place.
     """
     if own.size == 0:
         return []
     per_axis: list[list[tuple[Rows, int]]] = []
-    axes = zip(own.start, own.stop, task.shape, task.partition.grid, task.widths, strict=True)
-    for start, stop, length, parts, (low, high) in axes:
-        first, last = (start - remaining * low, stop + remaining * high) if parts > 1 else (start, stop)
+    axes = zip(own.start, own.stop, task.shape, cut, task.widths, strict=True)
+    for start, stop, length, is_cut, (low, high) in axes:
+        first, last = (start - remaining * low, stop + remaining * high) if is_cut else (start, stop)
         if task.boundary != "wrap":
             first, last = max(first, 0), min(last, length)
-        cuts = [first, *(cut for cut in (0, length) if apart and first < cut < last), last]
+        ends = range(-(-(first + 1) // length) * length, last, length) if apart and length else ()
+        cuts = [first, *ends, last]
         ranges = pairwise(cuts)
         # Without `apart`, cells beyond the array keep their unwrapped indices.
         per_axis.append([((a, b), (a // length) * length if apart else 0) for a, b in ranges])
@@ -83,23 +101,20 @@ def step_pieces(task: Task, own: Region, remaining: int, *, apart: bool) -> list
 
 
 def edge_copies(
-    partition: Partition, own: Region, widths: Widths, boundary: str
+    field: Field, cut: Sequence[bool], own: Region, widths: Widths, boundary: str
 ) -> list[tuple[int, AxisCopy]]:
-    """Return, axis by axis, the copies that fill the cells beyond the array along the split axes.
+    """Return, axis by axis, the copies that fill the cells beyond the array along the cut axes.
 
-    own: the rank's cells. A copy's target is an index of the whole array, negative before it. Its source
-    is among the rank's own cells if the halo is no wider than allowed by `most_steps`.
+    own: the block's cells. widths: of the block's whole halo. A copy's target is an index of the whole array,
+    negative before it. Its source is in the block if `most_steps` allows the halo.
     """
     found = []
-    for axis, (parts, length) in enumerate(zip(partition.grid, partition.shape, strict=True)):
-        if parts == 1 or boundary in ("wrap", "constant"):
+    for axis, length in enumerate(field.shape):
+        if axis >= len(cut) or not cut[axis] or boundary in ("wrap", "constant") or own.size == 0:
             continue
-        low, high = widths[axis]
-        beyond: Sequence[range] = (
-            range(-low, 0) if own.start[axis] == 0 else range(0),
-            range(length, length + high) if own.stop[axis] == length else range(0),
-        )
-        for positions in beyond:
-            copies: Iterator[AxisCopy] = copies_beyond(length, 1, positions, positions.start, boundary)
-            found += [(axis, copy) for copy in copies]
+        low, high = field.widths[axis]
+        first, last = own.start[axis] - widths[axis][0], own.stop[axis] + widths[axis][1]
+        before, after = range(max(-low, first), 0), range(length, min(length + high, last))
+        for positions in (before, after):
+            found += [(axis, copy) for copy in copies_beyond(length, 1, positions, positions.start, boundary)]
     return found

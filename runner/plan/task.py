@@ -44,8 +44,9 @@ class Field:
 class Task:
     """One map job, its parameters, and its input arrays with their partition.
 
-    results: shape and dtype of each output array; None until they are known. `shape`, `dtype`, `partition`
-    and `widths` are those of the first input, in whose indices regions and the block context are given.
+    results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
+    `shape`, `dtype`, `partition` and `widths` are those of the first input, in whose indices regions and the
+    block context are given.
     """
 
     job: Job
@@ -54,6 +55,7 @@ class Task:
     boundary: str
     cval: float
     results: tuple[ArrayType, ...] | None = None
+    steps: int = 1
 
     @property
     def shape(self) -> Shape:

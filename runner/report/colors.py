@@ -47,10 +47,12 @@ def palette(name: str) -> bytes:
 
 def indices(values: HostArray, low: float, high: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the index of each value's colour: 0 at `low` and below, 254 at `high` and above."""
-    finite = np.isfinite(values)
-    scaled = (np.where(finite, values, low).astype(np.float64) - low) * ((COLORS - 1) / (high - low))
-    found = np.rint(np.clip(scaled, 0, COLORS - 1)).astype(np.uint8)
-    found[~finite] = NOT_A_NUMBER
+    scaled = np.subtract(values, low, dtype=np.float64)
+    scaled *= (COLORS - 1) / (high - low)
+    with np.errstate(invalid="ignore"):
+        found = np.rint(np.clip(scaled, 0, COLORS - 1, out=scaled), out=scaled).astype(np.uint8)
+    if values.dtype.kind in "fc":
+        found[~np.isfinite(values)] = NOT_A_NUMBER
     return found
 
 

@@ -7,6 +7,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from runner.report.units import figure, seconds_text
+
 QUIET = 5.0  # seconds between lines without a terminal
 
 
@@ -19,6 +21,7 @@ class ProgressBar:
     def __init__(self, title: str, columns: int | None) -> None:
         self._title, self._columns = title, columns
         self._last = time.monotonic()
+        self._first: tuple[float, int] | None = None
         self._bar = None
         if columns:
             self._bar = _bar(columns)
@@ -36,9 +39,19 @@ class ProgressBar:
     def __call__(self, done: int, total: int) -> None:
         self._show(self._title, done, total, "rank 0's rows")
 
-    def steps(self, done: int, total: int) -> None:
-        """Show the steps taken."""
-        self._show(self._title, done, total, f"the steps: {done:,} of {total:,}")
+    def steps(self, done: int, total: int, cells: int) -> None:
+        """Show the steps taken, their rate and the time left. cells: computed in one step, by all ranks."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, done)
+        seconds, taken = now - self._first[0], done - self._first[1]
+        text = f"the steps: {done:,} of {total:,}"
+        pace = ""
+        if taken and seconds:
+            left = seconds_text(seconds / taken * (total - done))
+            pace = f", {figure(taken * cells / seconds / 1e9)} Gcell/s, {left} left"
+        title = self._title if self._bar is None else f"{self._title}: step {done:,} of {total:,}{pace}"
+        self._show(title, done, total, text + pace)
 
     def proof(self, done: int, total: int) -> None:
         """Show the verification: the same bar under another title."""

@@ -84,6 +84,10 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"{figure(100 * steps['fraction_of_copy'])} % of a copy's "
             f"{figure(steps['copy_bytes_per_second'] / 1e9)}, fields read and written once a step"
         )
+    if steps["passes"]:
+        each = counted(steps["steps_per_exchange"], "step")
+        several = "es" if steps["passes"] > 1 else ""
+        notes.append(f"  {steps['passes']:,} pass{several} over the chunks, {each} in each")
     if ranks > 1 and steps["exchanges"]:
         between = steps["steps_per_exchange"]
         notes.append(

@@ -12,7 +12,7 @@ from typing import Any
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
 from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
-from runner.pipeline.in_memory import OnProgress, no_progress
+from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.report.phases import Phases
@@ -75,13 +75,13 @@ def execute(
     progress: OnProgress = no_progress,
     show: OnStreamProgress = no_stream_progress,
     proof: OnProgress = no_progress,
-    stepped: OnProgress = no_progress,
+    stepped: OnSteps = no_steps,
 ) -> Record:
     """`run` in an open world; the caller handles failures and rolls `transaction` back.
 
     progress: called with this rank's finished rows and their total. show: called with the state of a streamed
-    run. proof: called with this rank's verified cells and their total. stepped: called with the steps taken
-    and their total.
+    run. proof: called with this rank's verified cells and their total. stepped: called with the steps taken,
+    their total and the cells computed in one.
     """
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:

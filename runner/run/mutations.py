@@ -105,7 +105,7 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 def _unflipped() -> AbstractContextManager[None]:
     from runner.pipeline import halo_exchange as exchange
 
-    return _replaced(exchange, "_flip", lambda array, axes: array)
+    return _replaced(exchange, "reverse", lambda array, axes: array)
 
 
 def _wrong_read_offset() -> AbstractContextManager[None]:

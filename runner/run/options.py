@@ -16,7 +16,7 @@ from runner.errors import MeshrunError, UserError, tell
 from runner.job.declaration import Job
 from runner.job.signature import FORM
 from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
-from runner.pipeline.in_memory import OnProgress, no_progress
+from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import COLORS, STEPS_MOST, StepOptions, parse_interval, parse_range
@@ -240,7 +240,7 @@ class RunContext:
     show: OnStreamProgress = no_stream_progress
     proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)
-    stepped: OnProgress = no_progress
+    stepped: OnSteps = no_steps
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and print it once."""

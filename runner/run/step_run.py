@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
 from runner.pipeline.checkpoint import Checkpoints, find_state
-from runner.pipeline.chunk_agreement import known_results
+from runner.pipeline.chunk_agreement import is_any_too_large, known_results, serial_file
 from runner.pipeline.frames import Frames, open_frames
 from runner.pipeline.load import load_blocks
 from runner.pipeline.step_loop import CheckFinite, Observer, Until, take_steps
 from runner.pipeline.stepper import Stepper
 from runner.pipeline.store import Store
+from runner.pipeline.streamed_steps import StreamedSteps
+from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, StepOptions
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
@@ -23,22 +26,88 @@ from runner.storage.formats import Sink, Source
 from runner.world.world import World
 
 
-def check_options(run: RunContext) -> None:
-    """Raise UserError for options of other kinds of runs."""
-    stream = run.options.stream
-    named = stream.named if stream.named != "--resume" else None
-    if stream.timeline is not None or named is not None:
-        raise UserError(f"{named or '--timeline'} does not apply to a run that takes steps")
+def in_passes(run: RunContext, task: Task) -> bool:
+    """Whether fields pass through the ranks in chunks instead of staying in memory. Collective.
+
+    They do where an option of streamed runs is given, or a rank's block does not fit its memory.
+    """
+    options = replace(run.options.stream, resume=False)
+    serial = serial_file(run.world, task, run.sources, run.targets)
+    if options.named is None:
+        return serial is None and is_any_too_large(run.world, task, options)
+    steps = run.options.steps
+    refused = {
+        "--checkpoint": steps.checkpoint is not None,
+        "--frames": steps.frames is not None,
+        "--until": steps.until is not None,
+        "--check-finite": steps.check_finite is not None,
+        "--resume": run.options.stream.resume,
+        "--timeline": options.timeline is not None,
+        "--grid": run.options.grid is not None,
+        "--overlap": run.options.overlap is not None,
+    }
+    named = next((name for name, given in refused.items() if given), None)
+    if named is not None:
+        hint = f"leave {options.named} out" if options.named != named else None
+        what = f"{named} does not apply to steps in chunks"
+        raise UserError(what, got=options.named, hint=hint, everywhere=True)
+    if serial is not None:
+        raise not_streamed(options.named, serial)
+    return True
+
+
+def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
+    """Take the steps in passes over chunks; return this part of the run's record. Collective."""
+    world, options = run.world, run.options
+    whole = world.collective_call(lambda: planned(run, 1, None))
+    whole = replace(whole, results=task.results)
+    sinks = create_outputs(run, task)
+    partials = [sink.partial for sink in sinks]
+    streamed = StreamedSteps(
+        world,
+        whole,
+        run.sources,
+        sinks,
+        replace(options.stream, resume=False),
+        run.phases,
+        lambda folder: run.transaction.track_partial(*partials, folder),
+        run.show,
+        run.warn,
+    )
+    begin = time.perf_counter()
+    details = streamed.take(steps, options.steps.steps_per_exchange)
+    seconds = time.perf_counter() - begin
+    run.inputs.check(world)
+    proof = _verified(run, task, sinks, steps)
+    commit(run, sinks)
+    world.on_root(run.transaction.remove_partials)
+    run.transaction.forget_partial()
+    record = {
+        "steps": steps,
+        "first": 0,
+        "steps_per_exchange": details.pop("steps_per_pass"),
+        "exchanges": 0,
+        "seconds": seconds,
+        "until": None,
+        "exchange_fraction": 0.0,
+        "checkpoints": 0,
+        "frames": 0,
+        "passes": details.pop("passes"),
+        **_rates(world, task, steps, seconds),
+    }
+    about = {**describe_task(task), "overlap": False, "verify": proof, "plan": None, "steps": record}
+    return {**about, **details}
 
 
 def run_steps(run: RunContext) -> Record:
     """Take the steps and write the outputs; return this part of the run's record. Collective."""
     world, options, steps = run.world, run.options, run.options.steps
     assert steps.steps is not None
-    world.collective_call(lambda: check_options(run))
     task = world.collective_call(lambda: planned(run, world.size, options.grid))
     task = known_results(world, task, run.sources)
     world.collective_call(lambda: check_feeds(task))
+    if in_passes(run, task):
+        return run_in_passes(run, task, steps.steps)
     checkpoints = Checkpoints(
         world,
         task,
@@ -59,13 +128,14 @@ def run_steps(run: RunContext) -> Record:
     if steps.checkpoint is not None:
         unfinished.append(checkpoints.folder.partial)
     run.transaction.track_partial(*unfinished)
+    cells = sum(region.size for region in task.partition)
     stepper = Stepper(
         world,
         task,
         run.phases,
         steps.steps_per_exchange,
         world.backend.asynchronous if options.overlap is None else options.overlap,
-        progress=lambda done: run.stepped(done, steps.steps or 0),
+        progress=lambda done: run.stepped(done, steps.steps or 0, cells),
         keep_finals=steps.until is not None,
         done=state.step if state else 0,
     )
@@ -110,7 +180,8 @@ def run_steps(run: RunContext) -> Record:
         "exchange_fraction": _exchange_fraction(run, seconds),
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
-        **_rates(world, task, stepper, seconds),
+        "passes": None,
+        **_rates(world, task, stepper.taken, seconds),
     }
     about = describe_task(task)
     return {
@@ -153,15 +224,15 @@ def _exchange_fraction(run: RunContext, seconds: float) -> float:
     return slowest / seconds if seconds else 0.0
 
 
-def _rates(world: World, task: Task, stepper: Stepper, seconds: float) -> dict[str, Any]:
+def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, Any]:
     """Return the loop's rates. bytes_per_second: of one rank, inputs read and results written once a step."""
     cells = sum(region.size for region in task.partition)
     largest = max((task.input_bytes(one) + task.result_bytes(one) for one in task.partition), default=0)
     world.control.barrier()  # ranks may share a memory: each measures its share
     copy = min(world.control.allgather(world.backend.copy_rate()))
-    rate = largest * stepper.taken / seconds if seconds else None
+    rate = largest * taken / seconds if seconds else None
     return {
-        "cells_per_second": cells * stepper.taken / seconds if seconds else None,
+        "cells_per_second": cells * taken / seconds if seconds else None,
         "bytes_per_second": rate,
         "copy_bytes_per_second": copy,
         "fraction_of_copy": rate / copy if rate else None,

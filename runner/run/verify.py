@@ -9,10 +9,11 @@ none, from its function in NumPy over boxes that are cut elsewhere than the run'
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
+from runner.pipeline.dispatch import threads_of
 from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
 from runner.plan.grid import owner
@@ -73,19 +75,9 @@ def verify(
         for sink in sinks:
             leave_cache(sink.partial)
     world.control.barrier()
-    wrong: Mismatch | None = None
-    boxes = cells = 0
-    mine = partial(_boxes, world, task, mode, alone=not are_parallel(sources, sinks))
-    total = sum(box.size for box in mine())
-    progress(0, total)
-    for box in mine():
-        if boxes == 0:
-            files = [reopen(source) for source in sources]
-            written = [read_back(sink) for sink in sinks]
-        boxes, cells = boxes + 1, cells + box.size
-        wrong = wrong or compare(task, files, written, box)
-        progress(cells, total)
-    found = world.control.allgather((wrong, boxes, cells))
+    boxes = list(_boxes(world, task, mode, alone=not are_parallel(sources, sinks)))
+    wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
+    found = world.control.allgather((wrong, len(boxes), cells))
     for mismatch, _, _ in found:
         if mismatch is not None:
             raise mismatch_error(world, task, mismatch, dealt)
@@ -97,6 +89,39 @@ def verify(
         "seed": world.run_id,
         "seconds": time.perf_counter() - begin,
     }
+
+
+def _compare_boxes(
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    sinks: Sequence[Sink],
+    boxes: Sequence[Region],
+    progress: OnProgress,
+) -> tuple[Mismatch | None, int]:
+    """Compare boxes on all of this rank's cores; return the first mismatch, and the number of cells."""
+    total, cells = sum(box.size for box in boxes), 0
+    progress(0, total)
+    if not boxes:
+        return None, 0
+    files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
+    for file in files:
+        _ = file.array  # opened once, not by each thread
+    stop = threading.Event()
+
+    def check(box: Region) -> Mismatch | None:
+        found = None if stop.is_set() else compare(task, files, written, box)
+        if found is not None:
+            stop.set()
+        return found
+
+    wrong: Mismatch | None = None
+    with ThreadPoolExecutor(threads_of(world), "verify") as pool:
+        for box, found in zip(boxes, pool.map(check, boxes), strict=True):
+            cells += box.size
+            wrong = wrong or found
+            progress(cells, total)
+    return wrong, cells
 
 
 def are_parallel(sources: Sequence[Source], sinks: Sequence[Sink]) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from runner.device.cpu import CpuBackend
 from runner.job.block_context import BlockContext
+from runner.pipeline.dispatch import threads_of
 from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
 from runner.plan.sampling import box_shape, cover, sample
 from runner.plan.task import Task
@@ -50,8 +52,10 @@ class PlainLoop:
     that wraps around they may begin before the array and end after it.
     """
 
-    def __init__(self, task: Task, files: Sequence[Source], box: Region, steps: int) -> None:
-        self._task, self._box, self._steps = task, box, steps
+    def __init__(
+        self, task: Task, files: Sequence[Source], box: Region, steps: int, pool: ThreadPoolExecutor
+    ) -> None:
+        self._task, self._box, self._steps, self._pool = task, box, steps, pool
         names = [field.name for field in task.fields]
         self._feeds = [None if name is None else names.index(name) for name in task.job.feeds]
         self._whole = self._wraps_whole()
@@ -127,7 +131,9 @@ class PlainLoop:
             np.empty(shape[: task.leading] + known[task.leading :], dtype) for known, dtype in task.known
         ]
         rows = max(SLAB_CELLS // max(math.prod(shape[1:]), 1), 1)
-        for first, last in _rows_between(start[0], stop[0], rows, task.shape[0]):
+
+        def compute(ends: tuple[int, int]) -> None:
+            first, last = ends
             low, high = (first, *start[1:]), (last, *stop[1:])
             blocks = [self._padded(place, low, high) for place in range(len(task.fields))]
             offset = tuple(a % n if n else a for a, n in zip(low, task.shape, strict=True))
@@ -137,6 +143,8 @@ class PlainLoop:
                 found = task.call(blocks, here, result_buffers(task, cells, CpuBackend()))
             for result, one in zip(results, found, strict=True):
                 result[first - start[0] : last - start[0]] = one
+
+        list(self._pool.map(compute, _rows_between(start[0], stop[0], rows, task.shape[0])))
         return results
 
     def _padded(self, place: int, start: Shape, stop: Shape) -> HostArray:
@@ -153,8 +161,8 @@ class PlainLoop:
                 index = sources(wanted, field.shape[axis], task.boundary)
             beyond = (wanted < 0) | (wanted >= field.shape[axis])
             outside.append(beyond if task.boundary == "constant" else np.zeros_like(beyond))
-            block = np.take(block, np.where(outside[axis], origin[axis], index) - origin[axis], axis)
-        block = np.ascontiguousarray(block)
+            block = _taken(block, np.where(outside[axis], origin[axis], index) - origin[axis], axis)
+        block = np.array(block, order="C")  # the function's, which may change it
         for axis, beyond in enumerate(outside):
             if beyond.any():
                 block[(slice(None),) * axis + (beyond,)] = task.cval
@@ -189,7 +197,8 @@ def verify_steps(
     progress(0, total)
     for box in boxes:
         files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
-        results = PlainLoop(task, files, box, steps).run()
+        with ThreadPoolExecutor(threads_of(world), "verify") as pool:
+            results = PlainLoop(task, files, box, steps, pool).run()
         for number, expected in enumerate(results):
             tolerance = tolerance_of(task, number, expected, steps)
             wrong = wrong or compare_output(task, number, written[number], box, expected, tolerance)
@@ -242,6 +251,13 @@ def _full_box(task: Task, steps: int, ranks: int) -> Shape:
     share = -(-task.shape[longest] // ranks)
     box[longest] = max(min(max(CONES * steps * (low + high), share), task.shape[longest]), 1)
     return tuple(box)
+
+
+def _taken(block: HostArray, index: HostArray, axis: int) -> HostArray:
+    """Return `np.take`, as a view where the positions follow each other."""
+    if index.size and index[-1] - index[0] == index.size - 1 and (np.diff(index) == 1).all():
+        return block[(slice(None),) * axis + (slice(int(index[0]), int(index[-1]) + 1),)]
+    return np.take(block, index, axis)
 
 
 def _rows_between(first: int, last: int, step: int, length: int) -> Iterator[tuple[int, int]]:

@@ -28,6 +28,7 @@ from runner.storage.paths import partial_path
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
+COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
 WAITING = 4  # frames of an animation that wait to be encoded
 
 
@@ -87,7 +88,7 @@ class PictureFolder:
     def write(self, step: int, picture: HostArray) -> None:
         file = self._path / f"frame-{step:06d}.png"
         data = io.BytesIO()
-        _image(picture, self._palette).save(data, "PNG")
+        _image(picture, self._palette).save(data, "PNG", compress_level=COMPRESSION)
         try:
             self._path.mkdir(exist_ok=True)
             files.write_file(file, data.getvalue())

@@ -78,10 +78,14 @@ class OutputTransaction:
         """
         formats.rename(partial, output)
 
-    def roll_back(self) -> None:
-        """Remove partial outputs and unlock: the run has failed. May be called again, from any thread."""
+    def remove_partials(self) -> None:
+        """Remove what is left of the unfinished files and folders, after outputs were renamed."""
         for partial in self.partials:
             remove_path(partial)
+
+    def roll_back(self) -> None:
+        """Remove partial outputs and unlock: the run has failed. May be called again, from any thread."""
+        self.remove_partials()
         self.release()
 
     def _set_partials(self, partials: tuple[Path, ...]) -> None:

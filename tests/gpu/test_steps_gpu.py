@@ -95,7 +95,7 @@ def test_frames_checkpoints_until_and_resume(tmp_path: Path) -> None:
     resume = Options(device="cuda", steps=steps, stream=StreamOptions(resume=True))
     record = run(fades, tmp_path / "in.npy", tmp_path / "out.npy", {}, resume)
     done, first = record["steps"]["steps"], record["steps"]["first"]
-    assert first == 21
+    assert first == 28
     assert record["steps"]["until"]["reached"]
     fields = [field]
     for _ in range(done):
@@ -121,3 +121,26 @@ def test_cupy_arrays_take_steps() -> None:
     for got, wanted in ((found, expected[6]), (stages[0], expected[4]), (stages[1], expected[6])):
         for one, other in zip(got, wanted, strict=True):
             np.testing.assert_array_equal(cupy.asnumpy(one), other)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("each", [1, 3])
+def test_steps_in_chunks_are_a_plain_loop(tmp_path: Path, boundary: str, each: int) -> None:
+    fields = np.random.default_rng(6).integers(0, 2**32, (2, 301, 215), np.uint32)
+    inputs, outputs = [tmp_path / "a.npy", tmp_path / "b.npy"], [tmp_path / "c.npy", tmp_path / "d.npy"]
+    for path, field in zip(inputs, fields, strict=True):
+        np.save(path, field)
+    options = Options(
+        device="cuda",
+        boundary=boundary,
+        steps=StepOptions(10, steps_per_exchange=each),
+        stream=StreamOptions(chunk_bytes=100_000),
+        verify="full",
+    )
+    record = run(mixed, inputs, outputs, {}, options)
+    assert record["stream"]["chunks"] > 3
+    expected = tuple(fields)
+    for _ in range(10):
+        expected = mixed.function(*(padded(field, boundary) for field in expected))
+    for path, field in zip(outputs, expected, strict=True):
+        np.testing.assert_array_equal(np.load(path), field)

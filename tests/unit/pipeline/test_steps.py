@@ -558,7 +558,9 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
         ({"steps": 2, "every": 2}, "every is the interval of"),
         ({"steps": 2, "frame_range": (1, 0), "every": 1, "frames": "x.gif"}, "'1:0' is not a range"),
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
-        ({"steps": 2, "chunk_bytes": "1M"}, "does not apply to a run that takes steps"),
+        ({"steps": 2, "chunk_bytes": "1M", "until": 1.0}, "until does not apply to steps in chunks"),
+        ({"steps": 2, "depth": 2, "checkpoint": 5}, "checkpoint does not apply to steps in chunks"),
+        ({"steps": 2, "static": True, "grid": "1"}, "grid does not apply to steps in chunks"),
         ({"steps": 2, "frames": "x.mp4", "every": 1}, "unknown format of frames: x.mp4"),
         ({"steps": 2, "frames": "x.gif", "every": 1, "frame_field": "z"}, "frame_field names no input"),
     ],
@@ -583,3 +585,94 @@ def test_options_are_read_from_keywords() -> None:
         {**given, **streams, "device": "cpu", "verify": "off", "resume": True, "static": False, **steps}
     )
     assert found.steps == StepOptions(5, checkpoint=interval("120s"))
+
+
+# ---- steps in chunks
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
+    from runner.plan.stream_options import StreamOptions
+
+    folder = tmp_path_factory.mktemp("passes")
+    boundary = data.draw(st.sampled_from(BOUNDARIES))
+    width = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    widths = data.draw(st.tuples(width, width))
+    shape = data.draw(st.tuples(st.integers(3, 40), st.integers(3, 9)))
+    steps, each = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
+    feeds = data.draw(st.sampled_from([("block", "other"), ("other", "block"), ("block", None)]))
+    placed = data.draw(st.booleans())
+    function = weighted(widths)
+
+    def job_function(block: Any, other: Any) -> Any:
+        return function(block, other)
+
+    def job_with_place(block: Any, other: Any, *, here: Any) -> Any:
+        assert 0 <= here.offset[0] <= here.offset[0] + here.block[0] <= here.shape[0]
+        return function(block, other)
+
+    chosen = job_with_place if placed else job_function
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2, feeds=feeds)(chosen)
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
+    places = [None if name is None else ("block", "other").index(name) for name in feeds]
+    expected = plain_loop(function, arrays, steps, widths, boundary, places, 9)
+    row = 8 * (shape[1] + sum(widths[1]))
+    size = row * data.draw(st.integers(1 + sum(widths[0]), 30))
+    depth = data.draw(st.integers(1, 2))
+    found, record = stepped(
+        folder, job, arrays, steps, ranks=data.draw(st.integers(1, 3)), steps_per_exchange=each,
+        devices=data.draw(st.booleans()), verify=data.draw(st.sampled_from(["off", "full"])),
+        stream=StreamOptions(chunk_bytes=size + each * sum(widths[0]) * row, depth=depth),
+    )  # fmt: skip
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert record["stream"]["chunks"] >= 1
+    assert record["steps"]["passes"] == -(-steps // record["steps"]["steps_per_exchange"])
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of /dev/shm."""
+    (folder := tmp_path / "shm").mkdir()
+    monkeypatch.setattr("runner.pipeline.streamed_steps.SHARED_MEMORY", folder)
+    return folder
+
+
+def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path, shared_memory: Path) -> None:
+    from runner.plan.stream_options import StreamOptions
+
+    job = meshrun.map_blocks(halo=1, boundary="wrap")(lambda block: block[:-2, 1:-1] + block[1:-1, 2:])
+    start = np.random.default_rng(5).integers(0, 9, (400, 50)).astype(np.int64)
+    expected = plain_loop(job.function, [start], 20, ((1, 1), (1, 1)), "wrap", (0,))
+    found, record = stepped(
+        tmp_path, job, [start], 20, ranks=2, stream=StreamOptions(host_memory=100_000), verify="full"
+    )
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert record["stream"]["chunks"] > 4
+    assert 1 < record["steps"]["steps_per_exchange"] <= 8
+    assert not list(shared_memory.iterdir())
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_pass_that_fails_leaves_nothing(
+    tmp_path: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    monkeypatch.setattr("runner.pipeline.streamed_steps._has_room", lambda needed: room)
+    from runner.plan.stream_options import StreamOptions
+
+    calls: list[int] = []
+
+    @meshrun.map_blocks
+    def fails(block: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 40:
+            raise ValueError("stop")
+        return block + 1
+
+    with pytest.raises(ValueError, match="stop"):
+        stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in0.npy", "shm"]
+    assert not list(shared_memory.iterdir())

@@ -29,6 +29,22 @@ def test_elsewhere_than_on_a_terminal_a_line_now_and_then(
     )
 
 
+def test_steps_have_a_rate_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "QUIET", -1.0)
+    clock = iter([0.0, 0.0, 10.0, 10.0, 10.0, 14.0, 14.0, 14.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with ProgressBar("heat", None) as shown:
+        shown.steps(10, 100, 4 * 10**9)
+        shown.steps(30, 100, 4 * 10**9)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "meshrun: heat: 10 % of the steps: 10 of 100"
+    assert second.startswith("meshrun: heat: 30 % of the steps: 30 of 100, ")
+    assert "Gcell/s" in second
+    assert second.endswith(" left")
+
+
 def test_on_a_terminal_the_verification_has_the_same_bar(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar("edges", 60) as shown:
         shown(4, 4)

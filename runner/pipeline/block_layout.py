@@ -1,0 +1,96 @@
+"""The padded block of a region: where its cells are in memory, and how its halo is filled from itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from runner.device.api import poison
+from runner.plan.grid import Partition
+from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
+from runner.region import Array, Region, Shape
+
+
+class BlockLayout:
+    """The padded block of `region` in an array of `whole` cells.
+
+    cut: per axis, whether the region is a part of it; a whole axis has its halo filled from the block itself.
+    shape: of the padded block. core: slices of its own cells. An empty block has no halo.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        whole: Shape,
+        cut: Sequence[bool],
+        widths: Widths,
+        boundary: str,
+        cval: float = 0.0,
+    ) -> None:
+        if region.size == 0:
+            widths = tuple((0, 0) for _ in widths)
+        self.region, self.widths, self.cval = region, widths, cval
+        own = region.shape
+        self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
+        self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
+        one_block = Partition(whole, (1,) * len(whole))
+        self._within: list[tuple[int, AxisCopy]] = [
+            (axis, copy)
+            for axis, is_cut in enumerate(cut)
+            if not is_cut
+            for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
+        ]
+        self._outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
+
+    def poison(self, block: Array) -> None:
+        """Poison every halo cell: unfilled cells show in the result."""
+        for axis in range(len(self.shape)):
+            for slab in self._slabs(axis):
+                poison(block[slab])
+
+    def fill_outside(self, block: Array) -> None:
+        """Fill the cells beyond the array with the constant, for that boundary."""
+        for slab in self._outside:
+            block[slab] = self.cval
+
+    def fill_whole_axes(self, block: Array) -> None:
+        """Copy the halo of the uncut axes, in any part of the block that holds those axes whole."""
+        for axis, copy in self._within:
+            low = self.widths[axis][0]
+            self.copy_along(block, axis, replace(copy, target=copy.target - low), low)
+
+    def copy_along(self, block: Array, axis: int, copy: AxisCopy, shift: int) -> None:
+        """Copy cells along one axis. shift: from the copy's indices to the block's."""
+        first, last = copy.source_range
+        source = _along(block, axis, slice(first + shift, last + shift))
+        if copy.step < 0:
+            source = reverse(source, (axis,))
+        target = copy.target + shift
+        _along(block, axis, slice(target, target + copy.count))[...] = source
+
+    def _slabs(self, axis: int) -> list[Slices]:
+        low, high = self.widths[axis]
+        length = self.shape[axis]
+        ranges = [slice(0, low), slice(length - high, length)]
+        whole = [slice(None)] * len(self.shape)
+        return [(*whole[:axis], s, *whole[axis + 1 :]) for s in ranges if s.stop > s.start]
+
+    def _outside_slabs(self, shape: Shape) -> Iterable[Slices]:
+        whole = [slice(None)] * len(self.shape)
+        for axis, (low, high) in enumerate(self.widths):
+            before = max(low - self.region.start[axis], 0)
+            after = max(self.region.stop[axis] + high - shape[axis], 0)
+            for outside in (slice(0, before), slice(self.shape[axis] - after, None)):
+                yield (*whole[:axis], outside, *whole[axis + 1 :])
+
+
+def reverse(array: Array, axes: Iterable[int]) -> Array:
+    """Return a view of the array with the given axes reversed."""
+    steps = [slice(None)] * array.ndim
+    for axis in axes:
+        steps[axis] = slice(None, None, -1)
+    return array[tuple(steps)]
+
+
+def _along(array: Array, axis: int, part: slice) -> Array:
+    return array[(slice(None),) * axis + (part,)]

@@ -1,0 +1,62 @@
+"""Several time steps on one chunk of an array that passes through the ranks: no exchange, a wide halo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.device.api import poison
+from runner.pipeline.block_layout import BlockLayout
+from runner.pipeline.step_blocks import StepBlocks
+from runner.plan.task import Task
+from runner.region import Array, Region
+from runner.report.phases import Phases
+from runner.world.world import World
+
+
+class ChunkSteps(StepBlocks):
+    """Takes `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`."""
+
+    def __init__(self, world: World, task: Task, wide: Task) -> None:
+        self.world, self.task, self._wide = world, task, wide
+        self.phases = Phases(world.backend.synchronize)  # the chunk's time is noted by its engine
+        self._memory: dict[int, Array] = {}
+
+    def take(self, region: Region, blocks: Sequence[Array]) -> list[Array]:
+        """Take the steps of a chunk; return its results, views that are valid until the next call.
+
+        region: the chunk, in the first input's indices. blocks: padded with the wide halo; they are changed.
+        """
+        task = self.task
+        layouts = []
+        for place, one in enumerate(self._wide.fields):
+            part, cut = task.field_region(place, region), _cut(len(one.shape))
+            layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
+        self.lay_out(layouts, _cut(len(task.shape)))
+        self._blocks = list(blocks)
+        self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
+        backend = self.world.backend
+        self._finals = [
+            backend.empty(task.output_region(region, number).shape, dtype) if feed is None else None
+            for number, (feed, (_, dtype)) in enumerate(zip(self.feeds, task.known, strict=True))
+        ]
+        for remaining in reversed(range(self._wide.steps)):
+            pieces = self._pieces_of(remaining)
+            for piece in pieces:
+                self._compute(piece, remaining == 0, copied=len(pieces) > 1)
+            if remaining:
+                self._fill_outside([self._spare[place] for place in self.fed])
+            self.swap()
+        return [self.result(number) for number in range(len(self.feeds))]
+
+    def _like(self, place: int, block: Array) -> Array:
+        """Return poisoned memory for the next step of a block; the same for all chunks."""
+        if place not in self._memory or self._memory[place].size < block.size:
+            self._memory[place] = self.world.backend.empty((block.size,), block.dtype)
+        spare = self._memory[place][: block.size].reshape(block.shape)
+        poison(spare)
+        return spare
+
+
+def _cut(axes: int) -> list[bool]:
+    """Return which axes of an array chunks are parts of."""
+    return [axis == 0 for axis in range(axes)]

@@ -1,0 +1,227 @@
+"""Time steps of one block between two exchanges: the calls of the job's function, and the two copies of each
+field.
+
+Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other,
+which then changes places with it. A cell has the same place in both. Inputs that are fed by no output keep
+one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from runner.device.api import poison
+from runner.errors import RunError
+from runner.job.block_context import BlockContext
+from runner.pipeline.block_layout import BlockLayout
+from runner.pipeline.in_memory import Results, check_types, slabs
+from runner.pipeline.result_type import hide_output
+from runner.plan.steps import Piece, edge_copies, step_pieces
+from runner.plan.task import Task
+from runner.region import Array, Region
+from runner.report.phases import Phases
+from runner.world.world import World
+
+
+class StepBlocks:
+    """The blocks of `region`, the own cells of every layout, for steps of `task`.
+
+    cut: per axis, whether the region is a part of it: along these the blocks have the halo of several steps.
+    feeds: of each output, the number of the input that it feeds. fed: the inputs that are fed.
+    """
+
+    world: World
+    task: Task
+    phases: Phases
+
+    def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
+        """Set the place of all cells in memory; `layouts`: of each input."""
+        task = self.task
+        self.layouts = list(layouts)
+        self.cut = tuple(cut)
+        self.region = self.layouts[0].region
+        names = [one.name for one in task.fields]
+        self.feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+        self.fed = sorted(place for place in self.feeds if place is not None)
+        self._apart = "here" in task.job.services
+        self._edges = [
+            edge_copies(one, self.cut, layout.region, layout.widths, task.boundary)
+            for one, layout in zip(task.fields, self.layouts, strict=True)
+        ]
+        self._pieces: dict[int, list[Piece]] = {}
+        self._blocks: list[Array] = []
+        self._spare: dict[int, Array] = {}
+        self._finals: list[Array] = []  # None for an output that feeds an input
+        self._scratch: dict[tuple[int, ...], list[Array]] = {}
+        # Whether the function fills the spare blocks, rather than buffers that are copied to them.
+        self._fills_in_place = task.fills and task.job.strided_out and None not in self.feeds
+
+    def own(self, place: int) -> Array:
+        """Return the own cells of input `place` as they are now; a view."""
+        return self._blocks[place][self.layouts[place].core]
+
+    def result(self, number: int) -> Array:
+        """Return the region's part of output `number`, after the last step; a view."""
+        feed = self.feeds[number]
+        return self._finals[number] if feed is None else self.own(feed)
+
+    def swap(self) -> None:
+        """Have the results of a step read by the next one."""
+        for place in self.fed:
+            self._blocks[place], self._spare[place] = self._spare[place], self._blocks[place]
+
+    def _fed(self, blocks: Sequence[Array]) -> list[Array]:
+        return [blocks[place] for place in self.fed]
+
+    def _pieces_of(self, remaining: int) -> list[Piece]:
+        if remaining not in self._pieces:
+            self._pieces[remaining] = step_pieces(
+                self.task, self.region, remaining, self.cut, apart=self._apart
+            )
+        return self._pieces[remaining]
+
+    def _rows(self, first: int, last: int) -> Piece:
+        part = self.region.rows(first, last)
+        return Piece(part, part)
+
+    def _fill_outside(self, targets: list[Array]) -> None:
+        """Fill the cells beyond the array from the new ones."""
+        for place, target in zip(self.fed, targets, strict=True):
+            layout = self.layouts[place]
+            layout.fill_outside(target)
+            for axis, copy in self._edges[place]:
+                shift = layout.widths[axis][0] - layout.region.start[axis]
+                layout.copy_along(target, axis, copy, shift)
+            layout.fill_whole_axes(target)
+
+    def _compute(self, piece: Piece, keep: bool, *, copied: bool = False) -> None:
+        """Compute the cells of `piece` into the spare blocks. keep: also the results that feed no input, of
+        this rank's own cells. copied: leave the blocks as they are."""
+        backend = self.world.backend
+        rows = piece.region.shape[0]
+        ranges = [(0, rows)] if backend.asynchronous else slabs(self.task, piece.region, (0, rows))
+        for (first, last), windows in self._windows(piece, ranges, copied):
+            if backend.asynchronous:
+                self._call(piece, first, last, windows, keep)
+            else:
+                with self.phases("kernel"):
+                    self._call(piece, first, last, windows, keep)
+
+    def _call(self, piece: Piece, first: int, last: int, windows: list[Array], keep: bool) -> None:
+        place = piece.place.rows(first, last)
+        region = piece.region.rows(first, last)
+        outs = self._outs(region, place)
+        results = self._results(region, windows, outs)
+        for number, (feed, result) in enumerate(zip(self.feeds, results, strict=True)):
+            if feed is None:
+                if keep:
+                    self._finals[number][self._inside(number, place)] = result
+                continue
+            if not (self._fills_in_place and outs is not None and result is outs[number]):
+                self._spare[feed][self._at(feed, place)] = result
+
+    def _results(self, region: Region, windows: list[Array], outs: list[Array] | None) -> Results:
+        world, backend = self.world, self.world.backend
+        here = BlockContext(
+            world.rank, world.size, world.here.host, region.start, region.shape, self.task.shape,
+            backend.stream, backend.xp,
+        )  # fmt: skip
+        results = self.task.call(windows, here, outs)
+        check_types(self.task, results)
+        return results
+
+    def _outs(self, region: Region, place: Region | None) -> list[Array] | None:
+        """Return arrays for a call to fill: the cells at `place` of the spare blocks, or buffers.
+
+        Both are poisoned before their first use.
+        """
+        if not self.task.fills:
+            return None
+        if self._fills_in_place and place is not None:
+            fed = [feed for feed in self.feeds if feed is not None]
+            return [self._spare[feed][self._at(feed, place)] for feed in fed]
+        if region.shape not in self._scratch:
+            declared = self.task.declared(region.shape)
+            assert declared is not None
+            outs = [self.world.backend.empty(*one) for one in declared]
+            for out in outs:
+                poison(out)
+            self._scratch[region.shape] = outs
+        return self._scratch[region.shape]
+
+    def _at(self, place: int, cells: Region) -> tuple[slice, ...]:
+        """Return the slices of `cells` in the block of input `place`."""
+        layout = self.layouts[place]
+        beside = self.task.field_region(place, cells)
+        return tuple(
+            slice(a - origin + width, b - origin + width)
+            for a, b, origin, (width, _) in zip(
+                beside.start, beside.stop, layout.region.start, layout.widths, strict=True
+            )
+        )
+
+    def _inside(self, number: int, cells: Region) -> tuple[slice, ...]:
+        """Return the slices of `cells` in this rank's part of output `number`."""
+        whole, part = (self.task.output_region(one, number) for one in (self.region, cells))
+        return tuple(slice(a - o, b - o) for a, b, o in zip(part.start, part.stop, whole.start, strict=True))
+
+    def _windows(
+        self, piece: Piece, ranges: Any, copied: bool
+    ) -> Iterator[tuple[tuple[int, int], list[Array]]]:
+        """Yield ranges of the piece's rows, each with its C-contiguous windows.
+
+        A function may change the windows of the inputs that are fed. Rows that two windows share are saved
+        and restored. copied: of all cells.
+        """
+        halo = sum(self.task.widths[0])
+        padded = [self._padded(place, piece.place) for place in range(len(self._blocks))]
+        kept: dict[int, Array] = {}
+        for first, last in ranges:
+            for place, rows in kept.items():
+                padded[place][first : first + halo] = rows
+            windows = [block[first : last + halo] for block in padded]
+            if halo:
+                kept = {place: padded[place][last : last + halo].copy() for place in self.fed}
+            fed = set(self.fed) if copied else set()
+            yield (
+                (first, last),
+                [
+                    window.copy(order="C") if place in fed or not window.flags.c_contiguous else window
+                    for place, window in enumerate(windows)
+                ],
+            )
+
+    def _padded(self, place: int, cells: Region) -> Array:
+        """Return the view of `cells` with the halo of one step in the block of input `place`."""
+        inside = self._at(place, cells)
+        widths = self.task.fields[place].widths
+        wider = (
+            slice(part.start - low, part.stop + high)
+            for part, (low, high) in zip(inside, widths, strict=True)
+        )
+        return self._blocks[place][tuple(wider)]
+
+    def _try_a_row(self) -> None:
+        """Call the function on a copy of the last row: its kernels are compiled before the first step.
+
+        Raises RunError if it changes an input that no output feeds, which all further steps need.
+        """
+        if self.region.size == 0:
+            return
+        rows = self.region.shape[0]
+        row = self._rows(rows - 1, rows)
+        windows = [self._padded(place, row.place).copy(order="C") for place in range(len(self._blocks))]
+        before = {place: w.copy() for place, w in enumerate(windows) if place not in self.fed}
+        with hide_output(), np.errstate(all="ignore"):
+            self._results(row.region, windows, self._outs(row.region, None))
+        for place, old in before.items():
+            if not bool((old.view(np.uint8) == windows[place].view(np.uint8)).all()):
+                name = self.task.fields[place].name
+                raise RunError(
+                    f"job {self.task.job.name} changes its input {name}, which all further steps need",
+                    expected=f"no change, or an output that feeds {name}",
+                    hint=f"work on {name}.copy(), or name {name} in feeds=",
+                )

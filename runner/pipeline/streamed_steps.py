@@ -1,0 +1,240 @@
+"""Time steps over arrays that do not fit the ranks' memory: several steps in each pass over the arrays.
+
+A pass reads every chunk with the halo of `steps` steps, takes these steps on it, and writes the results.
+Between passes the fields are in files: in the host's memory (/dev/shm) if there is room and all ranks are on
+one host, else beside the output. Two sets of them take turns. The last pass writes the outputs.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.errors import UserError
+from runner.pipeline.chunk_agreement import chunks_of
+from runner.pipeline.chunk_steps import ChunkSteps
+from runner.pipeline.cpu_engine import HostEngine
+from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress, process_chunks, report, threads_of
+from runner.pipeline.endpoints import Endpoints
+from runner.pipeline.gpu_engine import DeviceEngine
+from runner.plan.chunks import Chunks
+from runner.plan.steps import for_chunks, least_rows
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task
+from runner.region import HostArray, Region
+from runner.report.phases import Phases
+from runner.report.spans import Spans
+from runner.storage.formats import Form, Sink, Source, open_sink, read_back
+from runner.storage.paths import partial_path
+from runner.system.host_memory import free_host_memory
+from runner.world.world import World
+
+STEPS = 8  # of a pass, unless --steps-per-exchange names them
+SHARED_MEMORY = Path("/dev/shm")
+ROOM = 1.25  # times the bytes of both sets that must be free
+
+
+@dataclass
+class Discarded:
+    """A sink for the results that no further step needs."""
+
+    path: Path
+    partial: Path
+    parallel: bool = True
+    lossless: bool = True
+    threads: int = 1
+    name: str | None = None
+    form: Form = field(default_factory=Form)
+    chunks: None = None
+
+    def create(self) -> None:
+        """Make nothing."""
+
+    def write(self, region: Region, array: HostArray) -> None:
+        """Write nothing."""
+
+    def sync(self) -> None:
+        """Do nothing."""
+
+
+@dataclass
+class StreamedSteps:
+    """Steps of one run, for `take`; collective. track: names what to remove if the run fails."""
+
+    world: World
+    task: Task
+    sources: Sequence[Source]
+    sinks: Sequence[Sink]
+    options: StreamOptions
+    phases: Phases
+    track: Callable[..., None]
+    show: OnStreamProgress = no_stream_progress
+    warn: Callable[[str], None] = lambda sentence: None
+    _spans: Spans = field(default_factory=Spans, init=False)
+
+    def take(self, steps: int, each: int) -> dict[str, Any]:
+        """Take the steps, `each` of them a pass; return this part of the run's record.
+
+        each: 1: as many as suit the chunks. Lowered where chunks are too small for them.
+        """
+        world, task = self.world, self.task
+        wide, chunks = self._plan(min(each if each > 1 else STEPS, steps), wanted=each)
+        passes = [wide.steps] * (steps // wide.steps) + [steps % wide.steps] * (steps % wide.steps > 0)
+        names = [one.name for one in task.fields]
+        feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+        between = self._between(feeds, len(passes))
+        sources = list(self.sources)
+        nbytes = sum(task.input_bytes(region) for region in task.partition)
+        counts: list[tuple[int, int]] = []
+        for number, count in enumerate(passes):
+            last = number == len(passes) - 1
+            sinks = list(self.sinks) if last else between[number % 2]
+            done = (number * nbytes, len(passes) * nbytes)
+            counts = self._pass(for_chunks(task, count), chunks, sources, sinks, *done)
+            if not last:
+                self._sync(sinks)
+                for place, sink in zip(feeds, sinks, strict=True):
+                    if place is not None:
+                        sources[place] = read_back(sink)
+        return {
+            "steps_per_pass": wide.steps,
+            "passes": len(passes),
+            "stream": {
+                "chunks": len(chunks),
+                "rows": chunks.rows,
+                "depth": self.options.under_way,
+                "resumed": 0,
+                "direct": False,
+                "own": [one[0] for one in counts],
+                "taken_over": [one[1] for one in counts],
+                **report(world, self.phases, self._spans),
+            },
+        }
+
+    def _plan(self, steps: int, *, wanted: int) -> tuple[Task, Chunks]:
+        """Return the task as chunks are read, and chunks that are large enough for its steps.
+
+        These are as many of `steps` as can be.
+        """
+        possible = min(wanted, steps)
+        while True:
+            wide = for_chunks(self.task, steps)
+            chunks = self._chunks(wide, steps)
+            if chunks is not None:
+                break
+            steps -= max(steps // 4, 1)
+        if 1 < possible != steps:
+            reason = f"the halo of {wanted} steps is wider than a chunk"
+            self.warn(f"--steps-per-exchange {wanted} is lowered to {steps}: {reason}")
+        return wide, chunks
+
+    def _chunks(self, wide: Task, steps: int) -> Chunks | None:
+        """Return chunks for so many steps; None if the memory or the options allow only smaller ones."""
+        try:
+            chunks = chunks_of(self.world, wide, self.sources, self.sinks, self.options, None)
+        except UserError:  # on all ranks alike
+            if steps == 1:
+                raise
+            return None
+        least, rows = least_rows(self.task, steps), chunks.rows
+        if steps == 1 or len(chunks) <= 1:
+            return chunks
+        # The last chunk, which is shorter, must hold the cells that are copied beyond the array's end.
+        align = math.lcm(*(sink.chunks[0] if sink.chunks else 1 for sink in self.sinks))
+        while rows >= least and 0 < self.task.shape[0] % rows < least_rows(self.task, 1):
+            rows -= align
+        return Chunks(chunks.partition, rows) if rows >= least else None
+
+    def _pass(
+        self,
+        wide: Task,
+        chunks: Chunks,
+        sources: Sequence[Source],
+        sinks: Sequence[Sink],
+        before: int,
+        total: int,
+    ) -> list[tuple[int, int]]:
+        """Take the steps of one pass over all chunks; return each rank's (own, taken over) counts."""
+        world = self.world
+        for sink in sinks:
+            sink.threads = threads_of(world)
+        taker = ChunkSteps(world, self.task, wide)
+        endpoints = Endpoints(world, wide, chunks, sources, sinks, self._spans, taker)
+        engine = DeviceEngine(endpoints) if world.backend.asynchronous else HostEngine(endpoints)
+        size = sum(self.task.input_bytes(chunks[number]) for number in range(len(chunks)))
+        found = process_chunks(
+            world,
+            self.options,
+            engine,
+            self._spans,
+            range(len(chunks)),
+            depth=self.options.under_way,
+            done=lambda number: None,
+            left=size,
+            total=size,
+            show=lambda done, _, rates: self.show(before + done, total, rates),
+        )
+        world.control.barrier()
+        return found
+
+    def _between(self, feeds: Sequence[int | None], passes: int) -> list[list[Sink]]:
+        """Create the files of the fields between passes: two sets, or fewer if there are fewer passes."""
+        sets = min(passes - 1, 2)
+        if sets == 0:
+            return []
+        world, task = self.world, self.task
+        target = self.sinks[0].path
+        fields = [None if place is None else task.fields[place] for place in feeds]
+        needed = sets * sum(int(np.prod(one.shape)) * one.dtype.itemsize for one in fields if one is not None)
+
+        def create() -> tuple[list[list[Sink]], Path]:
+            in_memory = len(world.hosts) == 1 and _has_room(needed)
+            folder = (
+                SHARED_MEMORY / f"meshrun-{world.run_id}"
+                if in_memory
+                else partial_path(target, f"{world.run_id}.steps")
+            )
+            folder.mkdir(mode=0o700)
+            self.track(folder)
+            if not in_memory and shutil.disk_usage(folder).free < needed:
+                raise UserError(
+                    f"the fields between passes do not fit the disk of {target}",
+                    got=f"{shutil.disk_usage(folder).free:,} bytes free there",
+                    expected=f"at least {needed:,}",
+                )
+            found: list[list[Sink]] = []
+            for number in range(sets):
+                sinks: list[Sink] = []
+                for one in fields:
+                    path = folder / f"{number}-{one.name if one else ''}.npy"
+                    if one is None:
+                        sinks.append(Discarded(path, path))
+                        continue
+                    sinks.append(open_sink(path, one.shape, one.dtype, world.run_id))
+                    sinks[-1].create()
+                found.append(sinks)
+            return found, folder
+
+        found, folder = world.on_root(create)
+        self.track(folder)
+        return found
+
+    def _sync(self, sinks: Sequence[Sink]) -> None:
+        """Have what one host wrote be seen by the others."""
+        if len(self.world.hosts) > 1:
+            for sink in sinks:
+                self.world.collective_call(sink.sync)
+
+
+def _has_room(needed: int) -> bool:
+    try:
+        free = min(shutil.disk_usage(SHARED_MEMORY).free, free_host_memory())
+    except OSError:
+        return False
+    return free > ROOM * needed
