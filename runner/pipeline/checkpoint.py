@@ -27,8 +27,10 @@ from runner.report.phases import Phases
 from runner.storage.checkpoint_folder import CheckpointFolder, State
 from runner.storage.formats import Source, open_sink, rename
 from runner.storage.paths import split
+from runner.storage.transaction import OutputTransaction
 from runner.world.world import World
 
+HINT = "checkpoints are kept; continue with the same command and --resume"
 LOOKS = 8  # how often ranks look at the clock within an interval of seconds
 
 
@@ -44,6 +46,7 @@ class Checkpoints:
     interval: Interval | None
     steps: int
     inputs: Inputs
+    transaction: OutputTransaction
     before: Callable[[], None] | None = None
     written: int = field(default=0, init=False)
 
@@ -79,7 +82,14 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all checkpoints: the run is complete."""
+        if self.transaction.recovery_hint is not None:
+            self.transaction.set_recovery_hint(None)
         self.world.on_root(self.folder.remove)
+
+    def distrust(self) -> None:
+        """Have the failure say how to begin anew: the results are wrong, and so may be the checkpoints."""
+        if self.transaction.recovery_hint is not None:
+            self.transaction.set_recovery_hint(self.folder.discard)
 
     def _later(self, control: Control, done: int, *, first: bool = False) -> int:
         """Return the next step at which to save, or to look at the clock: the same on all ranks."""
@@ -103,7 +113,7 @@ class Checkpoints:
         with phases("checkpoint"):
             if self.before is not None:
                 self.before()
-            place_of = world.on_root(lambda: folder.begin(stepper.done))
+            place_of = world.on_root(folder.begin)
             quiet = Phases(world.backend.synchronize)
             for place in stepper.fed:
                 one = self.task.fields[place]
@@ -117,6 +127,12 @@ class Checkpoints:
                 world.on_root(partial(rename, sink.partial, sink.path))
             world.on_root(lambda: folder.commit(stepper.done, self.fingerprint()))
         self.written += 1
+        self.set_hint()
+
+    def set_hint(self) -> None:
+        """Have a failure say how to continue: there is a checkpoint."""
+        if self.transaction.recovery_hint is None:
+            self.transaction.set_recovery_hint(HINT)
 
 
 def find_state(checkpoints: Checkpoints, *, resume: bool) -> State | None:
@@ -147,4 +163,7 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> State | None:
             )
         return state
 
-    return checkpoints.world.on_root(find)
+    found: State | None = checkpoints.world.on_root(find)
+    if found is not None:
+        checkpoints.set_hint()
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.pipeline.checkpoint import Checkpoints, find_state
 from runner.pipeline.chunk_agreement import is_any_too_large, known_results, serial_file
 from runner.pipeline.frames import Frames, open_frames
@@ -112,15 +112,25 @@ def run_steps(run: RunContext) -> Record:
     if in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
     checkpoints = Checkpoints(
-        world, task, run.sources, run.targets[0], steps.checkpoint, steps.steps, run.inputs
+        world,
+        task,
+        run.sources,
+        run.targets[0],
+        steps.checkpoint,
+        steps.steps,
+        run.inputs,
+        run.transaction,
     )
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = open_frames(world, task, steps, state.step if state else 0)
     sinks = create_outputs(run, task)
+    unfinished = [sink.partial for sink in sinks]
     if frames is not None:
         checkpoints.before = frames.flush
-        unfinished = [] if frames.partial is None else [frames.partial]
-        run.transaction.track_partial(*(sink.partial for sink in sinks), *unfinished)
+        unfinished += [] if frames.partial is None else [frames.partial]
+    if steps.checkpoint is not None:
+        unfinished.append(checkpoints.folder.partial)
+    run.transaction.track_partial(*unfinished)
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
         world,
@@ -155,7 +165,11 @@ def run_steps(run: RunContext) -> Record:
         store = Store(world, task, sink, run.phases, number)
         store.put(store.region, stepper.result(number))
         store.finish()
-    proof = _verified(run, task, sinks, done)
+    try:
+        proof = _verified(run, task, sinks, done)
+    except RunError:
+        checkpoints.distrust()
+        raise
     commit(run, sinks)
     run.transaction.forget_partial()
     checkpoints.remove()

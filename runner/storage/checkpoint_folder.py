@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ from runner.storage.journal import differences, show_values
 
 KEPT = 2  # complete checkpoints
 STATE = "state.json"
+PARTIAL = ".next.partial"  # the one that is being written
 NAME = re.compile(r"step-([0-9]+)")
 
 
@@ -46,11 +48,17 @@ class CheckpointFolder:
         """The command that discards all checkpoints."""
         return f"to start from the beginning: {shlex.join(['rm', '-r', str(self.path)])}"
 
+    @property
+    def partial(self) -> Path:
+        """The checkpoint that is being written, to remove if the run fails."""
+        return self.path / PARTIAL
+
     def check_place(self) -> None:
-        """Raise an error if the folder cannot be made; leaves it made, as an empty folder."""
+        """Raise an error if the folder cannot be made."""
         try:
             self.path.mkdir(exist_ok=True)
             files.check_own(self.path, True, self.discard)
+            self._remove_empty()
         except OSError as reason:
             raise write_error(self.path, reason) from reason
 
@@ -73,29 +81,27 @@ class CheckpointFolder:
             raise UserError(f"no checkpoint in {self.path} is readable", hint=self.discard)
         return None
 
-    def begin(self, step: int) -> Path:
+    def begin(self) -> Path:
         """Make the folder of a new checkpoint, under a temporary name, and return it."""
-        partial = self._partial(step)
         try:
             self.path.mkdir(exist_ok=True)
-            for stray in self.path.glob("*.partial"):
-                shutil.rmtree(stray)
-            partial.mkdir()
+            if self.partial.exists():  # of a run that was killed
+                shutil.rmtree(self.partial)
+            self.partial.mkdir()
         except OSError as reason:
             raise write_error(self.path, reason) from reason
-        return partial
+        return self.partial
 
     def commit(self, step: int, fingerprint: Mapping[str, Any]) -> None:
         """Complete the checkpoint begun last, and remove those that are too old."""
-        partial = self._partial(step)
-        fields = sorted(path.stem for path in partial.glob("*.npy"))
+        fields = sorted(path.stem for path in self.partial.glob("*.npy"))
         text = json.dumps({"step": step, "fields": fields, "fingerprint": fingerprint}, indent=1)
         final = self.path / f"step-{step}"
         try:
-            files.write_file(partial / STATE, text, durable=True)
+            files.write_file(self.partial / STATE, text, durable=True)
             if final.exists():  # damaged: a complete one would have been resumed
                 shutil.rmtree(final)
-            partial.rename(final)
+            self.partial.rename(final)
             files.sync_folder(self.path)
             found = self._complete()
             place = found.index(final) + 1
@@ -105,7 +111,11 @@ class CheckpointFolder:
             raise write_error(final, reason) from reason
 
     def remove(self) -> None:
-        files.remove_path(self.path)
+        """Remove all checkpoints, and the folder unless there is something else in it."""
+        if self.path.exists():
+            for path in (*self._complete(), self.partial):
+                files.remove_path(path)
+            self._remove_empty()
 
     def check(self, state: State, wanted: Mapping[str, Any]) -> None:
         """Raise UserError unless the checkpoint was left by the wanted program."""
@@ -119,8 +129,9 @@ class CheckpointFolder:
                 hint=f"the command as it was, or {self.discard}",
             )
 
-    def _partial(self, step: int) -> Path:
-        return self.path / f".step-{step}.partial"
+    def _remove_empty(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def _complete(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""

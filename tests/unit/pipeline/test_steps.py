@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
 import meshrun
+from runner import files
 from runner.comm.api import Control
-from runner.comm.threads import run_ranks
+from runner.comm.threads import ThreadComm, run_ranks
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
-from runner.run.execute import Options, run
+from runner.run import verify_steps
+from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
+from runner.storage.transaction import OutputTransaction
 from runner.world.world import open_world
 
 PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
@@ -432,6 +436,88 @@ def test_a_damaged_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
     record = resumed(tmp_path, names["job"], 20, 2)
     assert record["steps"]["first"] == 4
     np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), np.full((8, 4), 2.0**20))
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, states = files.write_file, []
+
+    def write_file(path: Path, *arguments: Any, **options: Any) -> None:
+        if path.name == "state.json":
+            states.append(path)
+            if len(states) == 2:
+                raise OSError(28, "No space left on device")
+        whole(path, *arguments, **options)
+
+    monkeypatch.setattr(files, "write_file", write_file)
+    doubles = meshrun.map_blocks(lambda block: block * 2)
+    with pytest.raises(meshrun.RunError) as failure:
+        stepped(tmp_path, doubles, [np.ones((8, 4))], 20, checkpoint=interval("4"), ranks=2)
+    folder = tmp_path / "out0.npy.checkpoint"
+    assert str(failure.value).startswith(f"cannot write {folder / 'step-8'}: got No space left on device")
+    assert [path.name for path in folder.iterdir()] == ["step-4"]
+    assert resumed(tmp_path, doubles, 20, 3)["steps"]["first"] == 4
+    np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), np.full((8, 4), 2.0**20))
+    assert not folder.exists()
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"meshrun": meshrun, "fail": [True]}
+    exec(PROGRAM, names)
+    with pytest.raises(ValueError, match="stop"):
+        stepped(tmp_path, names["job"], [np.ones((8, 4))], 20, checkpoint=interval("18"))
+    assert [path.name for path in tmp_path.iterdir()] == ["in0.npy"]
+
+
+def test_other_files_in_the_folder_of_checkpoints_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "out0.npy.checkpoint"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("of somebody")
+    doubles = meshrun.map_blocks(lambda block: block * 2)
+    stepped(tmp_path, doubles, [np.ones((8, 4))], 20, checkpoint=interval("4"))
+    stepped(tmp_path, doubles, [np.ones((8, 4))], 20)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_what_a_failed_run_says_of_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing before the first; then how to continue; after a wrong result, how to begin anew."""
+    said = []
+
+    class Observer(OutputTransaction):
+        def set_recovery_hint(self, hint: str | None) -> None:
+            said.append((len(calls), hint))
+            super().set_recovery_hint(hint)
+
+    calls: list[int] = []
+
+    @meshrun.map_blocks
+    def counted(block: Any) -> Any:
+        calls.append(1)
+        return block * 2
+
+    np.save(tmp_path / "in.npy", np.ones((8, 4)))
+    world = open_world("cpu", control=ThreadComm())
+    options = Options(device="cpu", steps=StepOptions(20, checkpoint=interval("4")))
+    execute(
+        world, counted, tmp_path / "in.npy", tmp_path / "out.npy", {}, options, transaction=Observer(None)
+    )
+    kept = "checkpoints are kept; continue with the same command and --resume"
+    assert [hint for _, hint in said] == [kept, None]
+    assert said[0][0] == len(calls) - 16, "after the fourth step of twenty"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise meshrun.RunError("verification failed")
+
+    monkeypatch.setattr(verify_steps, "verify_steps", fail)
+    said.clear()
+    with pytest.raises(meshrun.RunError, match="verification failed"):
+        execute(
+            world, counted, tmp_path / "in.npy", tmp_path / "out.npy", {}, replace(options, verify="full"),
+            transaction=Observer(None),
+        )  # fmt: skip
+    anew = f"to start from the beginning: rm -r {tmp_path / 'out.npy.checkpoint'}"
+    assert [hint for _, hint in said] == [kept, anew]
 
 
 def test_a_checkpoint_at_or_beyond_the_last_step_is_refused(tmp_path: Path) -> None:
