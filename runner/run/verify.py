@@ -71,7 +71,7 @@ def verify(
     begin = time.perf_counter()
     if world.rank == 0:
         for sink in sinks:
-            leave_cache(sink.partial)
+            leave_cache(place_of(sink))
     world.control.barrier()
     wrong: Mismatch | None = None
     boxes = cells = 0
@@ -112,6 +112,11 @@ def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]
     if mode == "full":
         return chain.from_iterable(everything(task.partition, rank, task.cut_axes) for rank in ranks)
     return chain.from_iterable(sample(task.partition, rank, task.cut_axes, world.run_id) for rank in ranks)
+
+
+def place_of(sink: Sink) -> Path:
+    """The file that an array is written to, or its own folder in a store."""
+    return sink.partial / (sink.name or "") if sink.partial.is_dir() else sink.partial
 
 
 def leave_cache(written: Path) -> None:
