@@ -226,6 +226,7 @@ def _check_files(
     more: tuple[tuple[str, str | None], ...] = (
         ("--json", options.json),
         ("--timeline", options.stream.timeline),
+        ("--frames", options.steps.frames),
     )
     given: list[tuple[str, Path | str]] = [
         *(("INPUT", path) for path in inputs),
