@@ -7,6 +7,7 @@ what an earlier process has left is looked at before it is believed.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import io
 import os
@@ -20,6 +21,8 @@ from runner.errors import UserError
 
 LONGEST = 255  # bytes of a name, where the file system does not say
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2(2)
+NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems and kernels that have none
 DEVICES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # /dev/stdout may be a link to any file
 
 
@@ -93,6 +96,20 @@ def remove_path(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two files or folders in one step; False where the file system cannot. OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(library, "renameat2"):
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if library.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number not in NO_EXCHANGE:
+        raise OSError(number, os.strerror(number), str(other))
+    return False
+
+
 def is_stream(path: Path) -> bool:
     """Whether it is there and no file that can be replaced: a terminal, a pipe, /dev/stdout."""
     try:
@@ -130,13 +147,18 @@ def open_file(path: Path, write: bool = False) -> io.FileIO:
     return io.FileIO(path, "r+" if write else "r", opener=lambda name, _: os.open(name, flags))
 
 
-def check_own(path: Path, folder: bool, hint: str) -> None:
+def check_own(path: Path, folder: bool, hint: str, inside: str = "") -> None:
     """Refuse what nobody but another user, or a link, can have put there; it is there. UserError.
 
     folder: it has to be one, and all that is in it is looked at too; else a file with no other name.
+    inside: of a folder, the only one in it that is looked at.
     """
     _check_own(path, folder, path, hint)
-    for place, folders, names in os.walk(path) if folder else ():
+    whole = path
+    for part in Path(inside).parts:
+        whole /= part
+        _check_own(whole, folder, path, hint)
+    for place, folders, names in os.walk(whole) if folder else ():
         for name in folders:
             _check_own(Path(place, name), True, path, hint)
         for name in names:

@@ -8,7 +8,7 @@ client has not seen yet is noticed by another host.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -83,10 +83,13 @@ def _sum(found: list[os.stat_result]) -> State:
 @dataclass(frozen=True)
 class Inputs:
     """paths: by `input_key` or a parameter's name. states: before the first read, as seen
-    from here, of what this rank looks at; on rank 0, of all."""
+    from here, of what this rank looks at; on rank 0, of all. containers: the old files to which outputs are
+    added, likewise, on rank 0 only."""
 
     paths: Mapping[str, Path] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
+    containers: Mapping[Path, State] = field(default_factory=dict)
+    linked: Collection[Path] = ()  # folders whose files get other names during the run
 
     def check(self, world: World, hint: str | None = None) -> None:
         """Raise RunError on every rank if a file has changed. Collective, after all ranks have read."""
@@ -97,13 +100,20 @@ class Inputs:
 
     def _check(self, hint: str | None) -> None:
         for name, before in self.states.items():
-            if (after := _seen(self.paths[name])) != before:
+            if (after := _seen(self.paths[name], linked=self.linked)) != before:
                 raise RunError(
                     f"{self.paths[name]} changed while it was read",
                     got=after,
                     expected=before,
                     hint=hint or "run again when no other process writes it",
                 )
+
+    def changed_container(self) -> Path | None:
+        """Return a container that has changed since the run began; None: none has. On rank 0."""
+        for path, before in self.containers.items():
+            if state_of(path)[:3] != before[:3]:  # links change the rest
+                return path
+        return None
 
     @property
     def of_parameters(self) -> dict[str, Any]:
@@ -129,10 +139,17 @@ def _is_input(key: str) -> bool:
     return key.startswith("input ")
 
 
-def note(world: World, inputs: Sequence[Path], job: Job, parameters: Mapping[str, Any]) -> Inputs:
+def note(
+    world: World,
+    inputs: Sequence[Path],
+    job: Job,
+    parameters: Mapping[str, Any],
+    containers: Sequence[Path] = (),
+) -> Inputs:
     """Record the state of the input files. Collective, before anything is read.
 
-    inputs: none for a folder of images, each of which is checked when it is read. A file that a Path
+    inputs: none for a folder of images, each of which is checked when it is read. containers: the files to
+    which outputs are added. A file that a Path
     parameter names is read by a block's function; a job may also write it, so it is not checked.
     """
     paths = {input_key(number): split(path)[0] for number, path in enumerate(inputs)}
@@ -141,17 +158,23 @@ def note(world: World, inputs: Sequence[Path], job: Job, parameters: Mapping[str
         if value is not None and (parameter.type is Path or isinstance(value, Path)):
             paths[parameter.name] = split(Path(value))[0]
     first = world.here.local == 0
+    linked = {path.resolve() for path in containers if path.is_dir()}
 
     def look() -> dict[str, State]:
-        seen = {name: _seen(path, first) for name, path in paths.items()}
+        seen = {name: _seen(path, first, linked) for name, path in paths.items()}
         return {name: state for name, state in seen.items() if state and (state.files or _is_input(name))}
 
-    return Inputs(paths, world.collective_call(look))
+    states = world.collective_call(look)
+    olds = world.on_root(lambda: {path: state_of(path) for path in containers})
+    return Inputs(paths, states, olds, linked)
 
 
-def _seen(path: Path, folders: bool = True) -> State | None:
-    """Return the state; None for a folder that this rank does not check."""
+def _seen(path: Path, folders: bool = True, linked: Collection[Path] = ()) -> State | None:
+    """Return the state; None for a folder that this rank does not check. linked: see `Inputs`."""
     try:
-        return state_of(path) if folders or not path.is_dir() else None
+        if path.is_dir() and not folders:
+            return None
+        state = state_of(path)
+        return state._replace(touched=state.changed) if path.resolve() in linked else state
     except OSError as reason:
         raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason

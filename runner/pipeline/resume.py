@@ -54,8 +54,9 @@ def start_or_resume(
     done: set[int] = set()
     there = all(os.path.lexists(partial) for partial in partials)
     if kept is not None:
-        journal.check(kept, wanted, *partials)
         done = journal.finished({rank.host_id for rank in world.ranks})
+        if there or not done:
+            journal.check(kept, wanted, *partials)
         if there:
             check()
     if kept is None or not (done or there):

@@ -32,7 +32,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
-from runner.storage.formats import FOLDERS, Sink, Source, open_sink, read_back
+from runner.storage.formats import FOLDERS, Sink, Source, create, open_sink, read_back
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, suffix
 from runner.storage.transaction import OutputTransaction
@@ -96,7 +96,7 @@ class StreamedRun:
 
     @property
     def partials(self) -> list[Path]:
-        return [sink.partial for sink in self.sinks]
+        return list(dict.fromkeys(sink.partial for sink in self.sinks))
 
     @property
     def anew(self) -> str:
@@ -117,6 +117,7 @@ class StreamedRun:
     def _start_or_resume(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
         """On rank 0."""
         whole = fingerprint(self.world, self.task, self.sources, chunks, self.inputs)
+        whole |= self._containers()
         return start_or_resume(
             self.world,
             self.transaction,
@@ -128,10 +129,25 @@ class StreamedRun:
             self._check_partials,
         )
 
+    def _containers(self) -> dict[str, Any]:
+        """The part of the fingerprint for outputs in containers: their names, and the state of the old file.
+
+        An unfinished container holds what was in the old one when its run began.
+        """
+        names = zip(self.task.job.output_names, self.sinks, strict=True)
+        inside = {name: (sink.name, self.inputs.containers.get(sink.path)) for name, sink in names}
+        found = {
+            name: {"array": array, "bytes": old.size, "changed_ns": old.changed, "files": old.files}
+            for name, (array, old) in inside.items()
+            if old is not None
+        }
+        return {"containers": found} if found else {}
+
     def _check_partials(self) -> None:
         """Raise UserError for an unfinished output of another user, a link, or a different array."""
         for sink, (shape, dtype) in zip(self.sinks, self.task.known, strict=True):
-            check_own(sink.partial, suffix(sink.path) in FOLDERS, self.anew)
+            folder = suffix(sink.path) in FOLDERS
+            check_own(sink.partial, folder, self.anew, inside=(sink.name or "") if folder else "")
             wrong = f"{sink.partial} was not left by an unfinished run of this job"
             try:
                 found = read_back(sink)
@@ -155,8 +171,7 @@ class StreamedRun:
         return None if gds.why_not() else Direct(endpoints, gds.DirectFile)
 
     def _create(self) -> None:
-        for sink in self.sinks:
-            sink.create()
+        create(self.sinks)
         self._sync()
 
     def _sync(self) -> None:

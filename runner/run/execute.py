@@ -22,9 +22,10 @@ from runner.run.forecast_record import type_record
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
-from runner.storage.formats import Source, check_output, check_place, open_source
+from runner.storage.containers import prefixes
+from runner.storage.formats import CONTAINERS, Source, array_at, check_output, check_place, open_source
 from runner.storage.image_folder import Folder, check_output_folder, open_folder
-from runner.storage.paths import job_paths, named, split
+from runner.storage.paths import job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
 from runner.world.world import World, open_world
@@ -89,8 +90,10 @@ def execute(
     parameters = world.collective_call(lambda: job.complete(parameters))
     paths = world.collective_call(lambda: name_files(job, as_list(inputs), as_list(outputs)))
     sources_at, targets = paths
-    folder = world.on_root(lambda: _check_files(paths, options, transaction))
-    noted = note(world, [] if folder else sources_at, job, parameters)
+    folder = world.on_root(lambda: _check_files(job, paths, options, transaction))
+    files = dict.fromkeys(split(target)[0] for target in targets)
+    added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
+    noted = note(world, [] if folder else sources_at, job, parameters, added_to)
     phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
         from runner.run.image_run import FolderRun
@@ -207,7 +210,7 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
 
 
 def _check_files(
-    paths: tuple[list[Path], list[Path]], options: Options, transaction: OutputTransaction
+    job: Job, paths: tuple[list[Path], list[Path]], options: Options, transaction: OutputTransaction
 ) -> Folder | None:
     """Refuse, before any work, files that could not be written after it. The input, if it is a folder.
 
@@ -217,7 +220,7 @@ def _check_files(
     folder = open_folder(inputs[0]) if len(inputs) == 1 else None
     for target in targets:
         if folder is None:
-            check_output(target)
+            check_output(target, alone=job.kind != "map")
         else:
             check_output_folder(target, folder.images)
     more: tuple[tuple[str, str | None], ...] = (
@@ -236,12 +239,29 @@ def _check_files(
         # An input may be read twice; and an old file is replaced when the new one is whole.
         if one == "INPUT" and other in ("INPUT", "OUTPUT"):
             continue
+        if one == other == "OUTPUT":
+            _check_two_outputs(Path(first), Path(second))
+            continue
         if split(named(one, first))[0].resolve() == split(named(other, second))[0].resolve():
-            which = "two outputs are" if one == other else f"{one} and {other} name"
-            raise UserError(f"{which} the same file", got=second, expected="two files")
+            raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
     if targets:
         transaction.lock(*(split(target)[0] for target in targets))
     return folder
+
+
+def _check_two_outputs(first: Path, second: Path) -> None:
+    """Refuse two outputs in one file, unless they are two arrays of a container, neither within the other."""
+    (file, name), (other_file, other) = array_at(first), array_at(second)
+    if file.resolve() != other_file.resolve():
+        return
+    if name is None or other is None:
+        raise UserError("two outputs are the same file", got=second, expected="two files")
+    if name == other:
+        raise UserError("two outputs are the same array", got=second, expected="two names")
+    if name in prefixes(other) or other in prefixes(name):
+        raise UserError("one output lies within another", got=f"{first} and {second}", expected="two arrays")
+    if file != other_file:
+        raise UserError("two outputs name one file by different paths", got=f"{first} and {second}")
 
 
 def _result(run: RunContext) -> Record:

@@ -20,7 +20,7 @@ from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
-from runner.storage.formats import Sink, open_sink
+from runner.storage.formats import Sink, create, open_sink
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory
@@ -105,12 +105,26 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
 
 
 def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
-    """Rename every finished output to its final name. Collective."""
+    """Rename every finished file of outputs to its final name. Collective.
+
+    RunError if an old one has changed since the run began: the change is not in the new one, and both stay.
+    """
 
     def rename() -> None:
-        for sink in sinks:
-            run.transaction.commit(sink.partial, sink.path)
+        for partial, path in dict.fromkeys((sink.partial, sink.path) for sink in sinks):
+            run.transaction.commit(partial, path)
 
+    changed = run.world.on_root(run.inputs.changed_container)
+    if changed is not None:
+        run.transaction.forget_partial()
+        run.transaction.set_recovery_hint(None)
+        new = next(sink.partial for sink in sinks if sink.path == changed)
+        raise RunError(
+            f"{changed} changed while this run wrote a new version of it without that change, {new}",
+            expected="one program at a time that writes it",
+            hint="rm -r one of the two, and rename the other",
+            everywhere=True,
+        )
     run.world.on_root(rename)
 
 
@@ -205,7 +219,7 @@ def describe_task(task: Task) -> Record:
 def create_outputs(run: RunContext, task: Task) -> list[Sink]:
     """Create the output files under temporary names. Collective."""
 
-    def create() -> list[Sink]:
+    def make() -> list[Sink]:
         pairs = zip(run.targets, task.known, strict=True)
         sinks = [open_sink(target, *known, run.world.run_id) for target, known in pairs]
         for target, sink in zip(run.targets, sinks, strict=True):
@@ -215,10 +229,9 @@ def create_outputs(run: RunContext, task: Task) -> list[Sink]:
                     hint="an output that ends in .png or .npy",
                 )
         run.transaction.track_partial(*(sink.partial for sink in sinks))
-        for sink in sinks:
-            sink.create()
+        create(sinks)
         return sinks
 
-    sinks = run.world.on_root(create)
+    sinks = run.world.on_root(make)
     run.transaction.track_partial(*(sink.partial for sink in sinks))
     return sinks

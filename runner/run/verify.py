@@ -73,7 +73,7 @@ def verify(
     begin = time.perf_counter()
     if world.rank == 0:
         for sink in sinks:
-            leave_cache(sink.partial)
+            leave_cache(place_of(sink))
     world.control.barrier()
     boxes = list(_boxes(world, task, mode, alone=not are_parallel(sources, sinks)))
     wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
@@ -137,6 +137,11 @@ def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]
     if mode == "full":
         return chain.from_iterable(everything(task.partition, rank, task.cut_axes) for rank in ranks)
     return chain.from_iterable(sample(task.partition, rank, task.cut_axes, world.run_id) for rank in ranks)
+
+
+def place_of(sink: Sink) -> Path:
+    """The file that an array is written to, or its own folder in a store."""
+    return sink.partial / (sink.name or "") if sink.partial.is_dir() else sink.partial
 
 
 def leave_cache(written: Path) -> None:

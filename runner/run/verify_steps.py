@@ -33,6 +33,7 @@ from runner.run.verify import (
     compare_output,
     leave_cache,
     mismatch_error,
+    place_of,
     sources,
     tolerance_of,
 )
@@ -197,7 +198,7 @@ def verify_steps(
     begin = time.perf_counter()
     if world.rank == 0:
         for sink in sinks:
-            leave_cache(sink.partial)
+            leave_cache(place_of(sink))
     world.control.barrier()
     alone = not are_parallel(sources, sinks)
     boxes = list(_boxes(world, task, steps, mode, alone))

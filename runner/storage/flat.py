@@ -12,7 +12,7 @@ import io
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from runner.errors import RunError
+from runner.errors import MeshrunError, RunError
 from runner.files import open_file, open_new
 from runner.region import HostArray, Region, Shape
 from runner.storage import mmap_write
@@ -121,22 +121,12 @@ class FlatSink(ABC):
     def lay_out(self, file: BinaryIO) -> None:
         """Write what the format puts around the values into `file`, the new one at `partial`."""
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
     def create(self) -> None:
-        needed = math.prod(self.shape) * self.dtype.itemsize
-        try:
-            made = open_new(self.partial)  # one that is there is another run's
-        except OSError as reason:
-            raise write_error(self.path, reason, needed, partial=self.partial.parent) from reason
-        try:
-            with made as file:
-                self.lay_out(file)
-                file.flush()
-                needed += self.offset
-                # Room is claimed now, so that a full disk shows before the work, not after it.
-                allocate(file.fileno(), needed)
-        except OSError as reason:
-            self.partial.unlink()
-            raise write_error(self.path, reason, needed, partial=self.partial.parent) from reason
+        create_file([self], self.lay_out)
 
     def write(self, region: Region, array: HostArray) -> None:
         check_part(array, self.dtype, region)
@@ -187,6 +177,28 @@ class FlatSink(ABC):
     def _file(self) -> io.FileIO:
         # Kept open: the kernel tells of a page that it could not write to those who had the file open then.
         return open_file(self.partial)
+
+
+def create_file(sinks: Sequence[FlatSink], lay_out: Callable[[BinaryIO], None]) -> None:
+    """Make the file of `sinks`, which are in the same one. lay_out: writes what is around their values."""
+    path, partial, needed = sinks[0].path, sinks[0].partial, sum(sink.nbytes for sink in sinks)
+    try:
+        made = open_new(partial)  # one that is there is another run's
+    except OSError as reason:
+        raise write_error(path, reason, needed, partial=partial.parent) from reason
+    try:
+        with made as file:
+            lay_out(file)
+            file.flush()
+            needed = max(sink.offset + sink.nbytes for sink in sinks)
+            # Room is claimed now, so that a full disk shows before the work, not after it.
+            allocate(file.fileno(), needed)
+    except OSError as reason:
+        partial.unlink()
+        raise write_error(path, reason, needed, partial=partial.parent) from reason
+    except MeshrunError:
+        partial.unlink()
+        raise
 
 
 def _leading(shape: Shape, region: Region) -> int:

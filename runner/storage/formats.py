@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,10 +19,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.errors import UserError
-from runner.files import is_protected, is_stream, longest_name
+from runner.files import exchange, is_protected, is_stream, longest_name
 from runner.region import HostArray, Region, Shape
+from runner.storage.containers import check_alone, check_array
 from runner.storage.declared_form import agree
-from runner.storage.file_errors import listing, write_error
+from runner.storage.file_errors import write_error
 from runner.storage.paths import BESIDE, partial_path, split, suffix
 
 # The module of each suffix, imported when the first such file is met.
@@ -202,19 +204,35 @@ def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Si
     return sink
 
 
-def check_output(path: Path) -> None:
-    """Refuse an output that could not be written, before any work is done."""
+def create(sinks: Sequence[Sink]) -> None:
+    """Make the files of `sinks`, one for all that are in one container; one rank."""
+    for partial in dict.fromkeys(sink.partial for sink in sinks):
+        sharing = [sink for sink in sinks if sink.partial == partial]
+        if suffix(partial) in CONTAINERS:
+            _format(partial).create(sharing)
+        else:
+            sharing[0].create()
+
+
+def array_at(path: Path) -> tuple[Path, str | None]:
+    """Return the file of an output, and the name that its array has in there; None: the file is the array."""
     file, name = split(path)
+    return (file, name or _format(file).NAME) if suffix(file) in CONTAINERS else (file, None)
+
+
+def check_output(path: Path, *, alone: bool = False) -> None:
+    """Refuse an output that could not be written, before any work is done.
+
+    alone: the whole file is replaced; else other arrays of a container stay.
+    """
+    file, name = array_at(path)
     format = _format(file)
     check_place(file, "output", folder=suffix(file) in FOLDERS, beside=BESIDE)
-    if suffix(file) in CONTAINERS and file.exists():
-        lost = set(format.names(file)) - {name or format.NAME}
-        if lost:
-            raise UserError(
-                f"{file} holds other arrays, which would be lost: the whole file is replaced",
-                got=listing(sorted(lost)),
-                hint="another file",
-            )
+    if name is not None and file.exists():
+        if alone or name == "":
+            check_alone(file, set(format.names(file)) - {name})
+        else:
+            check_array(file, name, format.kinds(file, name))
 
 
 def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) -> None:
@@ -277,16 +295,25 @@ def rename(partial: Path, path: Path) -> None:
         if partial.is_dir() and path.is_dir():  # a folder cannot be renamed over another one
             if old.exists():  # of a run that was killed while it removed it
                 shutil.rmtree(old)
-            os.rename(path, old)
-        try:
+            if exchange(partial, path):
+                os.rename(partial, old)
+            else:
+                os.rename(path, old)
+                _name(partial, path, old)
+        else:
             os.replace(partial, path)
-        except OSError:
-            if old.exists():
-                os.rename(old, path)
-            raise
     except OSError as reason:
         raise write_error(path, reason, partial=partial) from reason
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _name(partial: Path, path: Path, old: Path) -> None:
+    """Rename `partial` to `path`, or `old` back to it."""
+    try:
+        os.replace(partial, path)
+    except OSError:
+        os.rename(old, path)
+        raise
 
 
 def _format(path: Path) -> Any:

@@ -21,7 +21,7 @@ from runner import files
 from runner.errors import RunError, UserError
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Sink, check_place, open_sink, rename
+from runner.storage.formats import Sink, check_output, check_place, open_sink, rename
 from runner.storage.npy import NpySink
 from runner.storage.paths import partial_path
 
@@ -38,7 +38,7 @@ def check_frames(path: Path, *, resume: bool) -> None:
     if suffix in (*ANIMATIONS, *ARRAYS):
         check_place(path, "file of frames", folder=suffix == ".zarr", beside=32)
         if suffix == ".zarr":
-            open_sink(path, (1, 1), np.dtype(np.uint8), "check")
+            check_output(path, alone=True)
     elif suffix:
         raise UserError(
             f"unknown format of frames: {path}",

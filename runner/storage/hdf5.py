@@ -1,7 +1,7 @@
 """HDF5 files, through h5py.
 
-What is written is one contiguous dataset whose room is claimed when it is created; ranks then write
-their parts at its offset as into any flat file, so that no parallel HDF5 is needed, nor an MPI that
+What is written are contiguous datasets whose room is claimed when they are created; ranks then write
+their parts at their offsets as into any flat file, so that no parallel HDF5 is needed, nor an MPI that
 h5py was built for. A contiguous dataset is read the same way. A chunked or compressed one is read
 through h5py, which takes turns: one thread of a process at a time, every rank for itself.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +21,10 @@ import numpy as np
 
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape
+from runner.storage.containers import copy_file, prefixes
 from runner.storage.declared_form import NUMBERS
 from runner.storage.file_errors import check_part, listing, not_shared
-from runner.storage.flat import FlatSink, FlatSource
+from runner.storage.flat import FlatSink, FlatSource, create_file
 from runner.storage.formats import Form, Source
 from runner.storage.sliced_array import Unmapped
 
@@ -175,7 +176,7 @@ def _flat_offset(dataset: Any) -> int | None:
 
 
 class Hdf5Sink(FlatSink):
-    """An array that becomes a dataset in a file of its own."""
+    """An array that becomes a dataset in a file."""
 
     @cached_property
     def offset(self) -> int:
@@ -183,13 +184,63 @@ class Hdf5Sink(FlatSink):
             return file[self.name].id.get_offset() or 0
 
     def lay_out(self, file: BinaryIO) -> None:
-        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        with h5py.File(file, "w", alignment_threshold=1, alignment_interval=PAGE) as container:
-            dataset = container.create_dataset(self.name, self.shape, self.dtype, dcpl=properties)
-            if self.shape == ():  # h5py has room for a scalar made when it is written
+        _lay_out([self], file)
+
+
+def create(sinks: Sequence[Hdf5Sink]) -> None:
+    """Make the file that `sinks` share: what the old one holds besides, and their datasets."""
+    create_file(sinks, lambda file: _lay_out(sinks, file))
+
+
+def _lay_out(sinks: Sequence[Hdf5Sink], file: BinaryIO) -> None:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    old = sinks[0].path
+    kept = _has_others(old, [str(sink.name) for sink in sinks])
+    if kept:
+        copy_file(old, file)
+    with h5py.File(file, "r+" if kept else "w", alignment_threshold=1, alignment_interval=PAGE) as container:
+        for sink in sinks:  # all before the first is created: their room is used again
+            if container.get(sink.name, getlink=True) is not None:
+                del container[sink.name]
+        for sink in sinks:
+            try:
+                dataset = container.create_dataset(sink.name, sink.shape, sink.dtype, dcpl=properties)
+            except ValueError as reason:  # HDF5's refusal, for one where two groups are the same
+                raise UserError(f"{old}:/{sink.name} cannot be created", got=first_line(reason)) from reason
+            if sink.shape == ():  # h5py has room for a scalar made when it is written
                 dataset[()] = 0
+
+
+def kinds(path: Path, name: str) -> dict[str, str]:
+    """For `containers.check_array`."""
+    with _opened(path) as file:
+        found = {}
+        for place in prefixes(name)[1:]:
+            if (link := file.get(place, getlink=True)) is None:
+                break
+            if not isinstance(link, h5py.HardLink):
+                found[place] = "link"
+                break
+            found[place] = "array" if isinstance(file[place], h5py.Dataset) else "group"
+        return found
+
+
+def _has_others(path: Path, names: Sequence[str]) -> bool:
+    """Whether a file holds more than the datasets `names` and the groups that they are in."""
+    if not path.is_file():
+        return False
+    groups = {place for name in names for place in prefixes(name)[:-1]}
+    known = {*groups, *names}
+    with _opened(path) as file:
+        for place in groups:
+            group = file.get(f"/{place}")
+            if group is not None and (
+                group.attrs or any(f"{place}/{key}".lstrip("/") not in known for key in group)
+            ):
+                return True
+    return False
 
 
 def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> Hdf5Sink:

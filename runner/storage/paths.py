@@ -25,7 +25,10 @@ def named(what: str, name: str | Path) -> Path:
 def split(path: Path) -> tuple[Path, str | None]:
     """The file of `file.h5:/group/name` and what is named in it; None where nothing is."""
     found = CONTAINER.fullmatch(str(path))
-    return (Path(found[1]), found[2].strip("/") or None) if found else (path, None)
+    if found is None:
+        return path, None
+    parts = [part for part in found[2].split("/") if part not in ("", ".")]
+    return Path(found[1]), "/".join(parts) or None
 
 
 def partial_path(path: Path, run_id: str) -> Path:

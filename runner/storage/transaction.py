@@ -45,7 +45,7 @@ class OutputTransaction:
 
     def lock(self, *outputs: Path) -> None:
         """Keep other runs from writing `outputs` until `release`; UserError if one is writing any."""
-        for output in outputs:
+        for output in dict.fromkeys(outputs):
             self._unlock.append(lock.hold(output))
         if self.observer is not None:
             self.observer.note_lock(*outputs)
@@ -89,6 +89,7 @@ class OutputTransaction:
         self.release()
 
     def _set_partials(self, partials: tuple[Path, ...]) -> None:
+        partials = tuple(dict.fromkeys(partials))  # outputs of one container have one
         self.partials = partials
         if self.observer is not None:
             self.observer.note_partial(*partials)

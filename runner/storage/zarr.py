@@ -1,23 +1,26 @@
 """Zarr stores, versions 2 and 3, in folders: each chunk (or shard of chunks) a file of its own.
 
 Ranks read and write different chunks at once. A chunk that is not there reads as the fill value, as the
-format has it; one that is there and broken never does. What is written is version 3 with Zarr's own
-choice of compression, and has every chunk, so that none can be lost unseen.
+format has it; one that is there and broken never does. What is written is version 3 (or that of the store
+that it is added to) with Zarr's own choice of compression, and has every chunk, so that none can be lost
+unseen.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import lzma
 import os
 import struct
+import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import zarr
@@ -25,6 +28,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape
+from runner.storage.containers import link_folder, prefixes
 from runner.storage.declared_form import NUMBERS
 from runner.storage.file_errors import check_part, listing, not_shared, write_error
 from runner.storage.formats import Form
@@ -32,6 +36,7 @@ from runner.storage.sliced_array import Unmapped
 
 NAME = ""  # the array at the store's root
 CHUNK = 16 << 20  # bytes: large enough for a disk and a network, small enough for a rank's memory
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")  # all files but chunks
 NODES = ("zarr.json", ".zarray", ".zgroup")  # one of them is in every array's and group's folder
 # What Zarr's codecs raise for data that they cannot decode.
 UNDECODED = (OSError, ValueError, RuntimeError, EOFError, TypeError, zlib.error, lzma.LZMAError)
@@ -184,15 +189,7 @@ class ZarrSink:
         return Form(self.shape, self.dtype.str)
 
     def create(self) -> None:
-        try:
-            self.partial.mkdir()  # one that is there is another run's
-            zarr.create_array(
-                self.partial, name=self.name, shape=self.shape, dtype=self.dtype, chunks=self.chunks
-            )
-            for file in self.partial.rglob("*.json"):
-                self._written.put(file)
-        except OSError as reason:
-            raise write_error(self.path, reason) from reason
+        create([self])
 
     @cached_property
     def _stored(self) -> zarr.Array[Any]:
@@ -239,9 +236,75 @@ class ZarrSink:
         self.__dict__.update(state, _written=SimpleQueue())
 
 
+def create(sinks: Sequence[ZarrSink]) -> None:
+    """Make the store that `sinks` share: what the old one holds besides, and their arrays."""
+    path, partial = sinks[0].path, sinks[0].partial
+    folders = [partial / (sink.name or "") for sink in sinks]
+    made = [partial]
+    version: Literal[2, 3] = 3
+    try:
+        partial.mkdir()  # one that is there is another run's
+        if path.is_dir() and partial not in folders:
+            made = link_folder(path, partial, METADATA, [path / (sink.name or "") for sink in sinks])
+            version = 3 if (partial / "zarr.json").exists() else 2
+        groups = sorted({place for sink in sinks for place in prefixes(sink.name or "")[:-1]})
+        # Each in a store of its own: in one store Zarr makes the groups above by hard links.
+        for place in groups:
+            if not any((partial / place / node).exists() for node in NODES):
+                zarr.create_group(partial / place, zarr_format=version)
+        for sink, folder in zip(sinks, folders, strict=True):
+            zarr.create_array(
+                folder, shape=sink.shape, dtype=sink.dtype, chunks=sink.chunks, zarr_format=version
+            )
+        for place in groups:
+            _consolidate_again(partial, place)
+    except OSError as reason:
+        raise write_error(path, reason) from reason
+    above = {one for folder in folders for one in (folder, *folder.parents) if one.is_relative_to(partial)}
+    described = (one / node for one in above for node in METADATA if (one / node).exists())
+    for new in {*made, *described} - {partial}:
+        sinks[0]._written.put(new)
+
+
+def _consolidate_again(store: Path, place: str) -> None:
+    """Bring a group's copy of the metadata of all that is in it up to date, if it has one."""
+    group = zarr.open_group(store, path=place, mode="r")
+    if group.metadata.consolidated_metadata is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # version 3 has no such thing in its specification
+            zarr.consolidate_metadata(store, path=place, zarr_format=group.metadata.zarr_format)
+
+
+def kinds(path: Path, name: str) -> dict[str, str]:
+    """For `containers.check_array`."""
+    names(path)  # or it is no store
+    found = {}
+    for place in prefixes(name):
+        folder = path / place
+        if place and folder.is_symlink():
+            found[place] = "link"
+            break
+        if not folder.exists():
+            break
+        found[place] = "array" if _is_array(folder) else "group"
+    return found
+
+
+def _is_array(folder: Path) -> bool:
+    description = folder / "zarr.json"
+    try:
+        if description.exists():
+            return bool(json.loads(description.read_bytes())["node_type"] == "array")
+    except UNDESCRIBED as reason:
+        raise UserError(f"{description} is broken", got=first_line(reason)) from reason
+    return (folder / ".zarray").exists()
+
+
 def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> ZarrSink:
     if dtype.kind not in NUMBERS:
         raise UserError("Zarr cannot hold this result", got=f"dtype {dtype}", expected="plain numbers")
+    if {"..", *METADATA} & set((name or "").split("/")):
+        raise UserError(f"{name} cannot be the name of a Zarr array", hint="another name")
     return ZarrSink(path, partial, name, shape, dtype, zarr_chunks(shape, dtype))
 
 

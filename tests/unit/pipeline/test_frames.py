@@ -185,6 +185,20 @@ def test_a_folder_of_other_frames_is_refused(tmp_path: Path) -> None:
         filmed(tmp_path, "film")
 
 
+def test_a_store_that_holds_other_arrays_is_not_replaced_by_frames(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr")
+    zarr.create_array(tmp_path / "film.zarr", name="precious", shape=(3,), dtype="f4")
+    with pytest.raises(meshrun.UserError, match=r"holds other arrays, which would be lost.*got precious"):
+        filmed(tmp_path, "film.zarr")
+    zarr.open_array(tmp_path / "film.zarr", path="precious", mode="r")
+
+
+@pytest.mark.parametrize(("frames", "what"), [("c.npy", "OUTPUT"), ("a.npy", "INPUT")])
+def test_frames_in_the_file_of_an_array_are_refused(tmp_path: Path, frames: str, what: str) -> None:
+    with pytest.raises(meshrun.UserError, match=f"{what} and --frames name the same file"):
+        filmed(tmp_path, frames)
+
+
 def test_an_encoder_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save(self: Any, *_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")

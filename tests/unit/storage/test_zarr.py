@@ -205,10 +205,11 @@ def test_an_array_is_written_into_a_group(tmp_path: Path) -> None:
     sink.sync()
     commit(sink)
     np.testing.assert_array_equal(zarr.open(tmp_path / "a.zarr", mode="r")["group/one"][...], ARRAY)
-    check_output(Path(f"{tmp_path}/a.zarr:group/one"))
-    for other in (f"{tmp_path}/a.zarr", f"{tmp_path}/a.zarr:x"):
+    for name in ("group/one", "x"):
+        check_output(Path(f"{tmp_path}/a.zarr:{name}"))
+    for path, alone in (("a.zarr", False), ("a.zarr:x", True)):
         with pytest.raises(UserError, match=r"holds other arrays, which would be lost.*group/one"):
-            check_output(Path(other))
+            check_output(tmp_path / path, alone=alone)
 
 
 # Writing
@@ -311,8 +312,9 @@ def test_an_output_in_whose_place_something_else_is(tmp_path: Path) -> None:
     check_output(tmp_path / "c.zarr")
 
 
+@pytest.mark.parametrize("exchanged", [True, False])
 def test_an_old_store_is_back_when_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanged: bool
 ) -> None:
     make(tmp_path / "a.zarr")
     sink = open_sink(tmp_path / "a.zarr", (3,), np.dtype("f4"), "nonce")
@@ -321,7 +323,11 @@ def test_an_old_store_is_back_when_the_new_one_cannot_take_its_place(
     def refuse(*_: Any) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "replace", refuse)
+    if exchanged:
+        monkeypatch.setattr("runner.storage.formats.exchange", refuse)
+    else:
+        monkeypatch.setattr("runner.storage.formats.exchange", lambda one, other: False)
+        monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(RunError, match="cannot write"):
         commit(sink)
     np.testing.assert_array_equal(read(tmp_path / "a.zarr"), ARRAY)

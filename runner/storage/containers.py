@@ -1,0 +1,134 @@
+"""Add arrays to a file that holds others: copy the old file, for the run to add the arrays to the copy.
+
+The old file stays as it is until the copy gets its name. The chunks of a Zarr store are hard links rather
+than copies, if the file system has hard links; a single file is copied whole, by the kernel if it can.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from runner.errors import RunError, UserError
+from runner.files import NO_LINKS
+from runner.storage.file_errors import listing
+from runner.storage.preallocate import allocate
+
+PIECE = 1 << 30  # bytes that the kernel copies at a time
+UNCOPYABLE = (errno.EINVAL, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
+
+
+def check_array(file: Path, name: str, kinds: Mapping[str, str]) -> None:
+    """Raise UserError where no array `name` can be made without touching others.
+
+    kinds: "array", "group" or "link", of `name` and of the groups that it is in, "" for the root, as far as
+    they are there.
+    """
+    if file.is_symlink():
+        raise UserError(f"{file} is a link", hint=f"the file that it leads to, {file.resolve()}")
+    for place, kind in kinds.items():
+        at = f"{file}:{place}" if place else str(file)
+        if place != name and kind == "array":
+            raise UserError(f"{at} is an array, which cannot hold others", got=name, hint="another name")
+        if place != name and kind == "link":
+            raise UserError(f"{at} is a link, through which nothing is written", got=name)
+        if place == name and kind == "group":
+            raise UserError(f"{at} is a group", expected="an array's name", hint="another name")
+
+
+def check_alone(file: Path, others: Collection[str]) -> None:
+    """Raise UserError if a file that is replaced whole holds `others`."""
+    if others:
+        raise UserError(
+            f"{file} holds other arrays, which would be lost: the whole file is replaced",
+            got=listing(sorted(others)),
+            hint="another file",
+        )
+
+
+def prefixes(name: str) -> list[str]:
+    """The groups that an array is in, from the root, and itself: "", "a", "a/b" for "a/b"."""
+    parts = name.split("/") if name else []
+    return ["/".join(parts[:count]) for count in range(len(parts) + 1)]
+
+
+def copy_file(old: Path, new: BinaryIO) -> None:
+    """Copy a file's contents and permissions; RunError, before anything is copied, if there is no room."""
+    with open(old, "rb", buffering=0) as source:
+        status = os.fstat(source.fileno())
+        _check_room(old, status.st_size)
+        allocate(new.fileno(), status.st_size)
+        try:
+            done = 0
+            while count := os.copy_file_range(source.fileno(), new.fileno(), PIECE, done, done):
+                done += count
+        except OSError as reason:
+            if reason.errno not in UNCOPYABLE:
+                raise
+            new.seek(0)
+            shutil.copyfileobj(source, new, 1 << 24)
+            new.flush()
+    os.fchmod(new.fileno(), status.st_mode & 0o777)
+
+
+def link_folder(old: Path, new: Path, copied: Collection[str], skipped: Sequence[Path]) -> list[Path]:
+    """Fill the new folder with what is in the old one, as hard links; return its folders and copied files.
+
+    copied: names of files that will be changed, and that are copied for this. skipped: folders of the old one
+    that are left out. Where files cannot be linked they are copied; RunError if there is no room for that.
+    """
+    made: list[Path] = []
+    left_out = set(skipped)
+
+    def skip(folder: str, names: list[str]) -> list[str]:
+        made.append(new / Path(folder).relative_to(old))
+        return [name for name in names if Path(folder, name) in left_out]
+
+    shutil.copytree(
+        old, new, symlinks=True, ignore=skip, copy_function=_linker(old, copied, made), dirs_exist_ok=True
+    )
+    return made
+
+
+def _linker(old: Path, copied: Collection[str], made: list[Path]) -> Callable[[str, str], object]:
+    """Return what links one file; the first that cannot be linked must find room for all."""
+    has_room = False
+
+    def link(source: str, target: str) -> None:
+        nonlocal has_room
+        if os.path.basename(source) not in copied:
+            try:
+                os.link(source, target)
+                return
+            except OSError as reason:
+                if reason.errno not in NO_LINKS:
+                    raise
+            if not has_room:
+                files = (os.path.join(folder, name) for folder, _, names in os.walk(old) for name in names)
+                _check_room(old, sum(os.lstat(file).st_size for file in files), " has no hard links")
+                has_room = True
+        shutil.copy2(source, target)
+        made.append(Path(target))
+
+    return link
+
+
+def _check_room(old: Path, needed: int, why: str = "") -> None:
+    free = free_bytes(old.parent)
+    if needed > free:
+        raise RunError(
+            f"{old} cannot be copied, which keeps its other arrays",
+            got=f"{free:,} bytes free on its disk" + (f"; its file system{why}" if why else ""),
+            expected=f"{needed:,}",
+            hint="an output file of its own, on another disk",
+        )
+
+
+def free_bytes(folder: Path) -> int:
+    """Return how many bytes a user may still write there."""
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
