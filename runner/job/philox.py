@@ -38,6 +38,8 @@ def fractions(xp: ModuleType, key: Key, offset: Shape, block: Shape, shape: Shap
 
 def runs(offset: Shape, block: Shape, shape: Shape) -> tuple[np.ndarray[Any, Any], int]:
     """The places, in C order, where the block's runs of neighbouring cells begin, and the length of a run."""
+    if not shape:  # a scalar
+        return np.zeros(1, np.uint64), 1
     axis = len(shape) - 1
     while axis > 0 and block[axis] == shape[axis]:
         axis -= 1

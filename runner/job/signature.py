@@ -18,7 +18,7 @@ Kind = Literal["map", "reduce", "job"]
 # Services: parameters that the runner passes to a function of each kind that names them.
 OFFERS: dict[Kind, frozenset[str]] = {
     "map": frozenset({"out", "xp", "here"}),
-    "reduce": frozenset({"xp"}),
+    "reduce": frozenset({"xp", "here"}),
     "job": frozenset({"world", "input", "output", "xp"}),
 }
 SERVICES = frozenset().union(*OFFERS.values())

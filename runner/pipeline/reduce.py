@@ -9,6 +9,7 @@ what all ranks hold. The cuts between ranks change who combines, never what is c
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from runner.errors import UserError
+from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
 from runner.plan.grid import bounds
 from runner.region import HostArray, Region, Shape
@@ -110,24 +112,32 @@ class Tiles:
         self._first, self._stop = bounds(self._count, world.size, world.rank)
         self._received = {} if self.source.parallel else self._scatter()
 
-    def reduce(self, function: Callable[[Any], Any], combine: Combine) -> Any:
+    def reduce(self, function: Callable[..., Any], combine: Combine) -> Any:
         """Apply `function` to every tile and combine; the result on every rank, None for an empty array.
 
         function: device array of at most 2^20 elements (only valid during the call) -> partial
-        result: numbers, NumPy or CuPy arrays, or a tuple, list or dict of such.
+        result: numbers, NumPy or CuPy arrays, or a tuple, list or dict of such. It may name `here`, a
+        BlockContext: the tile's place in the array.
         combine: (partial, partial) -> partial, on the host, the earlier tile's first.
         """
+        placed = _names_here(function)
 
         def leaves() -> Iterator[Node]:
             for number, block in self._blocks():
+                services = {"here": self._context(number)} if placed else {}
                 with self.phases("kernel", block.nbytes):
-                    partial = to_host(function(block))
+                    partial = to_host(function(block, **services))
                 yield Node(number, 1, partial)
 
         roots = fold(leaves(), combine)
         with self.phases("combine"):
             everyone = self.world.control.allgather(roots)
             return finish(fold((node for roots in everyone for node in roots), combine), combine)
+
+    def _context(self, number: int) -> BlockContext:
+        world, region = self.world, tile_region(self.shape, self._tile, number)
+        ranks, backend = (world.rank, world.size, world.here.host), world.backend
+        return BlockContext(*ranks, region.start, region.shape, self.shape, backend.stream, backend.xp)
 
     def _blocks(self) -> Iterator[tuple[int, Any]]:
         backend = self.world.backend
@@ -198,14 +208,26 @@ def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tile
     check = job.check
     if check is not None:
         world.collective_call(lambda: check(tiles.shape, tiles.dtype, **parameters))
-    services = {name: world.xp for name in job.services if name == "xp"}
     assert job.combine is not None
-    partial = tiles.reduce(lambda block: job.function(block, **services, **parameters), job.combine)
+
+    def apply(block: Any, here: BlockContext) -> Any:
+        services = {"xp": world.xp, "here": here}
+        wanted = {name: service for name, service in services.items() if name in job.services}
+        return job.function(block, **wanted, **parameters)
+
+    partial = tiles.reduce(apply, job.combine)
     if partial is None:
         raise UserError(
             f"{tiles.source.path} has no values to reduce", got=f"shape {tiles.shape}", everywhere=True
         )
     return job.finish(partial, **parameters) if job.finish else partial
+
+
+def _names_here(function: Callable[..., Any]) -> bool:
+    try:
+        return "here" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a built-in function without a signature
+        return False
 
 
 def to_host(partial: Any) -> Any:

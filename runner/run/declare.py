@@ -328,7 +328,8 @@ def reduce_blocks(
 
     The array is cut into tiles of a fixed number of elements, whatever the number of ranks, and
     the partial results are combined pairwise in an order that depends on the tiles alone: the
-    same bits for any number of ranks.
+    same bits for any number of ranks. A tile is a box of the array whose cells are neighbours in C order.
+    The function may name `xp` (numpy or cupy) and `here` (a BlockContext: where the tile is).
 
     Parameters
     ----------

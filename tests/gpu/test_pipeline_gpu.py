@@ -151,6 +151,25 @@ def test_a_reduction_takes_device_arrays(tmp_path: Path) -> None:
     assert record["result"]["result"] == pytest.approx(array.sum(), rel=1e-12)
 
 
+def test_a_reduction_knows_its_tiles_places_on_a_gpu(tmp_path: Path) -> None:
+    import cupy
+
+    @meshrun.reduce_blocks(combine=lambda a, b: a if a[0] >= b[0] else b)
+    def argmax(block: Any, *, xp: Any, here: Any) -> Any:
+        assert here.xp is xp  # NumPy, where the run is verified
+        assert (here.stream is None) if xp is np else (here.stream == cupy.cuda.get_current_stream())
+        first = int(np.ravel_multi_index(here.offset, here.shape))
+        drawn = here.uniform(3)
+        return float(block.max()), first + int(block.argmax()), float(xp.abs(drawn - block).max())
+
+    array = np.random.Generator(np.random.Philox(key=3)).random((1031, 2053))
+    wanted = [array.max(), array.argmax(), 0.0]
+    np.save(tmp_path / "in.npy", array)
+    record = run(argmax, tmp_path / "in.npy", None, {}, Options(device="cuda", verify="full"))
+    assert record["result"]["result"] == wanted
+    assert list(argmax(cupy.asarray(array))) == wanted
+
+
 def test_out_of_memory_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import cupy
 

@@ -157,6 +157,19 @@ def test_a_reduction_has_the_bits_of_one_process(world: World, folder: Path) -> 
 
 
 @pytest.mark.mpi_library
+def test_a_reduction_knows_its_tiles_places(world: World, folder: Path) -> None:
+    @meshrun.reduce_blocks(combine=lambda a, b: a if a[0] >= b[0] else b)
+    def argmax(block: Array, *, here: meshrun.BlockContext) -> tuple[int, int]:
+        first = int(np.ravel_multi_index(here.offset, here.shape))
+        return int(block.max()), first + int(block.argmax())
+
+    array = np.random.default_rng(3).integers(0, 999, (5_003, 1_001), np.int32)  # each value in every tile
+    source = put(world, folder / "in.npy", array)
+    record = run(argmax, source, None, {}, Options(verify="full"), world=world)
+    assert record["result"]["result"] == [998, array.argmax()]
+
+
+@pytest.mark.mpi_library
 def test_a_wrong_result_is_an_error_everywhere_and_leaves_the_old_file(world: World, folder: Path) -> None:
     @meshrun.map_blocks(reference=lambda block: block + (block == 7))
     def wrong_at_seven(block: Array) -> Array:

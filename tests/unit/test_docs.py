@@ -75,6 +75,9 @@ def test_the_jobs_pages_examples_compute_what_they_say() -> None:
     np.testing.assert_allclose(faster, speed + 0.2 * depth * ndimage.laplace(array), rtol=1e-12)
     np.testing.assert_allclose(height, array + 0.2 * faster, rtol=1e-12)
     assert shown["totals"](array) == {"sum": pytest.approx(array.sum()), "max": array.max()}
+    array = np.random.default_rng(4).integers(0, 99, (1031, 2053))  # several tiles
+    peak = int(array.argmax())
+    assert shown["peak"](array) == {"max": 98, "index": [*np.unravel_index(peak, array.shape)], "flat": peak}
     assert shown["spread"](array, scale=3.0) == {"spread": 3 * (array.max() - array.min())}
 
 

@@ -229,10 +229,12 @@ def test_names_imported_from_the_runner_lead_to_meshrun_for_one_release() -> Non
 
 
 def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
-    def total(block: Any, *, here: Any) -> float:
+    def total(block: Any, *, world: Any) -> float:
         return 0.0
 
-    with pytest.raises(UserError, match=r"'here' is not available to a function of this kind.*expected xp"):
+    with pytest.raises(
+        UserError, match=r"'world' is not available to a function of this kind.*expected here, xp"
+    ):
         meshrun.reduce_blocks(combine=max)(total)
     with pytest.raises(UserError, match=r"'out' is not available to a function of this kind"):
         meshrun.job(lambda world, out: None)
