@@ -2,8 +2,9 @@
 
 After a step the cells to show are copied on the device, then to the host on a stream of its own while further
 steps run. A thread converts and writes them. Pictures are made on rank 0 of every `stride`-th cell along both
-axes, so that a picture has at most PIXELS rows and columns, or ANIMATED; rank 0 gathers these cells when the next frame is
-due. An array over time holds every cell; each rank writes its own part of a .npy, rank 0 all of a .zarr.
+axes, so that a picture has at most PIXELS rows and columns, or ANIMATED; rank 0 gathers these cells when the
+next frame is due. An array over time holds every cell; each rank writes its own part of a .npy, rank 0 all
+of a .zarr.
 """
 
 from __future__ import annotations
