@@ -21,7 +21,7 @@ class Job:
 
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
     the input that it becomes in the next step; None: it becomes none. strided_out: the function fills an
-    `out` whose rows are apart in memory.
+    `out` whose rows are apart in memory. whole_rows: the tiles of a "reduce" job hold whole rows.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Job:
     check: Callable[..., None] | None = None
     trials: Trials = ()
     strided_out: bool = False
+    whole_rows: bool = False
 
     @property
     def summary(self) -> str:

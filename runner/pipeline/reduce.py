@@ -54,6 +54,12 @@ def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
     return tuple(reversed(tile))
 
 
+def row_tile(shape: Shape, limit: int = TILE) -> Shape:
+    """Return a box of whole rows, of at most `limit` elements if that is one row or more."""
+    rows = max(limit // max(math.prod(shape[1:]), 1), 1)
+    return (max(min(rows, shape[0]), 1), *(max(length, 1) for length in shape[1:]))
+
+
 def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
     """Return the region of tile `number`, counted in C order."""
     counts = [-(-length // step) for length, step in zip(shape, tile, strict=True)]
@@ -91,12 +97,19 @@ def finish(roots: list[Node], combine: Combine) -> Any:
 class Tiles:
     """An array in tiles, of which each rank holds a contiguous share.
 
-    array: a file's path, opened by rank 0 for all (collective), or an open source.
+    array: a file's path, opened by rank 0 for all (collective), or an open source. tile: most elements of a
+    tile. whole_rows: tiles are whole along all axes but the first, and larger if one row is.
     `shape` and `dtype` are the array's.
     """
 
     def __init__(
-        self, world: World, array: Path | str | Source, phases: Phases | None = None, tile: int = TILE
+        self,
+        world: World,
+        array: Path | str | Source,
+        phases: Phases | None = None,
+        tile: int = TILE,
+        *,
+        whole_rows: bool = False,
     ) -> None:
         self.world = world
         self.phases = phases or world.phases
@@ -106,7 +119,7 @@ class Tiles:
         else:
             self.source = array
         self.shape, self.dtype = self.source.shape, self.source.dtype
-        self._tile = tile_shape(self.shape, tile)
+        self._tile = row_tile(self.shape, tile) if whole_rows else tile_shape(self.shape, tile)
         steps = zip(self.shape, self._tile, strict=True)
         self._count = math.prod(-(-length // step) for length, step in steps) if 0 not in self.shape else 0
         self._first, self._stop = bounds(self._count, world.size, world.rank)

@@ -313,6 +313,7 @@ def reduce_blocks(
     finish: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
     trials: Trials = (),
+    whole_rows: bool = False,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def reduce_blocks(
@@ -322,6 +323,7 @@ def reduce_blocks(
     finish: Callable[..., Any] | None = None,
     check: Callable[..., None] | None = None,
     trials: Trials = (),
+    whole_rows: bool = False,
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function from a block to a small partial result, combined over all blocks.
@@ -337,12 +339,14 @@ def reduce_blocks(
     finish: (partial, **parameters) -> result, applied once at the end. UserError and `parameters` as in
         `map_blocks`.
     check, trials: as in `map_blocks`.
+    whole_rows: tiles are whole along all axes but the first, for reductions along that axis, such as the
+        mean of each column. The result, an array, is written to OUTPUT if one is given.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
         declared = _declare(function, "reduce", name, finish=finish, check=check)
         fitted(declared.name, "combine", combine, ())
-        return replace(declared, combine=combine, trials=trials)
+        return replace(declared, combine=combine, trials=trials, whole_rows=whole_rows)
 
     return declare if function is None else declare(function)
 

@@ -9,12 +9,15 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
 from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
+from runner.region import Region
 from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.report.units import counted
@@ -23,7 +26,15 @@ from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
 from runner.storage.containers import prefixes
-from runner.storage.formats import CONTAINERS, Source, array_at, check_output, check_place, open_source
+from runner.storage.formats import (
+    CONTAINERS,
+    Source,
+    array_at,
+    check_output,
+    check_place,
+    open_sink,
+    open_source,
+)
 from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
@@ -176,9 +187,10 @@ def name_files(
     job: Job, inputs: Sequence[str | Path], outputs: Sequence[str | Path]
 ) -> tuple[list[Path], list[Path]]:
     """Return the paths of inputs and outputs; raises UserError if they are not as many as the job has."""
-    if not writes_files(job) and outputs:
+    if not (writes_files(job) or job.whole_rows) and outputs:
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {outputs[0]}", hint="leave OUTPUT out")
-    wanted = (job.arrays, job.output_names if writes_files(job) else ())
+    writes = writes_files(job) or (job.whole_rows and len(outputs) == 1)
+    wanted = (job.arrays, job.output_names if writes else ())
     if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
         if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
             raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
@@ -279,8 +291,9 @@ def _result(run: RunContext) -> Record:
             hint="reference= in its decorator",
             everywhere=True,
         )
-    partial, output = (None, None) if not run.targets else job_paths(run.targets[0], run.world.run_id)
-    if partial is not None:
+    partial = output = None
+    if run.targets and run.job.kind == "job":
+        partial, output = job_paths(run.targets[0], run.world.run_id)
         run.transaction.track_partial(partial)
     value = call(run, output)
     run.inputs.check(run.world)
@@ -294,10 +307,36 @@ def _result(run: RunContext) -> Record:
         run.proof(1, 1)
     if partial is not None:
         _commit(run, partial)
+    elif run.targets:
+        _write_array(run, value)
+        value = type_record((value.shape, value.dtype))
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None}
     return {**cut, "verify": proof, "result": plain(result)}
+
+
+def _write_array(run: RunContext, value: Any) -> None:
+    """Write the array that a reduction returned; RunError on every rank for anything else."""
+
+    def write() -> Path:
+        if not isinstance(value, np.ndarray) or value.ndim == 0:
+            raise RunError(
+                f"job {run.job.name} returned no array to write to {run.targets[0]}",
+                got=type(value).__name__,
+                hint="leave OUTPUT out",
+            )
+        sink = open_sink(run.targets[0], value.shape, value.dtype, run.world.run_id)
+        run.transaction.track_partial(sink.partial)
+        sink.create()
+        sink.write(Region((0,) * value.ndim, value.shape), np.ascontiguousarray(value))
+        sink.sync()
+        run.transaction.commit(sink.partial, sink.path)
+        return sink.partial
+
+    with run.phases("write"):
+        run.world.on_root(write)
+    run.transaction.forget_partial()
 
 
 def _commit(run: RunContext, partial: Path) -> None:
@@ -322,7 +361,9 @@ def call(run: RunContext, output: Path | None = None) -> Any:
     """Call the job's function and return its result. output: the path to write to, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
-        return reduce_array(world, job, run.parameters, Tiles(world, run.source, run.phases))
+        return reduce_array(
+            world, job, run.parameters, Tiles(world, run.source, run.phases, whole_rows=job.whole_rows)
+        )
     services = {"world": world, "input": run.source, "output": output, "xp": world.xp}
     wanted = {name: service for name, service in services.items() if name in job.services}
     with run.phases("job"):

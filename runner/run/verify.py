@@ -318,7 +318,12 @@ def verify_result(
         elif job.kind == "reduce":
             alone = single_rank_world(CpuBackend())
             expected, against = (
-                reduce_array(alone, job, parameters, Tiles(alone, reopen(source), tile=OTHER_TILE)),
+                reduce_array(
+                    alone,
+                    job,
+                    parameters,
+                    Tiles(alone, reopen(source), tile=OTHER_TILE, whole_rows=job.whole_rows),
+                ),
                 RERUN,
             )
         else:
