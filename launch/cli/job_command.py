@@ -35,7 +35,7 @@ STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "sta
 
 
 class Jobs(click.Group):
-    """Every job as a command: installed ones by name, a user's by FILE.py:NAME."""
+    """Every job as a command: installed ones by name, a user's by FILE.py:NAME or MODULE:NAME."""
 
     texts = True  # a job's own options may be empty
 
@@ -49,7 +49,7 @@ class Jobs(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Jobs"):
-            formatter.write_text(f"{', '.join(self.list_commands(ctx))}, or FILE.py:NAME")
+            formatter.write_text(f"{', '.join(self.list_commands(ctx))}, FILE.py:NAME or MODULE:NAME")
 
 
 def job_command(name: str) -> click.Command:

@@ -118,8 +118,9 @@ def _is_rank(launched: DetectedLauncher | None) -> bool:
 def run() -> None:
     """Run a job on a file.
 
-    JOB is the name of an installed job (meshrun jobs lists them) or a function in your own
-    file, FILE.py:NAME. meshrun run JOB --help describes it and its options.
+    JOB is the name of an installed job (meshrun jobs lists them), a function in your own
+    file, FILE.py:NAME, or in a module that is installed or in the working directory,
+    package.MODULE:NAME. meshrun run JOB --help describes it and its options.
     """
 
 

@@ -1,9 +1,12 @@
-"""Discover jobs: by the name of an entry point, or in a user's file by path."""
+"""Discover jobs: by the name of an entry point, in a user's file by path, or in a module by name."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
+import keyword
+import os
 import re
 import sys
 import types
@@ -19,9 +22,9 @@ ENTRY_POINTS = "meshrun.jobs"
 
 
 def find(name: str) -> Job:
-    """Return the job `name`: an entry point (built-in jobs too) or `file.py:name`.
+    """Return the job `name`: an entry point (built-in jobs too), `file.py:name` or `package.module:name`.
 
-    `file.py` alone is enough if it declares exactly one job.
+    `file.py` alone, or `package.module:`, is enough if it declares exactly one job.
     """
     path, colon, attribute = name.rpartition(":")
     if not colon:
@@ -39,8 +42,15 @@ def find(name: str) -> Job:
             if not isinstance(found, Job):
                 raise UserError(f"job {name} ({entry.value}) is not a job", got=type(found).__name__)
             return found
+    if _is_module_name(path) and colon:
+        return _find_in_module(path, attribute)
+    dotted = "." in path and _is_module_name(path)
+    hint = f"{path}:NAME" if dotted else _file_hint(path, attribute)
     raise UserError(
-        "unknown job", got=name, expected=f"{', '.join(names())}, or file.py:name", hint="meshrun jobs"
+        "unknown job",
+        got=name,
+        expected=f"{', '.join(names())}, FILE.py:NAME or MODULE:NAME",
+        hint=hint or "meshrun jobs",
     )
 
 
@@ -63,18 +73,61 @@ def names() -> list[str]:
 
 
 def _find_in_file(path: Path, attribute: str) -> Job:
-    module = load_file(path)
+    return _job_of(load_file(path), attribute, str(path), str(path))
+
+
+def _job_of(module: types.ModuleType, attribute: str, name: str, place: str, hint: str | None = None) -> Job:
+    """Return a module's job; the only one if `attribute` is empty.
+
+    name: by which the user asks for the module. place: how errors call it. hint: if it has no such job.
+    """
     jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
     if not attribute and len(jobs) == 1:
         return next(iter(jobs.values()))
     if attribute not in jobs:
-        what = f"{path} declares no job {attribute!r}" if attribute else f"{path}: name one of its jobs"
+        what = f"{place} declares no job {attribute!r}" if attribute else f"{place}: name one of its jobs"
         raise UserError(
             what,
             got=f"jobs: {', '.join(jobs) or 'none'}",
-            expected=f"{path}:NAME, a function under @meshrun.map_blocks, reduce_blocks or job",
+            expected=f"{name}:NAME, a function under @meshrun.map_blocks, reduce_blocks or job",
+            hint=hint,
         )
     return jobs[attribute]
+
+
+def _is_module_name(text: str) -> bool:
+    return all(word.isidentifier() and not keyword.iskeyword(word) for word in text.split("."))
+
+
+def _find_in_module(name: str, attribute: str) -> Job:
+    """Return a job of a module that is installed or lies in the working directory.
+
+    That goes to the end of the import path: see `load_file`.
+    """
+    _append_to_path(os.getcwd())
+    with Importing(f"module {name}"):
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as reason:
+            if reason.name is None or not f"{name}.".startswith(f"{reason.name}."):
+                raise  # the module's own import
+            raise UserError(
+                f"module {name} does not exist",
+                got=f"{name}:{attribute}",
+                expected=f"a module that is installed or in {os.getcwd()}",
+                hint=_file_hint(name, attribute) or "meshrun jobs",
+            ) from reason
+    file = getattr(module, "__file__", None)
+    place = f"module {name} ({file})" if file else f"module {name}"
+    hint = _file_hint(name, attribute)
+    other = hint is not None and Path(hint.partition(":")[0]).resolve() != Path(file or "").resolve()
+    return _job_of(module, attribute, name, place, hint if other else None)
+
+
+def _file_hint(name: str, attribute: str) -> str | None:
+    """Return FILE.py:NAME if there is such a file in the working directory, which no module may hide."""
+    file = Path(f"{name if '/' in name else name.replace('.', '/')}.py")
+    return f"{file}:{attribute or 'NAME'}" if file.is_file() else None
 
 
 def load_file(path: Path) -> types.ModuleType:

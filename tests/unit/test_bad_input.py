@@ -166,7 +166,7 @@ CASES: list[tuple[str, ...]] = [
     ("run grayscale float.npy out.npy", "a colour image", "got shape (5, 5)", "expected (rows, columns, 3)"),
     ("run statistics empty.npy", "without elements", "got shape (0, 5)", "expected one element"),
     # Jobs.
-    ("run nosuch in.npy out.npy", "unknown job", "got nosuch", "laplacian", "file.py:name", "Try:"),
+    ("run nosuch in.npy out.npy", "unknown job", "got nosuch", "laplacian", "FILE.py:NAME", "Try:"),
     ("run gone.py:edges in.npy out.npy", "job's file does not exist", "got gone.py", "expected FILE.py"),
     ("run none.py in.npy out.npy", "none.py: name one of its jobs", "got jobs: none", "@meshrun.map_blocks"),
     (f"run {OURS} in.npy out.npy", "name one of its jobs", "got jobs: wide, needy, total"),

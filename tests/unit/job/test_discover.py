@@ -1,4 +1,4 @@
-"""Finding a job: in a user's file by path, or among the installed ones."""
+"""Finding a job: in a user's file by path, in a module by name, or among the installed ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def own_import_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if name.startswith(("meshrun_user_", "neighbour")):
+        if name.partition(".")[0].startswith(("meshrun_user_", "neighbour")):
             del sys.modules[name]
 
 
@@ -155,6 +155,108 @@ def test_the_folder_is_listed_once(tmp_path: Path) -> None:
     assert sys.path.count(str(tmp_path)) == 1
 
 
+# Modules by name
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a package of jobs."""
+    write(tmp_path / "neighbour", "", "__init__.py")
+    both = "from neighbour.one import edges\nimport meshrun\n" + TWO.replace(ONE, "")
+    write(tmp_path / "neighbour", both, "two.py")
+    write(tmp_path / "neighbour", ONE, "one.py")
+    write(tmp_path / "neighbour" / "inner", "x = 1\n", "none.py")  # a package without __init__.py
+    write(tmp_path / "neighbour", "import no_such_module_anywhere\n", "needs.py")
+    write(tmp_path / "neighbour", "from neighbour.missing import x\n", "half.py")
+    write(tmp_path / "neighbour", "1 / 0\n", "broken.py")
+    write(tmp_path / "neighbour", "import sys\nsys.exit(0)\n", "leaves.py")
+    write(tmp_path, ONE, "neighbour_alone.py")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("neighbour.two:blur", "blur"),
+        ("neighbour.two:edges", "edges"),
+        ("neighbour.one:", "edges"),
+        ("neighbour_alone:edges", "edges"),
+        ("jobs.filters.laplacian:laplacian", "laplacian"),
+    ],
+)
+def test_a_job_in_a_module(name: str, found: str) -> None:
+    assert find(name).name == found
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "nosuch:edges",
+            r"module nosuch does not exist: got nosuch:edges, expected .* installed or in .*Try: meshrun",
+        ),
+        ("neighbour.nosuch:edges", r"module neighbour\.nosuch does not exist"),
+        ("nosuch.one:edges", r"module nosuch\.one does not exist"),
+        ("neighbour.one.deeper:edges", r"module neighbour\.one\.deeper does not exist"),
+        ("neighbour.two:", r"module neighbour\.two .*name one of its jobs.*got jobs: edges, blur"),
+        ("neighbour.two:plain", r"module neighbour\.two \(.*two\.py\) declares no job 'plain'.*edges, blur"),
+        ("neighbour.inner.none:edges", "no job .edges.: got jobs: none, expected neighbour.inner.*NAME"),
+        ("neighbour.inner:edges", r"module neighbour\.inner declares no job 'edges'"),
+        ("json:edges", r"module json \(.*\) declares no job 'edges'"),
+        (
+            "neighbour.needs:edges",
+            r"module neighbour\.needs cannot be imported: ModuleNotFoundError.*no_such_module_anywhere",
+        ),
+        (
+            "neighbour.half:edges",
+            r"module neighbour\.half cannot be imported: ModuleNotFoundError.*neighbour\.missing",
+        ),
+        ("neighbour.broken:edges", r"broken cannot be imported: got ZeroDivisionError.*broken\.py:1"),
+        ("neighbour.leaves:edges", r"neighbour\.leaves cannot be imported: got SystemExit"),
+        ("neighbour/one:edges", r"unknown job.*MODULE:NAME\. Try: neighbour/one\.py:edges"),
+        ("neighbour.one", r"unknown job.*Try: neighbour\.one:NAME"),
+        ("../one:edges", "unknown job"),
+        ("neighbour..one:edges", "unknown job"),
+        (":edges", "unknown job"),
+        ("import:edges", "unknown job"),
+    ],
+)
+def test_modules_without_the_job(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        find(name)
+
+
+def test_the_working_directory_takes_nobodys_place(package: Path) -> None:
+    for name in ("json.py", "numpy.py", "msvcrt.py", "runner.py"):
+        write(package, "raise AssertionError('a user file shadows a package')\n", name)
+    write(package / "jobs", ONE, "mine.py")
+    write(package, "import json, numpy\n" + ONE, "neighbour_careful.py")
+    assert find("neighbour_careful:edges").name == "edges"
+    assert sys.path[-1] == str(package)
+    with pytest.raises(UserError, match="module msvcrt does not exist"):
+        find("msvcrt:edges")
+    with pytest.raises(UserError, match=r"module json \(.*\) declares no job.*Try: json\.py:edges"):
+        find("json:edges")
+    with pytest.raises(UserError, match=r"module jobs\.mine does not exist.*Try: jobs/mine\.py:edges"):
+        find("jobs.mine:edges")
+
+
+@pytest.mark.usefixtures("package")
+def test_a_module_is_imported_once() -> None:
+    assert find("neighbour.one:edges") is find("neighbour.two:edges")
+
+
+def test_an_installed_module_comes_before_one_of_the_working_directory(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(package / "site", TWO, "neighbour_alone.py")
+    monkeypatch.syspath_prepend(str(package / "site"))
+    assert find("neighbour_alone:blur").name == "blur"
+
+
 # Installed jobs
 
 
@@ -191,8 +293,8 @@ def test_an_installed_job() -> None:
         ("sample-broken", "sample-broken.*cannot be imported.*no_such_module_anywhere"),
         ("sample-missing", "sample-missing.*missing"),
         ("sample-plain", "sample-plain.*neighbour_jobs:plain.*is not a job: got function"),
-        ("nothing", "unknown job: got nothing, expected .*sample-blur.*file.py:name"),
-        ("neighbour_jobs:blur", "unknown job"),
+        ("nothing", "unknown job: got nothing, expected .*sample-blur.*FILE.py:NAME or MODULE:NAME"),
+        ("sample-blur:blur", "unknown job"),
     ],
 )
 def test_installed_jobs_that_cannot_be_used(name: str, words: str) -> None:

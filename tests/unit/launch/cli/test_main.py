@@ -209,6 +209,8 @@ def test_a_missing_output_is_left_to_the_runner(calls: Calls) -> None:
         (["run", "nosuchfile.py", "in"], "nosuchfile.py"),
         (["run", "edges.py", "in"], "edges, scale"),
         (["run", "edges.py:nosuch", "in"], "nosuch"),
+        (["run", "nosuch.module:edges", "in"], "module nosuch.module does not exist"),
+        (["plan", "nosuch.module:edges", "in"], "module nosuch.module does not exist"),
         (["run", "edges.py:edges"], "INPUT"),
         (["run", "edges.py:edges", "a", "b", "c"], "c"),
         (["run", "edges.py:edges", "a", "b", "--bin-count", "many"], "'many'"),
@@ -340,6 +342,7 @@ def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "Usage: meshrun run JOB INPUT [OUTPUT] [OPTIONS]" in text
     assert "FILE.py:NAME" in text
+    assert "MODULE:NAME" in text
 
 
 @pytest.mark.usefixtures("job_file")

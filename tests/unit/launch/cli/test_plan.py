@@ -82,6 +82,10 @@ def test_a_shape_is_planned_on_hosts_of_eight(capsys: pytest.CaptureFixture[str]
 def test_a_job_of_ones_own_is_called_to_see_its_result(capsys: pytest.CaptureFixture[str]) -> None:
     out = planned(capsys, "mine.py:halved", "--shape", "50x4", "--dtype", "int16", "--ranks", "2")
     assert "halved on 50x4 int16 to 50x4 float64" in out
+    Path("parts").mkdir()
+    Path("parts", "of_a_package.py").write_text(JOBS)
+    words = ("parts.of_a_package:halved", "--shape", "50x4", "--dtype", "int16", "--ranks", "2")
+    assert "halved on 50x4 int16 to 50x4 float64" in planned(capsys, *words)
 
 
 def test_memory_that_is_short_streams(capsys: pytest.CaptureFixture[str]) -> None:
