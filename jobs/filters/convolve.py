@@ -16,6 +16,7 @@ from jobs.filters.weights import EXACT, Weights, read
 from runner.errors import UserError
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu
+WIDEST = 2**20  # of weights on 64-bit integers: half of a sum fits a float64
 Array = np.ndarray[Any, Any]
 
 
@@ -25,12 +26,13 @@ def accumulator(source: np.dtype[Any], result: np.dtype[Any], weights: Weights) 
         return dtypes.floating(source, result)
     if not weights.whole:
         return np.dtype(np.float64)
+    if dtypes.is_wide(source):
+        return dtypes.WIDE
     return np.dtype(np.int32 if _bound(source, weights) < 2**31 else np.int64)
 
 
 def _bound(source: np.dtype[Any], weights: Weights) -> float:
-    limits = np.iinfo(source)
-    return weights.total * max(-limits.min, limits.max)
+    return weights.total * dtypes.largest(source)
 
 
 def _check(
@@ -50,7 +52,16 @@ def _check(
             got=f"a kernel of shape {weights.values.shape}",
             expected=f"at most {len(shape)} axes",
         )
-    if source.kind != "f" and weights.whole and _bound(source, weights) >= EXACT:
+    if not weights.whole or source.kind == "f":
+        return
+    if dtypes.is_wide(source) and weights.total >= WIDEST:
+        raise UserError(
+            f"sums of {source} elements under this kernel would not be exact",
+            got=f"weights of total size {weights.total:,.0f}",
+            expected=f"less than {WIDEST:,}",
+            hint="smaller weights, or a float64 array",
+        )
+    if not dtypes.is_wide(source) and _bound(source, weights) >= EXACT:
         raise UserError(
             f"sums of {source} elements under this kernel can pass 2^53 and would not be exact",
             got=f"weights of total size {weights.total:g}",
@@ -75,7 +86,12 @@ def _halo(*, kernel: str, normalize: bool = False, dtype: str = "same") -> list[
 
 
 def _reference(
-    block: Array, *, kernel: str, normalize: bool = False, dtype: str = "same"
+    block: Array,
+    *,
+    kernel: str,
+    normalize: bool = False,
+    dtype: str = "same",
+    input_dtype: np.dtype[Any] | None = None,
 ) -> tuple[Array, Array]:
     """The definition, result[i] = sum over k of kernel[k] * array[i + size // 2 - k], last k first.
 
@@ -94,8 +110,9 @@ def _reference(
             expected = expected + values[k] * part
             magnitude += abs(values[k]) * np.abs(part)
             count += 1
-    # Whole numbers below 2^24 are exact in float32 too.
-    whole = weights.whole and np.array_equal(block, np.rint(block)) and magnitude.max() < 2**24
+    # Whole numbers below 2^24 are exact in float32 too; other integers are not summed there.
+    whole = weights.whole and np.array_equal(block, np.rint(block)) and magnitude.max(initial=0) < 2**24
+    whole = whole or (input_dtype is not None and dtypes.is_integer(input_dtype))
     roundoff = 2.0**-53 if whole else dtypes.unit_roundoff(block, dtype)
     tolerance = (count + 3) * 1.01 * roundoff * magnitude
     return expected / weights.divisor, tolerance / abs(weights.divisor)
@@ -112,6 +129,7 @@ def _reference(
         ((67, 41, 3), "uint8", {"kernel": "1 2 1; 2 4 2; 1 2 1", "normalize": True}),
         ((31, 50), "float32", {"kernel": "0.5 1 -2 3"}),
         ((40, 30), "int32", {"kernel": "1 0; -1 2; 3 0; 1 1"}),
+        ((40, 30), "int64", {"kernel": "1 0; -1 2; 3 0; 1 1"}),
     ],
 )
 def convolve(
@@ -127,31 +145,47 @@ def convolve(
 
     The kernel's axes are the array's leading axes; further axes, such as channels, are kept apart.
     Products are summed in the C order of the flipped kernel; a weight of 0 is not looked at, so
-    that a NaN there does not spread. Integers under whole weights are summed exactly, under others in
-    float64; float16 and float32 in float32 for results of these types, else in float64. The
-    division of `normalize` comes last, in float64. On a GPU a kernel has at most three axes.
+    that a NaN there does not spread. Integers under whole weights are summed exactly, or refused where
+    that is not possible, under others in float64; bool counts as 0 and 1. float16 and float32 are
+    summed in float32 for results of these types, else in float64. The division of `normalize` comes
+    last, in float64. On a GPU a kernel has at most three axes.
 
     kernel: "1 2 1; 2 4 2; 1 2 1" (rows; "1 2 1" alone works along axis 0, "1 2 1;" along axis 1),
         or a .npy file of one to any number of axes.
     normalize: divide the result by the sum of the weights.
-    dtype: of the result. Into integers, values are rounded half to even and saturate.
+    dtype: of the result. Into integers, values are rounded half to even and saturate: nothing wraps.
+        The same as bool is uint8. Sums of 64-bit integers become floats by way of float64.
     """
     weights = read(kernel, normalize)
     kind = accumulator(block.dtype, out.dtype, weights)
     if xp is not np:
         _on_gpu(block, out, weights, kind, xp)
         return
-    block = block.astype(kind, copy=False)
-    total, term = np.empty(out.shape, kind), np.empty(out.shape, kind)
+    if kind == dtypes.WIDE:
+        exact = dtypes.ExactSums(lambda part: _sums(part, out.shape, weights), block, int(weights.total))
+        if weights.divisor == 1:
+            exact.store(out)
+        else:
+            dtypes.store(exact.floats() / weights.divisor, out)
+        return
+    total = _sums(block.astype(kind, copy=False), out.shape, weights)
     with np.errstate(all="ignore"):
-        for number, (place, weight) in enumerate(weights.taps):
-            part = block[tuple(slice(a, a + n) for a, n in zip(place, out.shape, strict=False))]
-            np.multiply(part, kind.type(weight), out=term if number else total)
-            if number:
-                total += term
         if weights.divisor != 1:
             total = np.divide(total, weights.divisor, dtype=np.float64)
     dtypes.store(total, out)
+
+
+def _sums(block: Array, shape: tuple[int, ...], weights: Weights) -> Array:
+    """Sums of products in the block's dtype. shape: of the result."""
+    kind = block.dtype
+    total, term = np.empty(shape, kind), np.empty(shape, kind)
+    with np.errstate(all="ignore"):
+        for number, (place, weight) in enumerate(weights.taps):
+            part = block[tuple(slice(a, a + n) for a, n in zip(place, shape, strict=False))]
+            np.multiply(part, kind.type(weight), out=term if number else total)
+            if number:
+                total += term
+    return total
 
 
 def instance(source: np.dtype[Any], kind: np.dtype[Any], result: np.dtype[Any]) -> str:
@@ -192,7 +226,7 @@ def _device_taps(
     taps = weights.taps
     distances = [sum(step * stride for step, stride in zip(place, strides, strict=True)) for place, _ in taps]
     arrays = (
-        xp.asarray(np.array([weight for _, weight in taps], kind)),
+        xp.asarray(np.array([weight for _, weight in taps], np.int64 if kind == dtypes.WIDE else kind)),
         xp.asarray(np.array(distances, np.int64)),
     )
     xp.cuda.get_current_stream().synchronize()  # any stream may use them from now on

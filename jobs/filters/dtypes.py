@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from runner.errors import UserError
 
-SUPPORTED = ("uint8", "uint16", "int32", "float16", "float32", "float64")
-Result = Literal["same", "int16", "int32", "float32", "float64"]
+SUPPORTED = (
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64",
+    "float16", "float32", "float64",
+)  # fmt: skip
+Result = Literal["same", "int16", "int32", "int64", "float32", "float64"]
+# The accumulator of sums of 64-bit integers, high * 2^32 + low, as struct Wide in kernels/common.cuh.
+WIDE = np.dtype([("high", np.int64), ("low", np.int64)])
+HALF = 32  # bits of `low`, and of the part of an element that `high` sums
+Array = np.ndarray[Any, Any]
 
 
 def check(job: str, dtype: np.dtype[Any]) -> None:
@@ -23,12 +31,32 @@ def check(job: str, dtype: np.dtype[Any]) -> None:
         )
 
 
+def is_integer(dtype: np.dtype[Any]) -> bool:
+    """Whether sums of such elements are exact: integers, and bool, which counts as 0 and 1."""
+    return dtype.kind in "biu"
+
+
+def is_wide(dtype: np.dtype[Any]) -> bool:
+    """Whether sums of such elements may pass 64 bits, and float64 may not hold one of them."""
+    return dtype.kind in "iu" and dtype.itemsize == 8
+
+
+def largest(dtype: np.dtype[Any]) -> int:
+    """The largest magnitude of an integer dtype."""
+    if dtype.kind == "b":
+        return 1
+    limits = np.iinfo(dtype)
+    return max(-int(limits.min), int(limits.max))
+
+
 def result(dtype: np.dtype[Any], choice: str) -> np.dtype[Any]:
-    """The result's dtype for a `--dtype` choice."""
-    return np.dtype(dtype if choice == "same" else choice)
+    """The result's dtype for a `--dtype` choice. The same as bool is uint8, which holds counts."""
+    if choice == "same":
+        return np.dtype(np.uint8) if dtype.kind == "b" else dtype
+    return np.dtype(choice)
 
 
-def store(values: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+def store(values: Array, out: Array) -> None:
     """Write `values` to `out`, as convert() in kernels/common.cuh does; may overwrite `values`.
 
     Into integers: round half to even, saturate, NaN becomes 0. Into floats: round to nearest.
@@ -43,9 +71,63 @@ def store(values: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
     limits = np.iinfo(out.dtype)
     if np.can_cast(values.dtype, out.dtype):
         out[...] = values
+    elif values.dtype.kind == "f" and out.dtype.itemsize == 8:
+        end = float(limits.max)  # one more than the largest integer, which is no float64
+        beyond = values >= end
+        np.clip(values, float(limits.min), np.nextafter(end, 0), out=values)
+        np.copyto(out, values, casting="unsafe")
+        out[beyond] = limits.max
     else:
         np.clip(values, limits.min, limits.max, out=values)
         np.copyto(out, values, casting="unsafe")
+
+
+class ExactSums:
+    """Sums of a block's 64-bit integers, whatever their size.
+
+    sums: a linear function from int64 elements to int64 sums. total: of the magnitudes of a sum's weights,
+    below 2^20.
+    """
+
+    def __init__(self, sums: Callable[[Array], Array], block: Array, total: int) -> None:
+        ends = (int(block.min()), int(block.max())) if block.size else (0, 0)
+        self.high: Array | None = None  # where int64 holds every sum
+        if max(-ends[0], ends[1]) * total < 2**63:
+            self.low = sums(block.astype(np.int64, copy=False))
+            return
+        half, mask = block.dtype.type(HALF), block.dtype.type(2**HALF - 1)
+        self.high = sums((block >> half).astype(np.int64, copy=False))
+        self.low = sums((block & mask).astype(np.int64, copy=False))
+        self.high += self.low >> np.int64(HALF)
+        self.low &= np.int64(2**HALF - 1)
+
+    def floats(self) -> Array:
+        """The sums as float64, rounded to nearest."""
+        low = self.low.astype(np.float64)
+        return low if self.high is None else np.ldexp(self.high.astype(np.float64), HALF) + low
+
+    def store(self, out: Array) -> None:
+        """Write the sums to `out`: saturated into integers, by way of float64 into floats."""
+        if out.dtype.kind == "f":
+            store(self.floats(), out)
+            return
+        unsigned = out.dtype == np.uint64
+        if self.high is None:
+            if unsigned:
+                np.copyto(out, np.maximum(self.low, 0, out=self.low), casting="unsafe")
+            else:
+                store(self.low, out)
+            return
+        ends = (0, 2**HALF - 1) if unsigned else (-(2 ** (HALF - 1)), 2 ** (HALF - 1) - 1)
+        self.low[self.high < ends[0]] = 0
+        self.low[self.high > ends[1]] = 2**HALF - 1
+        np.clip(self.high, *ends, out=self.high)
+        self.high <<= np.int64(HALF)
+        self.high |= self.low
+        if unsigned:
+            out[...] = self.high.view(np.uint64)
+        else:
+            store(self.high, out)
 
 
 def floating(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
@@ -54,15 +136,15 @@ def floating(source: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
     float32 where it holds every element and the result is float16 or float32; else float64,
     so that an integer result is rounded once, from the right value.
     """
-    narrow = source.name not in ("int32", "float64") and result.name in ("float16", "float32")
+    narrow = np.can_cast(source, np.float32) and result.name in ("float16", "float32")
     return np.dtype(np.float32 if narrow else np.float64)
 
 
-def unit_roundoff(block: np.ndarray[Any, Any], choice: str) -> float:
+def unit_roundoff(block: Array, choice: str) -> float:
     """Largest relative error of one operation in `floating`, from the data's float64 copy and `--dtype`.
 
-    Data that float32 cannot hold were int32 or float64. Other data may have been of any type:
-    float32's error bounds those of both.
+    Data that float32 cannot hold were integers of 4 or 8 bytes or float64. Other data may have been of any
+    type: float32's error bounds those of both.
     """
     if choice in ("same", "float", "float16", "float32"):
         with np.errstate(over="ignore"):

@@ -14,7 +14,7 @@ from jobs.filters.bounds import Intervals
 from jobs.filters.expression import cpp, evaluate, fold, parse
 
 THREADS, ELEMENTS = 256, 4  # as in elementwise.cu
-Result = Literal["float", "same", "uint8", "uint16", "int32", "float16", "float32", "float64"]
+Result = Literal["float", "same", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64"]
 
 
 def _check(
@@ -56,14 +56,16 @@ def elementwise(block: Any, *, out: Any, xp: ModuleType, expression: str, dtype:
     """Apply a formula in x to every element.
 
     Computed in float32 where it holds every element and the result is float16 or float32, else in
-    float64; constants are of that type too. A comparison is 1 or 0. Division, // and % by zero
+    float64; constants are of that type too. bool counts as 0 and 1; 64-bit integers beyond 2^53 are
+    rounded to float64 first. A comparison is 1 or 0. Division, // and % by zero
     and functions outside their domain give inf or NaN, as in NumPy.
 
     expression: numbers, x, pi, e; + - * / // % **; comparisons; abs sqrt exp expm1 log log1p log2
         log10 sin cos tan arcsin arccos arctan sinh cosh tanh floor ceil; min(a, b), max(a, b),
         clip(a, low, high), where(condition, a, b).
-    dtype: of the result. float: the input's own if floating, else float32, for int32 float64. Into
-        integers: rounded half to even, saturated, NaN becomes 0.
+    dtype: of the result. float: the input's own if floating, float32 for bool and integers of 1 or 2
+        bytes, float64 for others. Into integers: rounded half to even, saturated, NaN becomes 0. The
+        same as bool is uint8.
     """
     tree, kind = parse(expression), dtypes.floating(block.dtype, out.dtype)
     if xp is not np:

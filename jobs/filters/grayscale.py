@@ -15,9 +15,15 @@ from jobs.filters import dtypes
 from runner.errors import UserError
 
 ACCUMULATOR = {
+    "bool": "uint32",
     "uint8": "uint32",
+    "int8": "int32",
     "uint16": "uint32",  # 65535 * 65536 + 32768 is below 2^32
+    "int16": "int64",
+    "uint32": "int64",
     "int32": "int64",
+    "uint64": "int64",  # of either half of an element
+    "int64": "int64",
     "float16": "float32",
     "float32": "float32",
     "float64": "float64",
@@ -61,14 +67,21 @@ def _check(shape: tuple[int, ...], source: np.dtype[Any], /, *, weights: str = R
 def _result(
     shape: tuple[int, ...], source: np.dtype[Any], /, *, weights: str = REC601
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    return shape[:-1], source
+    return shape[:-1], dtypes.result(source, "same")
 
 
-def _reference(block: np.ndarray[Any, Any], *, weights: str = REC601) -> np.ndarray[Any, Any]:
-    expected: np.ndarray[Any, Any] = block[..., :3] @ (np.array(parse(weights)) / UNIT)
+def _reference(
+    block: np.ndarray[Any, Any], *, weights: str = REC601, input_dtype: np.dtype[Any] | None = None
+) -> Any:
+    parts = np.array(parse(weights)) / UNIT
+    expected: np.ndarray[Any, Any] = block[..., :3] @ parts
     # Halves round up here, to even in the comparison: a last bit more settles that.
     np.nextafter(expected, np.inf, out=expected)
-    return expected
+    if input_dtype is None or not dtypes.is_wide(input_dtype):
+        return expected
+    # Products with weights of 16 bits are exact up to 2^37.
+    magnitude = np.abs(block[..., :3]).max(axis=-1)
+    return expected, np.where(magnitude < 2.0**37, 0.0, 8 * 2.0**-53 * magnitude)
 
 
 @meshrun.map_blocks(
@@ -80,11 +93,12 @@ def _reference(block: np.ndarray[Any, Any], *, weights: str = REC601) -> np.ndar
 def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) -> None:
     """Grey levels of a colour image, by default with the weights of Rec. 601.
 
-    (rows, columns, 3 or 4) to (rows, columns) of the same dtype; a fourth channel, alpha, is dropped.
+    (rows, columns, 3 or 4) to (rows, columns) of the same dtype, of bool, which counts as 0 and 1, to uint8;
+    a fourth channel, alpha, is dropped.
     Weights become whole multiples of 1/65536 that sum to 1, so that white stays white and
     nothing overflows: 19595, 38470 and 7471 by default, which gives Pillow's "L" to the bit.
-    Integers: the exact sum, halves rounded up. float16 and float32 are computed in float32, float64
-    in float64: (red + green) + blue.
+    Integers of any size: the exact sum, halves rounded up. float16 and float32 are computed in
+    float32, float64 in float64: (red + green) + blue.
 
     weights: of red, green and blue, in any proportion: divided by their sum.
     """
@@ -96,20 +110,38 @@ def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) ->
         kernels.launch("grayscale.cu", instance(block.dtype), blocks, THREADS, arguments)
         return
     accumulator = np.dtype(ACCUMULATOR[block.dtype.name])
-    whole = accumulator.kind in "iu"
-    with np.errstate(all="ignore"):
-        total, term = np.empty((2, *out.shape), accumulator)
-        for channel, part in enumerate(parts):
-            weight = accumulator.type(part if whole else part / UNIT)
-            np.multiply(block[..., channel], weight, out=total if channel == 0 else term)
-            if channel:
-                total += term
-    if whole:
+    if accumulator.kind == "f":
+        total = _sums(block, [accumulator.type(part / UNIT) for part in parts], accumulator)
+        dtypes.store(total, out)
+        return
+    whole = [accumulator.type(part) for part in parts]
+    if not dtypes.is_wide(block.dtype):
+        total = _sums(block, whole, accumulator)
         total += accumulator.type(UNIT // 2)
         total >>= accumulator.type(16)
         np.copyto(out, total, casting="unsafe")
-    else:
-        dtypes.store(total, out)
+        return
+    half, mask = block.dtype.type(dtypes.HALF), block.dtype.type(2**dtypes.HALF - 1)
+    total = _sums(block & mask, whole, accumulator)
+    total += accumulator.type(UNIT // 2)
+    total >>= accumulator.type(16)
+    high = _sums(block >> half, whole, accumulator)
+    high <<= accumulator.type(dtypes.HALF - 16)  # bits beyond 64 are those of a sign
+    total += high
+    np.copyto(out, total.view(block.dtype))
+
+
+def _sums(block: Any, weights: list[Any], accumulator: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """(red + green) + blue of products in `accumulator`."""
+    with np.errstate(all="ignore"):
+        total: np.ndarray[Any, Any]
+        total, term = np.empty((2, *block.shape[:-1]), accumulator)
+        for channel, weight in enumerate(weights):
+            into = term if channel else total
+            np.multiply(block[..., channel], weight, out=into, dtype=accumulator, casting="unsafe")
+            if channel:
+                total += term
+    return total
 
 
 def instance(source: np.dtype[Any]) -> str:

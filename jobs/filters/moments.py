@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jobs import kernels
+from jobs.filters import dtypes
 
 THREADS = 256  # as in moments.cu
 BLOCKS = 128  # a fixed number: the order of sums must not depend on the GPU
@@ -16,13 +17,14 @@ BLOCKS = 128  # a fixed number: the order of sums must not depend on the GPU
 
 class Moments(NamedTuple):
     """Of some elements: how many are finite, NaN, infinite; of the finite ones lowest, highest, mean and
-    the sum of squared deviations from it (these four mean nothing when there are none)."""
+    the sum of squared deviations from it (these four mean nothing when there are none). The extremes of
+    64-bit integers are ints."""
 
     finite: int
     nan: int
     infinite: int
-    low: float
-    high: float
+    low: float | int
+    high: float | int
     mean: float
     squares: float
 
@@ -44,7 +46,10 @@ def of_tile(xp: ModuleType, block: Any) -> Moments:
         partials = xp.empty((BLOCKS, 7), np.float64)
         arguments = (block, np.int64(block.size), partials)
         kernels.launch("moments.cu", kernels.instance("moments", block.dtype), BLOCKS, THREADS, arguments)
-        return _merge(xp.asnumpy(partials))
+        found = _merge(xp.asnumpy(partials))
+        if not dtypes.is_wide(block.dtype):
+            return found
+        return found._replace(low=int(block.min()), high=int(block.max()))
     values, nan = block.reshape(-1), 0
     if values.dtype.kind == "f":
         nan = int(np.count_nonzero(np.isnan(values)))
@@ -53,7 +58,8 @@ def of_tile(xp: ModuleType, block: Any) -> Moments:
     infinite = block.size - finite - nan
     if finite == 0:
         return _nothing(nan, infinite)
-    low, high = float(values.min()), float(values.max())
+    exact = int if dtypes.is_wide(values.dtype) else float
+    low, high = exact(values.min()), exact(values.max())
     values = values.astype(np.float64)
     with np.errstate(all="ignore"):
         mean = float(values.mean())

@@ -38,6 +38,8 @@ def _reference(
     for part, _ in _parts(array):
         squares += np.square(part - mean).sum()
     moments = Moments(finite, nan, array.size - finite - nan, least, most, float(mean), float(squares))
+    if dtypes.is_wide(array.dtype) and finite:
+        moments = moments._replace(low=int(array.min()), high=int(array.max()))
     edges = _edges(moments, low, high)
     counts = np.zeros(bins + 2, np.int64)
     if edges is not None:
@@ -70,9 +72,10 @@ def statistics(
     """Count, extremes, mean, standard deviation and histogram of an array.
 
     Everything is said of the finite elements (count is theirs); NaN and infinite ones are counted
-    apart. Minimum and maximum are exact. Mean and population standard deviation are summed in
-    float64, stably: each tile around its own mean, tiles combined after Chan, Golub and LeVeque
-    (1983). The result has the same bits for any number of ranks of one kind of device. An element
+    apart. Minimum and maximum are exact; bool counts as 0 and 1. Mean and population standard deviation
+    are summed in float64, stably: each tile around its own mean, tiles combined after Chan, Golub and
+    LeVeque (1983). In these and in the histogram 64-bit integers beyond 2^53 are rounded to float64.
+    The result has the same bits for any number of ranks of one kind of device. An element
     x is in bin floor((x - low) * (bins / (high - low))), computed in float64; `high` itself is
     in the last bin. Elements outside are counted as below and above.
 
@@ -136,13 +139,14 @@ def _edges(moments: Moments, low: float | None, high: float | None) -> Edges | N
     """Where the histogram begins and ends; None where nothing says."""
     if moments.finite == 0 and (low is None or high is None):
         return None
-    if low is None and high is None and moments.low == moments.high:
-        value = moments.low  # half a unit may be less than its last bit
+    least, most = float(moments.low), float(moments.high)
+    if low is None and high is None and least == most:
+        value = least  # half a unit may be less than its last bit
         return min(value - 0.5, math.nextafter(value, -math.inf)), max(
             value + 0.5, math.nextafter(value, math.inf)
         )
-    first = moments.low if low is None else low
-    last = moments.high if high is None else high
+    first = least if low is None else low
+    last = most if high is None else high
     _check_range(first, last)
     return first, last
 
@@ -163,7 +167,7 @@ def _report(
     moments: Moments, edges: Edges | None, counts: np.ndarray[Any, Any], dtype: np.dtype[Any]
 ) -> dict[str, Any]:
     some = moments.finite > 0
-    exact = int if dtype.kind in "iu" else float
+    exact = int if dtypes.is_integer(dtype) else float
     return {
         "count": moments.finite,
         "nan": moments.nan,

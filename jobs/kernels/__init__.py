@@ -19,6 +19,8 @@ import meshrun
 FOLDER = Path(__file__).parent
 # The C++ type of each dtype that kernels read, compute in or write.
 CTYPE = {
+    "bool": "Bool",
+    "int8": "signed char",
     "uint8": "unsigned char",
     "uint16": "unsigned short",
     "int16": "short",
@@ -30,6 +32,7 @@ CTYPE = {
     "float32": "float",
     "float64": "double",
     "bfloat16": "__nv_bfloat16",
+    "void128": "Wide",  # of jobs.filters.dtypes.WIDE
 }
 # The instance for float32 of kernels with more template parameters than the type of elements.
 FLOAT32 = {

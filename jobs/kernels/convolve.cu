@@ -14,7 +14,8 @@ constexpr int COLUMNS = 4;
 // under tap t. Products are summed in the taps' order; `divisor` divides the sum. A unit is a block's
 // part of a row.
 template <typename T, typename A, typename R>
-__global__ void convolve(const T* __restrict__ input, R* __restrict__ output, const A* __restrict__ weights,
+__global__ void convolve(const T* __restrict__ input, R* __restrict__ output,
+                         const typename Weight<A>::type* __restrict__ weights,
                          const long long* __restrict__ offsets, int taps, double divisor, long long rows,
                          long long width, long long plane, long long pitch, long long target_plane,
                          long long target_pitch, long long columns, long long units) {
@@ -34,7 +35,7 @@ __global__ void convolve(const T* __restrict__ input, R* __restrict__ output, co
             sum[k] = weights[0] * widen<A>(from[x[k] + offsets[0]]);
         }
         for (int tap = 1; tap < taps; ++tap) {
-            const A weight = weights[tap];
+            const typename Weight<A>::type weight = weights[tap];
             const T* at = from + offsets[tap];
 #pragma unroll
             for (int k = 0; k < COLUMNS; ++k) sum[k] = sum[k] + weight * widen<A>(at[x[k]]);

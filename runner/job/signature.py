@@ -189,6 +189,9 @@ GIVEN = {
 }
 
 
+INPUT_DTYPE = "input_dtype"  # a reference that names it gets the first input's dtype; no option's name
+
+
 def fitted(
     job: str, role: str, function: Callable[..., Any], options: Sequence[str], arrays: int = 1
 ) -> Callable[..., Any]:
@@ -216,6 +219,8 @@ def fitted(
             f"job {job}: {role} cannot be called with {given}", got=f"{role}{signature}"
         ) from None
     free = [p for p in signature.parameters.values() if p.name not in taken]
+    if role == "reference":
+        options = [*options, INPUT_DTYPE]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in free:
         known = parameter.name in options and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -231,7 +236,8 @@ def fitted(
 
     @functools.wraps(function)
     def call(*given: Any, **parameters: Any) -> Any:
-        wanted = {n: v for n, v in parameters.items() if n in named or (everything and n not in taken)}
+        rest = {n for n in parameters if n not in taken and n != INPUT_DTYPE} if everything else set()
+        wanted = {n: v for n, v in parameters.items() if n in named or n in rest}
         return function(*given, **wanted)
 
     return call

@@ -265,7 +265,7 @@ def map_blocks(
         input's.
     reference: (blocks, **parameters) -> expected result, all float64, by another way than the
         function's own; `--verify` compares with it. May return (expected, tolerance). With several
-        outputs it returns one of either for each.
+        outputs it returns one of either for each. It may name `input_dtype`, the first input's dtype.
     ulps: tolerance of floating-point results where `reference` gives none, in units of the
         result dtype's epsilon times the largest magnitude in the block.
     check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot take.

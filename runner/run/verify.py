@@ -249,7 +249,7 @@ def expect(
         answers: Sequence[Any] = task.call(blocks, here, result_buffers(task, box.shape, CpuBackend()))
     else:
         wide = [block.astype(np.complex128 if block.dtype.kind == "c" else np.float64) for block in blocks]
-        answer = task.job.reference(*wide, **task.parameters)
+        answer = task.job.reference(*wide, **task.parameters, input_dtype=blocks[0].dtype)
         answers = [answer] if count == 1 else answer
         if not isinstance(answers, (tuple, list)) or len(answers) != count:
             raise RunError(
@@ -314,7 +314,8 @@ def verify_result(
 
     def recompute() -> str:
         if job.reference is not None:
-            expected, against = job.reference(np.asarray(reopen(source).array), **parameters), REFERENCE
+            array = np.asarray(reopen(source).array)
+            expected, against = job.reference(array, **parameters, input_dtype=array.dtype), REFERENCE
         elif job.kind == "reduce":
             alone = single_rank_world(CpuBackend())
             expected, against = (

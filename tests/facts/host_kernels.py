@@ -23,7 +23,7 @@ import numpy as np
 
 import jobs.kernels
 from jobs.filters import elementwise, grayscale, laplacian
-from jobs.filters.dtypes import SUPPORTED, floating, result
+from jobs.filters.dtypes import SUPPORTED, WIDE, floating, result
 from jobs.filters.expression import cpp, parse
 from jobs.kernels import instance
 from jobs.measure.exact_reductions import RecipeKind
@@ -36,14 +36,26 @@ FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", 
 
 # What the tests of elementwise compute.
 EXPRESSION = "where(x > 10, x * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"
-EXPRESSION_RESULTS = ("float", "uint8", "int32", "float16")
+# Elements and `--dtype`: every type of elements, and every way in which a result is stored.
+EXPRESSED = (
+    *((source, "float") for source in SUPPORTED),
+    *((source, "same") for source in ("bool", "int8", "int16", "uint32", "uint64", "int64", "float16")),
+    ("uint8", "uint8"), ("float32", "uint8"), ("int32", "int32"), ("float64", "int32"), ("float64", "int64"),
+    ("uint16", "float16"),
+)  # fmt: skip
 DIVISORS = ("0", "0.1", "(-0.1)", "3.5", "(-7)", "1e30", "(1/x)", "(x - 1)")
-LAPLACIAN_RESULTS = ("same", "int16", "float32")
+FILTERED = (
+    *((source, "same") for source in SUPPORTED),
+    ("uint8", "int16"), ("uint32", "int64"), ("int32", "float32"), ("int64", "int16"), ("int64", "float64"),
+    ("uint64", "float32"), ("float16", "float32"), ("float32", "int64"), ("float64", "int16"),
+)  # fmt: skip
 # Elements, sums and results of what the tests of convolve compute.
 CONVOLVED = (
     ("uint8", "int32", "uint8"), ("uint8", "int32", "int16"), ("uint8", "float64", "uint8"),
     ("uint16", "int64", "int32"), ("int32", "int64", "int32"), ("float16", "float32", "float16"),
-    ("float32", "float32", "float32"), ("float64", "float64", "int32"),
+    ("float32", "float32", "float32"), ("float64", "float64", "int32"), ("bool", "int32", "uint8"),
+    ("int8", "int32", "int64"), ("uint32", "int64", "uint32"), ("int64", WIDE, "int64"),
+    ("int64", WIDE, "float32"), ("uint64", WIDE, "uint64"), ("uint64", "float64", "uint64"),
 )  # fmt: skip
 
 Options = tuple[str, ...]
@@ -57,13 +69,15 @@ def instances(file: str) -> Iterator[Instance]:
         for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), RecipeKind):
             yield instance(kernel, word, int(kind)), ()
     elif file == "laplacian.cu":
-        for source, name, channels in product(sources, LAPLACIAN_RESULTS, (0, 1, 3)):
+        for (element, name), channels in product(FILTERED, (0, 1, 3)):
+            source = np.dtype(element)
             for columns in {1, laplacian.COLUMNS[source.itemsize]}:
                 yield laplacian.instance(source, result(source, name), columns, channels), ()
     elif file == "grayscale.cu":
         yield from ((grayscale.instance(source), ()) for source in sources)
     elif file == "elementwise.cu":
-        for source, name in product(sources, EXPRESSION_RESULTS):
+        for element, name in EXPRESSED:
+            source = np.dtype(element)
             _, made = elementwise.elementwise.out((1,), source, expression=EXPRESSION, dtype=name)
             yield _fused(source, made, EXPRESSION)
         for operator, divisor in product(("//", "%"), DIVISORS):

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.filters import moments, statistics
 from jobs.filters.convolve import convolve
-from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.dtypes import SUPPORTED, is_wide
 from jobs.filters.elementwise import elementwise
 from jobs.filters.expression import FUNCTIONS
 from jobs.filters.grayscale import grayscale
@@ -29,6 +29,8 @@ def noise(shape: Shape, dtype: str) -> Array:
     """Values over an integer type's whole range; floats over six decades, with infinities and NaN."""
     generator = np.random.default_rng([7, *shape])
     kind = np.dtype(dtype)
+    if kind.kind == "b":  # any byte but 0 is true
+        return generator.choice(np.array([0, 1, 255], np.uint8), shape).view(bool)
     if kind.kind in "iu":
         limits = np.iinfo(kind)
         return generator.integers(limits.min, limits.max, shape, kind, endpoint=True)
@@ -56,10 +58,11 @@ def on_gpu(
     return out.get()
 
 
-def compare(job: Job, shape: Shape, dtype: str, /, **parameters: Any) -> None:
+def compare(job: Job, shape: Shape, dtype: str, /, *, divisor: int = 1, **parameters: Any) -> None:
     """GPU and NumPy to the bit, from blocks at any alignment."""
     assert job.out is not None
     block = noise(padded_shape(job, shape, parameters), dtype)
+    block = block if divisor == 1 else block // block.dtype.type(divisor)
     out_shape, out_dtype = job.out(shape, block.dtype, **parameters)
     expected = np.empty(out_shape, out_dtype)
     job.function(block, out=expected, xp=np, **parameters)
@@ -69,10 +72,12 @@ def compare(job: Job, shape: Shape, dtype: str, /, **parameters: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", SUPPORTED)
-@pytest.mark.parametrize("result", ["same", "int16", "int32", "float32", "float64"])
+@pytest.mark.parametrize("result", ["same", "int16", "int32", "int64", "float32", "float64"])
 def test_laplacian(dtype: str, result: str) -> None:
     for shape in [*SHAPES, (40, 31, 4), (20, 30, 2), (9, 10, 2, 5)]:
         compare(laplacian, shape, dtype, dtype=result)
+        if is_wide(np.dtype(dtype)):  # large sums that mostly are in range
+            compare(laplacian, shape, dtype, divisor=20, dtype=result)
 
 
 @pytest.mark.parametrize("dtype", SUPPORTED)
@@ -91,6 +96,7 @@ def test_grayscale(dtype: str) -> None:
         {"kernel": "0.1 0.2 0.3 0.4; 0.5 -0.6 0.7 0"},
         {"kernel": "0.1 0.2; 0.3 0.4; 0.5 0.6", "dtype": "float64"},
         {"kernel": "1e5 -3 2"},
+        {"kernel": "1 2 1; 2 4 -9; 1 2 1"},  # sums of 64 bits in range
         {"kernel": "0; 0"},
     ],
     ids=lambda parameters: parameters["kernel"],
@@ -109,14 +115,14 @@ def test_convolve_with_a_kernel_of_three_axes(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", SUPPORTED)
-@pytest.mark.parametrize("result", ["float", "same", "uint8", "int32", "float16"])
+@pytest.mark.parametrize("result", ["float", "same", "uint8", "int32", "int64", "float16"])
 def test_elementwise_without_library_functions(dtype: str, result: str) -> None:
     expression = "where(x > 10, x ** 2 * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"
     for shape in SHAPES:
         compare(elementwise, shape, dtype, expression=expression, dtype=result)
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "uint64", "float16", "float32", "float64"])
 @pytest.mark.parametrize("name", [*FUNCTIONS, "**"])
 def test_functions_are_within_their_bounds(name: str, dtype: str) -> None:
     arguments = FUNCTIONS[name][1] if name in FUNCTIONS else 0

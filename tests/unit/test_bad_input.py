@@ -158,7 +158,7 @@ CASES: list[tuple[str, ...]] = [
     ("run laplacian words.npy out.npy", "words.npy is not a .npy file", "got"),
     ("run laplacian words.jpg out.npy", "words.jpg is not a picture", "expected", "JPEG"),
     ("run laplacian in.xyz out.npy", "unknown file format: in.xyz", "got .xyz", "expected .npy", "Try:"),
-    ("run laplacian complex.npy out.npy", "laplacian", "got complex128", "expected uint8", "Try:"),
+    ("run laplacian complex.npy out.npy", "laplacian", "got complex128", "expected bool, uint8", "Try:"),
     ("run laplacian object.npy out.npy", "no plain numbers", "got dtype object", "expected a numeric"),
     ("run laplacian text.npy out.npy", "no plain numbers", "got dtype <U1"),
     ("run laplacian single.npy out.npy", "the input is a scalar", "got no axes"),

@@ -57,7 +57,7 @@ def agree(job: Job, padded: Array, result: Array, parameters: dict[str, Any]) ->
     """Compare with the reference as `--verify` does."""
     assert job.reference is not None
     with np.errstate(all="ignore"):
-        expected = job.reference(padded.astype(np.float64), **parameters)
+        expected = job.reference(padded.astype(np.float64), **parameters, input_dtype=padded.dtype)
         expected, tolerance = expected if isinstance(expected, tuple) else (expected, None)
         assert expected.shape == result.shape
         if result.dtype.kind in "iu":
@@ -96,6 +96,8 @@ def noise() -> Callable[..., Array]:
         kind = np.dtype(dtype)
         if kind.kind == "f":
             return (generator.standard_normal(shape) * 100).astype(kind)
+        if kind.kind == "b":
+            return generator.integers(0, 2, shape).astype(kind)
         limits = np.iinfo(kind)
         array = generator.integers(limits.min, limits.max, shape, kind, endpoint=True)
         array.flat[0], array.flat[-1] = limits.max, limits.min

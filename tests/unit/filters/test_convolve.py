@@ -172,8 +172,12 @@ def test_what_cannot_be_done_is_refused() -> None:
         convolve.check((9, 9), np.dtype(np.uint8), kernel="1 -1", normalize=True)
     with pytest.raises(UserError, match="would not be exact"):
         convolve.check((9, 9), np.dtype(np.int32), kernel="1e9 1e9")
+    with pytest.raises(UserError, match="total size 1,048,576, expected less than 1,048,576"):
+        convolve.check((9, 9), np.dtype(np.int64), kernel="1048575 -1")
+    convolve.check((9, 9), np.dtype(np.uint64), kernel="1048574 -1")
+    convolve.check((9, 9), np.dtype(np.int64), kernel="1e9 0.5")  # in float64
     with pytest.raises(UserError, match="cannot work on elements of this type"):
-        convolve.check((9, 9), np.dtype(np.int64), kernel="1")
+        convolve.check((9, 9), np.dtype(np.complex64), kernel="1")
 
 
 def test_the_command_line_sees_its_options() -> None:

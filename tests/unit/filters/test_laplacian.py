@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from jobs.filters.dtypes import SUPPORTED
+from jobs.filters.dtypes import SUPPORTED, is_wide
 from jobs.filters.laplacian import laplacian
 from runner.errors import UserError
 
 Apply = Callable[..., np.ndarray[Any, Any]]
+# Of these float64, in which scipy computes, holds every sum; test_integers has the others.
+EXACT = [name for name in SUPPORTED if not is_wide(np.dtype(name))]
 KERNEL = np.ones((3, 3)) - 9 * (np.arange(9) == 4).reshape(3, 3)
 
 
@@ -28,16 +30,16 @@ def saturated(values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (7, 1), (11, 13), (10, 12, 3), (4, 5, 2, 3)])
-@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize("dtype", EXACT)
 def test_is_scipys(apply_job: Apply, noise: Apply, dtype: str, shape: tuple[int, ...]) -> None:
     array = noise(shape, dtype)
     result = apply_job(laplacian, array)
     expected = scipys(array, "reflect")
-    assert result.dtype == dtype
+    assert result.dtype == ("uint8" if dtype == "bool" else dtype)
     if np.dtype(dtype).kind == "f":
         np.testing.assert_allclose(result, expected, rtol=0, atol=40 * np.finfo(dtype).eps * 1000)
     else:
-        np.testing.assert_array_equal(result, saturated(expected, dtype))
+        np.testing.assert_array_equal(result, saturated(expected, result.dtype))
 
 
 @pytest.mark.parametrize("boundary", ["nearest", "mirror", "wrap", "constant"])
@@ -48,7 +50,7 @@ def test_boundaries(apply_job: Apply, noise: Apply, boundary: str) -> None:
 
 
 @pytest.mark.parametrize("result", ["int16", "int32", "float32", "float64"])
-@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize("dtype", EXACT)
 def test_result_dtypes(apply_job: Apply, noise: Apply, dtype: str, result: str) -> None:
     array = noise((9, 8), dtype)
     found = apply_job(laplacian, array, dtype=result)
@@ -92,9 +94,9 @@ def test_nan_and_infinity_do_not_spread_beyond_neighbours(apply_job: Apply) -> N
     assert apply_job(laplacian, array, dtype="int16")[3, 3] == 0
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint32", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["complex64", "longdouble", "datetime64[s]"])
 def test_other_dtypes_are_refused(dtype: str) -> None:
-    with pytest.raises(UserError, match=f"got {dtype}, expected uint8, uint16"):
+    with pytest.raises(UserError, match=r"got [\w\[\]]+, expected bool, uint8"):
         laplacian.check((4, 4), np.dtype(dtype))
 
 
@@ -106,5 +108,5 @@ def test_one_axis_is_refused() -> None:
 def test_the_command_line_sees_its_option() -> None:
     (option,) = laplacian.parameters
     assert option.name == "dtype"
-    assert option.type == ("same", "int16", "int32", "float32", "float64")
+    assert option.type == ("same", "int16", "int32", "int64", "float32", "float64")
     assert option.help.startswith("of the result.")

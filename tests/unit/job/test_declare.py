@@ -243,6 +243,26 @@ def test_a_service_that_a_kind_does_not_get_is_refused() -> None:
 # ---- functions beside the job's own: they get those of its parameters that they name
 
 
+def test_a_reference_may_name_the_inputs_dtype() -> None:
+    asked: list[Any] = []
+
+    def exact(block: Any, *, input_dtype: Any, scale: float = 1.0) -> Any:
+        asked.append(input_dtype)
+        return block * scale
+
+    for reference in (exact, lambda block, scale: block * scale, lambda block, **rest: block * rest["scale"]):
+
+        @meshrun.map_blocks(reference=reference)
+        def times(block: Any, *, scale: float = 1.0) -> Any:
+            return block * scale
+
+        assert times.reference is not None
+        assert times.reference(3.0, scale=2.0, input_dtype=np.dtype(np.int64)) == 6.0
+    assert asked == [np.dtype(np.int64)]
+    with pytest.raises(UserError, match="check names input_dtype, which is not a parameter of the job"):
+        meshrun.map_blocks(check=lambda shape, dtype, input_dtype: None)(lambda block: block)
+
+
 def scaled(block: Any, *, scale: float = 1.0, offset: int = 0) -> Any:
     return block * scale + offset
 
