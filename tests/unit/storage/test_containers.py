@@ -351,7 +351,7 @@ def test_a_streamed_run_goes_on(tmp_path: Path, inputs: list[Path], suffix: str,
     swapped = refused(inputs, *reversed(outputs), stream=again)
     assert 'got containers.after.array "deep/new", containers.old.array "u"' in swapped
     record = on_ranks(4 - ranks, inputs, outputs, stream=again, verify="full")
-    assert record["stream"]["chunks"] > record["stream"]["resumed"]
+    assert record["stream"]["chunks"] > record["stream"]["resumed"] >= (2 if ranks == 1 else 0)
     for name, wanted in zip(("u", "deep/new"), expected(), strict=True):
         np.testing.assert_allclose(array(path, name), wanted, rtol=1e-12)
     assert others(path, "u", "deep/new") == before
