@@ -7,9 +7,9 @@ half file and no changed old one. A container holds several arrays: `file.h5:/gr
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-import shutil
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.errors import UserError
-from runner.files import exchange, is_protected, is_stream, longest_name
+from runner.files import exchange, is_protected, is_stream, longest_name, remove_path
 from runner.region import HostArray, Region, Shape
 from runner.storage.containers import check_alone, check_array
 from runner.storage.declared_form import agree
@@ -291,10 +291,10 @@ def rename(partial: Path, path: Path) -> None:
     old = partial.with_suffix(".replaced")
     try:
         for stray in partial.rglob("*.partial"):  # chunks that a killed writer of a folder has begun
-            stray.unlink()
+            if stray.is_file():
+                stray.unlink()
         if partial.is_dir() and path.is_dir():  # a folder cannot be renamed over another one
-            if old.exists():  # of a run that was killed while it removed it
-                shutil.rmtree(old)
+            remove_path(old)  # of a run that was killed while it removed it
             if exchange(partial, path):
                 os.rename(partial, old)
             else:
@@ -304,7 +304,8 @@ def rename(partial: Path, path: Path) -> None:
             os.replace(partial, path)
     except OSError as reason:
         raise write_error(path, reason, partial=partial) from reason
-    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_path(old)
 
 
 def _name(partial: Path, path: Path, old: Path) -> None:

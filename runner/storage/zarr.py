@@ -157,8 +157,7 @@ def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
 
 def names(path: Path) -> list[str]:
     """The arrays in a store, "" for the one at its root. UserError where there is no store."""
-    if not any((path / node).is_file() for node in NODES):
-        raise UserError(f"{path} is no Zarr store", expected=f"a folder with {' or '.join(NODES)}")
+    _check_store(path)
     try:
         root = zarr.open(path, mode="r")
         if isinstance(root, zarr.Array):
@@ -167,6 +166,11 @@ def names(path: Path) -> list[str]:
         return sorted(name for name, member in members if isinstance(member, zarr.Array))
     except UNDESCRIBED as reason:
         raise UserError(f"{path} is no Zarr store that can be read", got=first_line(reason)) from reason
+
+
+def _check_store(path: Path) -> None:
+    if not any((path / node).is_file() for node in NODES):
+        raise UserError(f"{path} is no Zarr store", expected=f"a folder with {' or '.join(NODES)}")
 
 
 @dataclass
@@ -277,7 +281,7 @@ def _consolidate_again(store: Path, place: str) -> None:
 
 def kinds(path: Path, name: str) -> dict[str, str]:
     """For `containers.check_array`."""
-    names(path)  # or it is no store
+    _check_store(path)
     found = {}
     for place in prefixes(name):
         folder = path / place

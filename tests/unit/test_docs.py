@@ -146,7 +146,9 @@ def test_the_formats_pages_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
     (tmp_path / "photos").mkdir()
     Image.open(ROOT / "examples" / "rocket.jpg").save(tmp_path / "photos" / "rocket.png")
-    assert len(run_commands(ROOT / "docs" / "formats.md", tmp_path)) > 2
+    (example,) = blocks(ROOT / "docs" / "formats.md", "python")
+    (tmp_path / "gradient.py").write_text(example)
+    assert len(run_commands(ROOT / "docs" / "formats.md", tmp_path)) > 5
     assert (tmp_path / "gray" / "rocket.png").exists()
 
 
