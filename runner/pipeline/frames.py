@@ -45,11 +45,13 @@ LINE = 32  # rows of the picture of an array with one axis
 
 @dataclass
 class Snapshot:
-    """Cells of one frame on their way to the host. kept: device memory that is still being copied."""
+    """Cells of one frame on their way to the host. memory: of `host`, as bytes. kept: device memory that is
+    still being copied."""
 
     step: int
     number: int
     host: HostArray
+    memory: HostArray
     ready: Mark = None
     kept: Array = None
 
@@ -69,6 +71,7 @@ class Frames:
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
     _copies: CopyStreams | None = field(default=None, init=False)
+    _free: list[HostArray] = field(default_factory=list, init=False)
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -164,14 +167,15 @@ class Frames:
         """Start copying this rank's cells to the host."""
         backend = self.world.backend
         cells = stepper.own(self.place)[self._own_slices(stepper)]
-        memory = backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
+        # Pinned memory is used again: to allocate or free it would wait for the device.
+        memory = self._free.pop() if self._free else backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
         host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
         if self._copies is None or cells.size == 0:
             host[...] = cells.get() if hasattr(cells, "get") else cells
-            return Snapshot(stepper.done, self.written, host)
+            return Snapshot(stepper.done, self.written, host, memory)
         kept = cells.copy(order="C")  # the next step but one overwrites the field
         _, ready = self._copies.fetch(kept, memory, self._copies.mark())
-        return Snapshot(stepper.done, self.written, host, ready, kept)
+        return Snapshot(stepper.done, self.written, host, memory, ready, kept)
 
     def _own_slices(self, stepper: Stepper) -> tuple[slice, ...]:
         """Return the slices of this rank's own cells that are shown."""
@@ -206,11 +210,21 @@ class Frames:
         while len(self._writing) >= WAITING:
             self._writing.popleft().result()
         if self._array is not None and self._array.parallel:
-            self._writing.append(self._pool.submit(self._write_part, snapshot))
+            self._writing.append(self._pool.submit(self._write, snapshot, None))
             return
         whole = self._gathered(snapshot)
         if whole is not None:
-            self._writing.append(self._pool.submit(self._write_whole, snapshot, whole))
+            self._writing.append(self._pool.submit(self._write, snapshot, whole))
+        else:  # rank 0 has it
+            self._free.append(snapshot.memory)
+
+    def _write(self, snapshot: Snapshot, whole: HostArray | None) -> None:
+        """Write a frame, in the thread: the whole of it, or this rank's part."""
+        if whole is None:
+            self._write_part(snapshot)
+        else:
+            self._write_whole(snapshot, whole)
+        self._free.append(snapshot.memory)
 
     def _write_part(self, snapshot: Snapshot) -> None:
         assert self._array is not None

@@ -37,12 +37,15 @@ class Mutation:
 
 @contextmanager
 def _replaced(owner: Any, name: str, substitute: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+    inherited, original = name not in vars(owner), getattr(owner, name)
     setattr(owner, name, substitute)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
 
 
 def _halo_skipped() -> AbstractContextManager[None]:
