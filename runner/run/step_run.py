@@ -20,7 +20,13 @@ from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, StepOptions
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
-from runner.run.map_run import commit, create_outputs, describe_task, planned
+from runner.run.map_run import (
+    check_nothing_unfinished,
+    commit,
+    create_outputs,
+    describe_task,
+    planned,
+)
 from runner.run.options import RunContext
 from runner.storage.formats import Sink, Source
 from runner.world.world import World
@@ -109,6 +115,7 @@ def run_steps(run: RunContext) -> Record:
     task = world.collective_call(lambda: planned(run, world.size, options.grid))
     task = known_results(world, task, run.sources)
     world.collective_call(lambda: check_feeds(task))
+    check_nothing_unfinished(run)
     if in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
     checkpoints = Checkpoints(

@@ -717,3 +717,23 @@ def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
         "Try: more ranks"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in0.npy"]
+
+
+def test_an_output_with_an_unfinished_streamed_run_is_refused(tmp_path: Path) -> None:
+    from runner.plan.stream_options import StreamOptions
+
+    calls: list[int] = []
+
+    @meshrun.map_blocks
+    def fails(block: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 8:
+            raise ValueError("stop")
+        return block + 1
+
+    np.save(tmp_path / "in0.npy", np.zeros((90, 4)))
+    files = (tmp_path / "in0.npy", tmp_path / "out0.npy")
+    with pytest.raises(ValueError, match="stop"):
+        run(fails, *files, {}, Options(device="cpu", stream=StreamOptions(chunk_bytes=320)))
+    with pytest.raises(meshrun.UserError, match="an earlier run of .*out0.npy is unfinished"):
+        stepped(tmp_path, fails, [np.zeros((90, 4))], 3)
