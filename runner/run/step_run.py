@@ -113,9 +113,9 @@ def run_steps(run: RunContext) -> Record:
     world, options, steps = run.world, run.options, run.options.steps
     assert steps.steps is not None
     task = world.collective_call(lambda: planned(run, world.size, options.grid))
+    check_nothing_unfinished(run)
     task = known_results(world, task, run.sources)
     world.collective_call(lambda: check_feeds(task))
-    check_nothing_unfinished(run)
     if in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
     checkpoints = Checkpoints(

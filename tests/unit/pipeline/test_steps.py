@@ -735,5 +735,5 @@ def test_an_output_with_an_unfinished_streamed_run_is_refused(tmp_path: Path) ->
     files = (tmp_path / "in0.npy", tmp_path / "out0.npy")
     with pytest.raises(ValueError, match="stop"):
         run(fails, *files, {}, Options(device="cpu", stream=StreamOptions(chunk_bytes=320)))
-    with pytest.raises(meshrun.UserError, match="an earlier run of .*out0.npy is unfinished"):
+    with pytest.raises(meshrun.UserError, match=r"an earlier run of .*out0\.npy is unfinished"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 3)
