@@ -19,19 +19,6 @@ if TYPE_CHECKING:
 
 VERIFY = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
-STEPS = (
-    "steps",
-    "steps_per_exchange",
-    "until",
-    "check_finite",
-    "every",
-    "frames",
-    "frame_field",
-    "frame_range",
-    "frame_colors",
-    "checkpoint",
-)
-STREAM = ("chunk_bytes", "host_memory", "device_memory", "depth", "resume", "static", "timeline")
 
 
 class Jobs(click.Group):
@@ -79,9 +66,13 @@ def job_command(name: str) -> click.Command:
         parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
         values["rates"] = rates_file()
-        values["stream"] = StreamOptions(**{name: values.pop(name) for name in STREAM})
+        values["stream"] = StreamOptions(
+            **{name: values.pop(name) for name in StreamOptions.__dataclass_fields__}
+        )
         if job.kind == "map":
-            values["steps"] = StepOptions(**{name: values.pop(name) for name in STEPS})
+            values["steps"] = StepOptions(
+                **{name: values.pop(name) for name in StepOptions.__dataclass_fields__}
+            )
         cli_context = click.get_current_context().obj
         return main(
             job,
