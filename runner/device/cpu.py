@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.device.api import CopyStreams, Device
 from runner.region import Array, Shape
-from runner.system.host_memory import free_host_memory
+from runner.system.host_memory import free_host_memory, keep_freed_memory
 
 
 class CpuBackend:
@@ -25,6 +25,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.device = Device(kind="cpu", name=_processor())
+        keep_freed_memory()
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         return np.empty(shape, dtype)

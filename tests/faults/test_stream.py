@@ -124,7 +124,7 @@ def test_an_input_that_changes_while_it_is_read(site: Site, ranks: int, how: str
     (sentence,) = lines
     assert "in.npy changed while it was read" in sentence
     assert (site.work / "out.npy").read_bytes() == old
-    assert "its unfinished run differs in 1 value(s): got input_changed_ns" in site.refused(
+    assert "its unfinished run differs in 1 value(s): got inputs.block.changed_ns" in site.refused(
         site.words(ranks, "--resume")
     )
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,3 +78,37 @@ def test_what_files_may_give_up_is_no_part_of_the_whole(tmp_path: Path) -> None:
 def test_this_machine_has_some() -> None:
     assert 1 << 20 < free_host_memory() <= host_memory()
     assert 1 << 20 < CpuBackend().free_memory() <= host_memory()
+
+
+KEPT = """
+import os, sys
+import numpy as np
+from runner.system.host_memory import keep_freed_memory
+
+def faults():
+    before = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[7])
+    for _ in range(20):
+        array = np.ones(1 << 18)  # 2 MiB
+        del array
+    return int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[7]) - before
+
+found = keep_freed_memory() if sys.argv[1] == "kept" else None
+faults()
+print(found, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_temporary_arrays_use_the_same_pages_again() -> None:
+    def ran(how: str, **environment: str) -> list[str]:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        command = [sys.executable, "-c", KEPT, how]
+        done = subprocess.run(
+            command, env=variables | environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.split()
+
+    kept, faults = ran("kept")
+    assert kept == "True"
+    assert int(faults) < 512, "a fault for each page of the first array at the most"
+    assert ran("kept", MALLOC_TRIM_THRESHOLD_="131072")[0] == "False", "a user has chosen"
