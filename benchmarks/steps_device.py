@@ -28,9 +28,9 @@ import meshrun
 from runner.device.cuda import CudaBackend
 from runner.job.declaration import Job
 from runner.job.discover import find
-from runner.pipeline.frames import open_frames
-from runner.pipeline.step_loop import Observer, take_steps
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.frames import open_frames
+from runner.pipeline.steps.loop import Observer, take_steps
+from runner.pipeline.steps.stepper import Stepper
 from runner.plan.step_options import StepOptions
 from runner.plan.task import plan_task
 from runner.report.phases import Phases

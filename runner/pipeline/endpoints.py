@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from runner.pipeline.chunk_steps import ChunkSteps
+from runner.pipeline.steps.chunk_steps import ChunkSteps
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.plan.window import Window

@@ -13,7 +13,7 @@ from runner.errors import UserError
 from runner.job.declaration import Job
 from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.pipeline.result_type import result_types
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.stepper import Stepper
 from runner.plan.task import check_feeds, plan_task
 from runner.report.phases import Phases
 from runner.report.units import counted

@@ -17,7 +17,7 @@ from runner.pipeline import in_memory as pipeline
 from runner.pipeline.halo_exchange import Exchange, HaloPlan, Halos
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.reduce import Tiles
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.store import Store
 from runner.plan import halo
 from runner.plan.task import Task

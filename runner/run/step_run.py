@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.checkpoint import Checkpoints, find_state
 from runner.pipeline.chunk_agreement import is_any_too_large, known_results, serial_file
-from runner.pipeline.frames import Frames, open_frames
 from runner.pipeline.load import load_blocks
-from runner.pipeline.step_loop import CheckFinite, Observer, Until, take_steps
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.checkpoints import Checkpoints, find_state
+from runner.pipeline.steps.frames import Frames, open_frames
+from runner.pipeline.steps.loop import CheckFinite, Observer, Until, take_steps
+from runner.pipeline.steps.stepper import Stepper
+from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import Store
-from runner.pipeline.streamed_steps import StreamedSteps
 from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, StepOptions
 from runner.plan.task import Task, check_feeds

@@ -119,7 +119,7 @@ def test_another_field_is_chosen_by_name(tmp_path: Path) -> None:
 def test_a_large_field_is_shown_by_every_so_manyth_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    monkeypatch.setattr("runner.pipeline.frames.PIXELS", 4)
+    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", 4)
     field = np.random.default_rng(0).random((11, 7))
     filmed(tmp_path, "film", 2, ranks=ranks, field=field)
     found = np.asarray(Image.open(tmp_path / "film" / "frame-000002.png").convert("RGB"))
@@ -129,7 +129,7 @@ def test_a_large_field_is_shown_by_every_so_manyth_cell(
 
 
 def test_a_vector_field_shows_its_first_component_and_a_volume_its_middle_plane() -> None:
-    from runner.pipeline.frames import picture_slices
+    from runner.pipeline.steps.frames import picture_slices
     from runner.plan.task import plan_task
 
     flat = meshrun.map_blocks(halo=(1, 1))(lambda block: block[1:-1, 1:-1])

@@ -18,8 +18,8 @@ from runner.comm.api import Control
 from runner.errors import UserError
 from runner.pipeline.fingerprint import fingerprint
 from runner.pipeline.inputs import Inputs
-from runner.pipeline.step_loop import NEVER, next_multiple
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.loop import NEVER, next_multiple
+from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.store import Store
 from runner.plan.step_options import Interval
 from runner.plan.task import Task

@@ -20,8 +20,8 @@ import numpy as np
 
 from runner.device.api import CopyStreams, Mark
 from runner.errors import UserError
-from runner.pipeline.step_loop import next_multiple
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.loop import next_multiple
+from runner.pipeline.steps.stepper import Stepper
 from runner.plan.step_options import StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape

@@ -17,7 +17,7 @@ import numpy as np
 
 from runner.device.api import Mark, poison
 from runner.pipeline.halo_exchange import HaloPlan, Halos
-from runner.pipeline.step_blocks import StepBlocks
+from runner.pipeline.steps.blocks import StepBlocks
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
 from runner.region import Array

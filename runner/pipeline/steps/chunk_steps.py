@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from runner.device.api import poison
 from runner.pipeline.block_layout import BlockLayout
-from runner.pipeline.step_blocks import StepBlocks
+from runner.pipeline.steps.blocks import StepBlocks
 from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.report.phases import Phases

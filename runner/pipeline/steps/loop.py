@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from runner.errors import RunError
-from runner.pipeline.stepper import Stepper
+from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array
 
 NEVER = 1 << 62
