@@ -29,7 +29,7 @@ from runner.device.cuda import CudaBackend
 from runner.job.declaration import Job
 from runner.job.discover import find
 from runner.pipeline.steps.frames import open_frames
-from runner.pipeline.steps.loop import Observer, take_steps
+from runner.pipeline.steps.loop import StepObserver, take_steps
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.step_options import StepOptions
 from runner.plan.task import plan_task
@@ -130,7 +130,7 @@ def stepping(
             block = world.backend.empty(stepper.plans[0].shape, np.dtype(np.float32))
             block[...] = 1
             stepper.start([block])
-            observers: list[Observer] = [opened] if opened else []
+            observers: list[StepObserver] = [opened] if opened else []
             return timed(world, lambda: take_steps(stepper, steps, observers), steps)
 
     return run

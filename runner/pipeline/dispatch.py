@@ -60,7 +60,7 @@ def process_chunks(
     if world.rank == 0:
         # Across hosts, reading the counters would wait for ranks that are computing.
         taken = queue.taken if len(world.hosts) == 1 else None
-        progress = StreamProgress(show, queue, taken, world.size, spans, len(todo), left, total)
+        progress = ChunkProgress(show, queue, taken, world.size, spans, len(todo), left, total)
 
     def finished(number: int) -> None:
         done(number)
@@ -91,7 +91,7 @@ def _counters(world: World) -> Counters | None:
         return None
 
 
-class StreamProgress:
+class ChunkProgress:
     """Progress of the run as rank 0 knows it: its own finished chunks, and the chunks that others have taken.
 
     taken: returns how many chunks all ranks have taken; with None the others are assumed as fast as rank 0.

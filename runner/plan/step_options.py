@@ -13,7 +13,7 @@ COLORS = ("viridis", "inferno", "coolwarm", "gray")
 
 
 @dataclass(frozen=True)
-class Interval:
+class SaveInterval:
     """Between two checkpoints: steps, or seconds; the other is None."""
 
     steps: int | None = None
@@ -40,7 +40,7 @@ class StepOptions:
     frame_field: str | None = None
     frame_range: tuple[float, float] | None = None
     frame_colors: str = COLORS[0]
-    checkpoint: Interval | None = None
+    checkpoint: SaveInterval | None = None
 
     @property
     def named(self) -> str | None:
@@ -76,16 +76,16 @@ class StepOptions:
             raise UserError("--every is the interval of --frames and --until", hint="--frames FILE")
 
 
-def parse_interval(text: str) -> Interval:
+def parse_interval(text: str) -> SaveInterval:
     """Parse the interval of checkpoints: 100 (steps), 30s, 5min or 1.5h; raises UserError."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(|steps?|s|sec|m|min|minutes?|h|hours?)", text.strip())
     if found is not None:
         number, unit = float(found[1]), found[2]
         if unit in ("", "step", "steps"):
             if number >= 1 and number == int(number):
-                return Interval(steps=int(number))
+                return SaveInterval(steps=int(number))
         elif number > 0:
-            return Interval(seconds=number * {"s": 1, "m": 60, "h": 3600}[unit[0]])
+            return SaveInterval(seconds=number * {"s": 1, "m": 60, "h": 3600}[unit[0]])
     raise UserError(
         f"{text!r} is not an interval", expected="a number of steps, or a time such as 30s or 5min"
     )

@@ -37,7 +37,7 @@ Arguments = Sequence[Any]  # paths, or arrays
 
 
 @dataclass(frozen=True)
-class Call:
+class PythonCall:
     """What each rank is to run. path: the import path of the calling program."""
 
     job: Job
@@ -137,7 +137,7 @@ def call_on_ranks(
     Raises the error that ended the ranks. Their messages are written to this process's stderr.
     """
     with _folder(0) as folder:
-        call = Call(job, list(inputs), list(outputs), parameters, options, sys.path)
+        call = PythonCall(job, list(inputs), list(outputs), parameters, options, sys.path)
         try:
             (folder / CALL).write_bytes(cloudpickle.dumps(call))
         except (TypeError, pickle.PicklingError, AttributeError) as reason:
@@ -183,9 +183,9 @@ def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
     return kind(told[-1] if told else f"the ranks ended with exit status {status}")
 
 
-def read_call(folder: Path) -> Call:
+def read_call(folder: Path) -> PythonCall:
     """Read the call, on a rank. Only for a folder of `call_on_ranks`."""
-    call: Call = cloudpickle.loads((folder / CALL).read_bytes())
+    call: PythonCall = cloudpickle.loads((folder / CALL).read_bytes())
     sys.path[:] = [*dict.fromkeys([*sys.path, *call.path])]
     return call
 

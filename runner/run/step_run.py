@@ -12,7 +12,7 @@ from runner.pipeline.chunk_agreement import is_any_too_large, known_results, ser
 from runner.pipeline.load import load_blocks
 from runner.pipeline.steps.checkpoints import Checkpoints, find_state
 from runner.pipeline.steps.frames import Frames, open_frames
-from runner.pipeline.steps.loop import CheckFinite, Observer, Until, take_steps
+from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import Store
@@ -211,9 +211,9 @@ def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) ->
 
 def _observers(
     steps: StepOptions, checkpoints: Checkpoints, frames: Frames | None
-) -> tuple[list[Observer], Until | None]:
+) -> tuple[list[StepObserver], Until | None]:
     """Return what looks at the fields, non-finite values first: these are not to reach a checkpoint."""
-    observers: list[Observer] = []
+    observers: list[StepObserver] = []
     until = None
     if steps.check_finite is not None:
         observers.append(CheckFinite(steps.check_finite))

@@ -25,7 +25,7 @@ NAME = re.compile(r"step-([0-9]+)")
 
 
 @dataclass(frozen=True)
-class State:
+class SavedState:
     """A complete checkpoint. fields: by input name."""
 
     step: int
@@ -62,7 +62,7 @@ class CheckpointFolder:
         except OSError as reason:
             raise write_error(self.path, reason) from reason
 
-    def newest(self) -> State | None:
+    def newest(self) -> SavedState | None:
         """Return the newest complete checkpoint; None if there is none.
 
         UserError for what no run of this user has left.
@@ -74,7 +74,7 @@ class CheckpointFolder:
             try:
                 found = json.loads((folder / STATE).read_bytes())
                 fields = {name: open_source(folder / f"{name}.npy") for name in found["fields"]}
-                return State(int(found["step"]), dict(found["fingerprint"]), fields)
+                return SavedState(int(found["step"]), dict(found["fingerprint"]), fields)
             except (OSError, ValueError, KeyError, TypeError, UserError):
                 continue  # damaged since it was written: an older one may be whole
         if self._complete():
@@ -117,7 +117,7 @@ class CheckpointFolder:
                 files.remove_path(path)
             self._remove_empty()
 
-    def check(self, state: State, wanted: Mapping[str, Any]) -> None:
+    def check(self, state: SavedState, wanted: Mapping[str, Any]) -> None:
         """Raise UserError unless the checkpoint was left by the wanted program."""
         plain = json.loads(json.dumps(wanted))
         names = differences(state.fingerprint, plain)

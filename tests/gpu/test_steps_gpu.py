@@ -11,7 +11,7 @@ import pytest
 import meshrun
 from runner.job.discover import find
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import Interval, StepOptions
+from runner.plan.step_options import SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
 
@@ -87,11 +87,11 @@ def test_frames_checkpoints_until_and_resume(tmp_path: Path) -> None:
     field = np.random.default_rng(3).random((300, 200)).astype(np.float32)
     np.save(tmp_path / "in.npy", field)
     film = str(tmp_path / "film.npy")
-    steps = StepOptions(60, checkpoint=Interval(steps=7))
+    steps = StepOptions(60, checkpoint=SaveInterval(steps=7))
     with pytest.raises(ValueError, match="stop"):
         run(fades, tmp_path / "in.npy", tmp_path / "out.npy", {}, Options(device="cuda", steps=steps))
     stop[0] = False
-    steps = StepOptions(60, checkpoint=Interval(steps=7), frames=film, every=10, until=1e-6)
+    steps = StepOptions(60, checkpoint=SaveInterval(steps=7), frames=film, every=10, until=1e-6)
     resume = Options(device="cuda", steps=steps, stream=StreamOptions(resume=True))
     record = run(fades, tmp_path / "in.npy", tmp_path / "out.npy", {}, resume)
     done, first = record["steps"]["steps"], record["steps"]["first"]

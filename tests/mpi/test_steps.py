@@ -21,7 +21,7 @@ from runner.comm.mpi import MpiComm
 from runner.errors import RunError
 from runner.job.declaration import Job
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import Interval, StepOptions
+from runner.plan.step_options import SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
 from runner.world.world import World, open_world
@@ -228,13 +228,13 @@ def test_a_run_that_fails_on_every_rank_is_resumed(world: World, folder: Path, b
     before = calls[0] - 1  # calls that find out about the function
     left[0] = before + 8
     with pytest.raises(RunError, match="as if the power went"):
-        chosen.run(world, folder, 12, checkpoint=Interval(steps=3))
+        chosen.run(world, folder, 12, checkpoint=SaveInterval(steps=3))
     kept = folder / "out0.npy.checkpoint"
     assert sorted(path.name for path in kept.iterdir()) == ["step-3", "step-6"]
     left[0] = 10**9
     calls[0] = 0
     found, record = chosen.run(
-        world, folder, 12, resume=True, checkpoint=Interval(steps=3), grid="0x0", steps_per_exchange=2
+        world, folder, 12, resume=True, checkpoint=SaveInterval(steps=3), grid="0x0", steps_per_exchange=2
     )
     expected = chosen.frames(12)[-1] if world.rank == 0 else []
     same(world, found, lambda: expected)

@@ -21,10 +21,10 @@ from runner.pipeline.inputs import Inputs
 from runner.pipeline.steps.loop import NEVER, next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.store import Store
-from runner.plan.step_options import Interval
+from runner.plan.step_options import SaveInterval
 from runner.plan.task import Task
 from runner.report.phases import Phases
-from runner.storage.checkpoint_folder import CheckpointFolder, State
+from runner.storage.checkpoint_folder import CheckpointFolder, SavedState
 from runner.storage.formats import Source, open_sink, rename
 from runner.storage.paths import split
 from runner.storage.transaction import OutputTransaction
@@ -43,7 +43,7 @@ class Checkpoints:
     task: Task
     sources: Sequence[Source]
     target: Path
-    interval: Interval | None
+    interval: SaveInterval | None
     steps: int
     inputs: Inputs
     transaction: OutputTransaction
@@ -135,7 +135,7 @@ class Checkpoints:
             self.transaction.set_recovery_hint(HINT)
 
 
-def find_state(checkpoints: Checkpoints, *, resume: bool) -> State | None:
+def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
     """Return the state to continue from; None to start at the beginning. Collective.
 
     Raises UserError if there are checkpoints and --resume is not given, if they are of another program, or if
@@ -143,7 +143,7 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> State | None:
     """
     folder = checkpoints.folder
 
-    def find() -> State | None:
+    def find() -> SavedState | None:
         state = folder.newest()
         if state is None:
             if checkpoints.interval is not None:
@@ -163,7 +163,7 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> State | None:
             )
         return state
 
-    found: State | None = checkpoints.world.on_root(find)
+    found: SavedState | None = checkpoints.world.on_root(find)
     if found is not None:
         checkpoints.set_hint()
     return found

@@ -16,7 +16,7 @@ from runner.region import Array
 NEVER = 1 << 62
 
 
-class Observer(Protocol):
+class StepObserver(Protocol):
     """Looks at the fields after some steps. Every method is collective, and called on every rank alike."""
 
     def begin(self, stepper: Stepper) -> None:
@@ -32,7 +32,7 @@ class Observer(Protocol):
         """After the last step."""
 
 
-def take_steps(stepper: Stepper, steps: int, observers: Sequence[Observer]) -> int:
+def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) -> int:
     """Take steps until `steps` are done or an observer stops the loop; return how many are done."""
     for observer in observers:
         observer.begin(stepper)

@@ -15,7 +15,7 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
-from runner.plan.step_options import COLORS, Interval, StepOptions
+from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
 from runner.run.execute import Options, run
@@ -249,9 +249,9 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
         return filmed(tmp_path, name, 12, ranks=ranks, field=field, job=fragile, frame_range=(0, 12), **more)
 
     with pytest.raises(ValueError, match="power"):
-        film("film", every=5, checkpoint=Interval(steps=7))
+        film("film", every=5, checkpoint=SaveInterval(steps=7))
     failing[0] = False
-    film("film", every=5, checkpoint=Interval(steps=7), resume=True)
+    film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
     film("other", every=5)
     found, expected = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("film", "other")
