@@ -1,6 +1,7 @@
-"""The largest value of an array and its place: a reduction that knows where each block is.
+"""The largest value of an array and its place: a reduction that knows where each
+block is.
 
-meshrun run examples/argmax.py inputs/before.npy
+    meshrun run examples/argmax.py inputs/before.npy
 """
 
 import meshrun

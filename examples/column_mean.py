@@ -1,6 +1,7 @@
-"""The mean of each column of an array: a reduction along the first axis, whose result is an array.
+"""The mean of each column of an array: a reduction along the first axis, whose
+result is an array.
 
-meshrun run examples/column_mean.py inputs/heat.npy means.npy
+    meshrun run examples/column_mean.py inputs/heat.npy means.npy
 """
 
 import meshrun
