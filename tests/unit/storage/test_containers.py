@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,22 @@ def test_a_result_replaces_an_input_of_the_same_container(
     for name, wanted in zip(("now", "before"), expected(6 if mode == "steps" else 2), strict=True):
         np.testing.assert_allclose(array(path, name), wanted, rtol=1e-12)
     assert names(tmp_path) == ["before.npy", path.name, "now.npy"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_an_input_that_stays_in_the_container_has_not_changed(
+    tmp_path: Path, inputs: list[Path], suffix: str, mode: str
+) -> None:
+    """Its files are linked into the new store while they are read, which changes their status."""
+    path = tmp_path / f"fields{suffix}"
+    fields = [at(path, "now"), at(path, "before")]
+    on_ranks(1, inputs, fields)
+    time.sleep(0.02)  # more than the resolution of a file's times
+    on_ranks(3, fields, [at(path, "after"), at(path, "old")], verify="full", **MODES[mode])
+    for name, wanted in zip(("after", "old"), expected(6 if mode == "steps" else 2), strict=True):
+        np.testing.assert_allclose(array(path, name), wanted, rtol=1e-12)
+    np.testing.assert_allclose(array(path, "now"), expected()[0])
 
 
 def test_outputs_may_be_in_several_containers(tmp_path: Path, inputs: list[Path]) -> None:
