@@ -130,7 +130,7 @@ def test_a_run_is_refused_for_the_same_on_every_rank_alike(comm: MpiComm) -> Non
     if comm.size == 1:
         assert open_world("cpu", control=comm, check=check).size == 1
         return
-    with pytest.raises(PreflightFailed, match="another number of hosts") as unfit:
+    with pytest.raises(PreflightFailed, match="a different number of hosts") as unfit:
         open_world("cpu", control=comm, check=check)
     assert unfit.value.everywhere
     assert len(set(comm.allgather(str(unfit.value)))) == 1
