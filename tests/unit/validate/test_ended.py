@@ -17,7 +17,7 @@ from launch.cli.main import main
 from launch.cli.plugins import conclude
 from launch.mpi import launcher as mpi_launcher
 from launch.slurm.job import SubmittedJob
-from launch.slurm.queries import State
+from launch.slurm.queries import JobState
 from launch.supervise.judge import Outcome, judge
 from runner.errors import UserError
 from runner.world.run_status import RunDirectory
@@ -164,7 +164,7 @@ def test_a_failure_that_a_rank_has_told(
 def test_a_batch_job_that_never_began_is_unknown(
     interrupted: signal.Signals | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    waiting = State("17", "CANCELLED")
+    waiting = JobState("17", "CANCELLED")
     job = SubmittedJob("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
     assert job.verdict(debug=False, conclude=VALIDATE) == status
     assert capsys.readouterr().out.startswith("UNKNOWN: ")
