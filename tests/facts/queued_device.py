@@ -46,7 +46,7 @@ class QueuedBackend(CpuBackend):
         return self.device.memory
 
     def copy_streams(self) -> Any:
-        return QueuedLanes(self)
+        return QueuedCopyStreams(self)
 
 
 class Mark:
@@ -80,7 +80,7 @@ class Lane:
                     step()
 
 
-class QueuedLanes:
+class QueuedCopyStreams:
     def __init__(self, backend: QueuedBackend) -> None:
         self._backend = backend
         self._up, self._down = (Lane(backend.late) for _ in range(2))
