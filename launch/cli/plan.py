@@ -235,7 +235,7 @@ def describe_inputs(
         if len(inputs) != len(job.arrays):
             raise UserError(
                 f"job {job.name} takes {len(job.arrays)} input{'s' if len(job.arrays) > 1 else ''}",
-                got=f"{len(inputs)} files: {', '.join(inputs)}",
+                got=f"{len(inputs)} file{'s' if len(inputs) > 1 else ''}: {', '.join(inputs)}",
                 expected=" ".join(name.upper() for name in job.arrays),
             )
         sources = [open_source(named("INPUT", input), form) for input in inputs]
