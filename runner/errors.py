@@ -1,4 +1,4 @@
-"""The two errors a user meets, how they read (what, got, expected, try), and how they are told."""
+"""The two kinds of errors, their sentence (what, got, expected, try), and how they are reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRACE = "meshrun_trace"  # of an error that another rank has met
 
 
 class MeshrunError(Exception):
-    """A failure told as one sentence, without a traceback.
+    """A failure that is reported as one sentence, without a traceback.
 
     Parameters
     ----------
@@ -57,13 +57,13 @@ class MeshrunError(Exception):
 
 
 class UserError(MeshrunError):
-    """Something the user asked for cannot be done: exit status 2."""
+    """A request that cannot be carried out, such as a wrong option or file: exit status 2."""
 
     exit_code = 2
 
 
 class RunError(MeshrunError):
-    """The run was asked for rightly and failed: exit status 1."""
+    """A failure of a run whose request was right: exit status 1."""
 
 
 class BadResult(RunError):
@@ -78,7 +78,7 @@ class BadResult(RunError):
 
 
 def met_by_all(failure: BaseException, sentence: str, trace: str = "") -> BaseException:
-    """`failure`, marked as one that every rank raises. sentence: by which one that is not ours is told."""
+    """Return `failure`, marked as one that every rank raises. sentence: the report of a foreign exception."""
     if isinstance(failure, MeshrunError):
         failure.everywhere = True
     else:

@@ -40,7 +40,7 @@ def stream(
     Raises the first failure of any thread after all threads have stopped.
     """
     events: SimpleQueue[Event] = SimpleQueue()
-    dealt = iter(numbers)
+    rest = iter(numbers)
     free = engine.slots(depth)
 
     def report_failure(act: Callable[..., None], *arguments: Any) -> None:
@@ -81,7 +81,7 @@ def stream(
     busy = 0
     try:
         while True:
-            while free and (number := next(dealt, None)) is not None:
+            while free and (number := next(rest, None)) is not None:
                 slot = free.pop()
                 busy += 1
                 after(engine.begin(slot, number), (slot, "read"), number)

@@ -10,7 +10,7 @@ import numpy as np
 from runner.region import HostArray
 
 RELATIVE = 1e-9  # between two orders of summation in float64
-NOTHING = "nothing"  # what is said in place of a value that is not there
+NOTHING = "nothing"  # shown in place of a missing value
 EXACT, NUMBERS = "biu", "biufc"  # kinds of dtypes
 
 

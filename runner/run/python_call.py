@@ -178,9 +178,9 @@ def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
     with contextlib.suppress(FileNotFoundError):
         failure: MeshrunError = pickle.loads((folder / ERROR).read_bytes())
         return failure
-    told = [line.removeprefix("meshrun: ") for line in lines if line.startswith("meshrun: ")]
+    sentences = [line.removeprefix("meshrun: ") for line in lines if line.startswith("meshrun: ")]
     kind = UserError if status == UserError.exit_code else RunError
-    return kind(told[-1] if told else f"the ranks ended with exit status {status}")
+    return kind(sentences[-1] if sentences else f"the ranks ended with exit status {status}")
 
 
 def read_call(folder: Path) -> PythonCall:

@@ -354,7 +354,7 @@ def mismatch_error(world: World, task: Task, mismatch: Mismatch, dealt: bool) ->
 
 
 def failure(mismatch: Mismatch, place: str) -> RunError:
-    """The error for a wrong cell. place: what is to be said of it besides its index."""
+    """Build the error for a wrong cell. place: what the sentence says of it besides its index."""
     allowed = f" within {mismatch.tolerance:.3g}" if mismatch.tolerance else ""
     return RunError(
         f"verification failed: cell {list(mismatch.index)}{place} is wrong on disk "

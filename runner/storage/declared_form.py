@@ -1,4 +1,4 @@
-"""What is said of a file's array by options, read and compared with what the file says."""
+"""A file's array as described by options, compared with what the file itself says."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 
 
 def agree(source: Source, form: Form) -> None:
-    """Refuse a file that says otherwise than what is said of it; the byte order is the file's affair."""
-    said: list[tuple[str, object, object]] = []
+    """Raise UserError if a file contradicts its description; the byte order is taken from the file."""
+    compared: list[tuple[str, object, object]] = []
     if form.shape is not None:
-        said.append(("shape", tuple(form.shape), source.shape))
+        compared.append(("shape", tuple(form.shape), source.shape))
     if form.dtype is not None:
-        said.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
+        compared.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
     if form.order is not None:
-        said.append(("order", form.order, source.form.order or "C"))
-    for what, expected, got in said:
+        compared.append(("order", form.order, source.form.order or "C"))
+    for what, expected, got in compared:
         if expected != got:
             raise UserError(
                 f"{source.path} is of another {what} than --input-{what} says",

@@ -50,7 +50,7 @@ def write_error(
 
 
 def unclaimed(file: Path) -> int | None:
-    """How many bytes of a file have no room on the disk yet; None where all have, or it cannot be told."""
+    """Return how many bytes of a file have no room on the disk yet; None if all have, or it is unknown."""
     try:
         found = file.stat()
     except OSError:

@@ -42,10 +42,10 @@ EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: what t
 
 @dataclass(frozen=True)
 class Form:
-    """What is said of a file's array from outside: by --input-shape, --input-dtype and --input-order.
+    """A file's array as described from outside: by --input-shape, --input-dtype and --input-order.
 
     A raw file cannot do without; what other files say of themselves must agree. order: "C", or "F"
-    for a file in which the first index runs fastest; None where nothing is said, which means "C".
+    for a file in which the first index runs fastest; None if not given, which means "C".
     """
 
     shape: Shape | None = None

@@ -28,7 +28,7 @@ from runner.storage.flat import FlatSink, FlatSource, create_file
 from runner.storage.formats import Form, Source
 from runner.storage.sliced_array import Unmapped
 
-NAME = "data"  # of the dataset that is written, where none is said
+NAME = "data"  # of the dataset that is written, if none is named
 PAGE = 4096  # bytes: the values begin at a multiple, as direct I/O and maps have it
 
 with contextlib.suppress(ImportError):  # filters that HDF5 itself lacks, for files that need them

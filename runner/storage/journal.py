@@ -262,9 +262,9 @@ def _read(path: Path) -> tuple[str, list[int], int]:
     """A log's boot identity, the chunks that are done, and how many of them are on the disk."""
     boot, done, synced, checksum = "", [], 0, 0
     for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last newline is torn
-        told, _, text = line.partition(b" ")
+        stated, _, text = line.partition(b" ")
         checksum = zlib.crc32(text + b"\n", checksum)
-        if told != b"%08x" % checksum:
+        if stated != b"%08x" % checksum:
             break
         word, _, value = text.partition(b" ")
         if word == b"boot":

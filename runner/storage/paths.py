@@ -38,8 +38,8 @@ def partial_path(path: Path, run_id: str) -> Path:
 
 
 def job_paths(path: Path, run_id: str) -> tuple[Path, Path]:
-    """Where a job's own output is until it is complete, with its suffix, and what the job is told: the same
-    path, with the array's name where one was given."""
+    """Return the path of a job's own output until it is complete, with its suffix, and the path that the job
+    gets: the same one, with the array's name if one was given."""
     file, _ = split(path)
     partial = file.with_name(f".{file.stem}.{run_id}.partial{file.suffix}")
     return partial, Path(f"{partial}{str(path)[len(str(file)) :]}")

@@ -1,4 +1,4 @@
-"""Raw binary files: the values and nothing else, so that shape and dtype have to be told."""
+"""Raw binary files: the values and nothing else, so that shape and dtype must be given."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from runner.storage.formats import Form
 
 def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
     if form.shape is None or form.dtype is None:
-        said = (("--input-shape", form.shape), ("--input-dtype", form.dtype))
+        given = (("--input-shape", form.shape), ("--input-dtype", form.dtype))
         raise UserError(
             f"{path} does not say what it holds, {path.stat().st_size:,} bytes of what shape and dtype",
-            got=" and ".join(f"no {option}" for option, value in said if value is None),
+            got=" and ".join(f"no {option}" for option, value in given if value is None),
             hint="--input-shape 1000x1000 --input-dtype float32",
         )
     order = form.order or "C"

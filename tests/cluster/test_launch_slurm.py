@@ -151,7 +151,7 @@ def test_a_job_in_the_allocation_around_it(slurm: Slurm) -> None:
     words = launch("-j", "2x2", "--no-gpus", "-x", "NOTE=mine", "--", *WAIT)
     done = slurm.run(["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=4", *words], **ENVIRONMENT)
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "a step of it by srun" in done.stderr
+    assert "starting a step with srun" in done.stderr
     assert set(seen(slurm).values()) == {"c1 mine", "c2 mine"}
     assert not list(slurm.folder.glob("work/*.out"))
 
