@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import math
 import re
-from collections.abc import Callable, Container
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.params import SIZE, debug_option, device_option
+from launch.cli.params import SIZE, Number, ParsedText, debug_option, device_option
 
 if TYPE_CHECKING:
     from runner.job.declaration import Job
@@ -108,38 +107,6 @@ def files_of(job: Job) -> list[click.Argument]:
         click.Argument(["input"]),
         click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
     ]
-
-
-class Parsed(click.ParamType[Any]):
-    """A text as `function` parses it; its UserError is a usage error."""
-
-    def __init__(self, name: str, function: Callable[[str], Any]) -> None:
-        self.name, self._function = name, function
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from runner.errors import UserError
-
-        if not isinstance(value, str):  # a default
-            return value
-        try:
-            return self._function(value)
-        except UserError as reason:
-            self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
-
-
-class Tolerance(click.FloatRange):
-    """A number of at least 0; rejects "nan", which would pass every range."""
-
-    name = "number"
-
-    def __init__(self) -> None:
-        super().__init__(min=0.0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if math.isnan(number):
-            self.fail(f"{value!r} is not a valid number.", param, ctx)
-        return number
 
 
 class JobCommand(click.Command):
@@ -269,7 +236,7 @@ def step_options() -> list[click.Option]:
             help="Exchange halos K times as wide, every K steps.  [default: 1]",
         ),
         click.Option(
-            ["--until"], type=Tolerance(), metavar="TOLERANCE",
+            ["--until"], type=Number("number", 0.0), metavar="TOLERANCE",
             help="Stop when no cell changes by more in a step, checked every 10 or --every steps.",
         ),
         click.Option(
@@ -285,7 +252,7 @@ def step_options() -> list[click.Option]:
         ),
         click.Option(["--frame-field"], metavar="NAME", help="Input that frames show.  [default: the first]"),
         click.Option(
-            ["--frame-range"], type=Parsed("LOW:HIGH", parse_range), metavar="LOW:HIGH",
+            ["--frame-range"], type=ParsedText("LOW:HIGH", parse_range), metavar="LOW:HIGH",
             help="Values of the first and the last colour.  [default: the first frame's]",
         ),
         click.Option(
@@ -293,7 +260,7 @@ def step_options() -> list[click.Option]:
             help=f"Colour map.  [default: {COLORS[0]}]",
         ),
         click.Option(
-            ["--checkpoint"], type=Parsed("EVERY", parse_interval), metavar="EVERY",
+            ["--checkpoint"], type=ParsedText("EVERY", parse_interval), metavar="EVERY",
             help="Save the state every N steps, or every 30s, 5min or 1h; continue with --resume.",
         ),
     ]  # fmt: skip

@@ -26,12 +26,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ParsedText(click.ParamType[Value]):
-    """A text parsed by `function`, whose ValueError becomes a usage error."""
+    """A text parsed by `function`, whose ValueError or UserError becomes a usage error."""
 
     def __init__(self, name: str, function: Callable[[str], Value]) -> None:
         self.name, self._function = name, function
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        from runner.errors import UserError
+
         if not isinstance(value, str):  # a default
             default: Value = value
             return default
@@ -39,41 +41,38 @@ class ParsedText(click.ParamType[Value]):
             return self._function(value)
         except ValueError as reason:
             self.fail(str(reason), param, ctx)
-
-
-class Seconds(click.FloatRange):
-    """Seconds, from `least` to a day; rejects "nan", which passes any range check."""
-
-    name = "number of seconds"
-
-    def __init__(self, least: float) -> None:
-        super().__init__(min=least, max=86400.0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
-            self.fail(f"{value!r} is not a valid number of seconds.", param, ctx)
-        return seconds
-
-
-class ByteSize(click.ParamType[int]):
-    """A number of bytes such as 64M or 1.5G; K, M, G and T are powers of 1024."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from runner.errors import UserError
-        from runner.plan.stream_options import parse_size
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
         except UserError as reason:
             self.fail(f"{reason.what}; expected {reason.expected}", param, ctx)
 
 
-SIZE = ByteSize()
+class Number(click.FloatRange):
+    """A number in a range; rejects "nan", which passes any range check. name: as in the error."""
+
+    def __init__(self, name: str, least: float, most: float | None = None) -> None:
+        super().__init__(min=least, max=most)
+        self.name = name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return number
+
+
+class Seconds(Number):
+    """Seconds, from `least` to a day."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__("number of seconds", least, 86400.0)
+
+
+def _parse_size(text: str) -> int:
+    from runner.plan.stream_options import parse_size
+
+    return parse_size(text)
+
+
+SIZE = ParsedText("SIZE", _parse_size)  # bytes, such as 64M or 1.5G
 
 DEVICES = ("auto", "cpu", "cuda")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -67,6 +68,7 @@ class CpuBackend:
         raise NotImplementedError("a CPU computes in host memory, without copies")
 
 
+@functools.cache
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:

@@ -11,10 +11,11 @@ import numpy as np
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.job.declaration import Job
+from runner.pipeline.halo_exchange import HaloPlan
 from runner.pipeline.in_memory import Pipeline, no_progress
-from runner.pipeline.result_type import result_types
+from runner.pipeline.result_type import with_known_results
 from runner.pipeline.steps.stepper import Stepper
-from runner.plan.task import check_feeds, plan_task
+from runner.plan.task import Task, check_feeds, plan_task
 from runner.report.phases import Phases
 from runner.report.units import counted
 from runner.run.execute import call
@@ -79,17 +80,25 @@ def _iterated(
 
 
 def _stepper(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Stepper:
-    types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
-    task = plan_task(job, parameters, types, 1)
-    task = task.with_results(result_types(task, world.backend)) if task.results is None else task
+    task = with_known_results(_planned(job, arrays, parameters), world.backend)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
-    blocks = []
-    for plan, one, array in zip(stepper.plans, task.fields, arrays, strict=True):
-        blocks.append(world.backend.empty(plan.shape, one.dtype))
-        blocks[-1][plan.core] = array
-    stepper.start(blocks)
+    stepper.start(_blocks(world, stepper.plans, arrays))
     return stepper
+
+
+def _planned(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Task:
+    types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
+    return plan_task(job, parameters, types, 1)
+
+
+def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[Any]:
+    """Return padded blocks with the arrays as their own cells."""
+    blocks = []
+    for plan, array in zip(plans, arrays, strict=True):
+        blocks.append(world.backend.empty(plan.shape, np.dtype(array.dtype)))
+        blocks[-1][plan.core] = array
+    return blocks
 
 
 def _check_number(job: Job, arrays: Sequence[Any]) -> None:
@@ -111,14 +120,8 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
                 world, job, parameters, [source], [], Options(), OutputTransaction(), no_progress, phases
             )
         )
-    types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
-    task = plan_task(job, parameters, types, 1)
-    pipeline = Pipeline(world, task, phases)
-    blocks = []
-    for plan, field, array in zip(pipeline.halos.plans, task.fields, arrays, strict=True):
-        block = world.backend.empty(plan.shape, field.dtype)
-        block[plan.core] = array
-        blocks.append(block)
+    pipeline = Pipeline(world, _planned(job, arrays, parameters), phases)
+    blocks = _blocks(world, pipeline.halos.plans, arrays)
     task = pipeline.prepare(blocks)
     wholes = [world.backend.empty(*known) for known in task.known]
     for region, results in pipeline.results(blocks):

@@ -68,6 +68,15 @@ class StepBlocks:
         feed = self.feeds[number]
         return self._finals[number] if feed is None else self.own(feed)
 
+    def _unfed_results(self) -> list[Array]:
+        """Return memory for the results that feed no input; None in place of the others."""
+        return [
+            self.world.backend.empty(self.task.output_region(self.region, number).shape, dtype)
+            if feed is None
+            else None
+            for number, (feed, (_, dtype)) in enumerate(zip(self.feeds, self.task.known, strict=True))
+        ]
+
     def swap(self) -> None:
         """Have the results of a step read by the next one."""
         for place in self.fed:

@@ -58,8 +58,7 @@ class Checkpoints:
         return fingerprint(self.world, self.task, self.sources, None, self.inputs)
 
     def begin(self, stepper: Stepper) -> None:
-        self._began, self._at = time.monotonic(), stepper.done
-        self._saved_at = stepper.done
+        self._began, self._saved_at = time.monotonic(), stepper.done
         self._next = self._later(stepper.world.control, stepper.done, first=True)
 
     def next_step(self, done: int) -> int:

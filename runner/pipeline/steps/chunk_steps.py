@@ -34,11 +34,7 @@ class ChunkSteps(StepBlocks):
         self.lay_out(layouts, _cut(len(task.shape)))
         self._blocks = list(blocks)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
-        backend = self.world.backend
-        self._finals = [
-            backend.empty(task.output_region(region, number).shape, dtype) if feed is None else None
-            for number, (feed, (_, dtype)) in enumerate(zip(self.feeds, task.known, strict=True))
-        ]
+        self._finals = self._unfed_results()
         for remaining in reversed(range(self._wide.steps)):
             pieces = self._pieces_of(remaining)
             for piece in pieces:

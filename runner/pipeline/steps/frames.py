@@ -197,7 +197,7 @@ class Frames:
             self._slices, region.start, region.stop, self._field.shape, strict=True
         ):
             chosen = range(*one.indices(length))
-            starts.append(sum(1 for _ in range(chosen.start, min(start, chosen.stop), chosen.step)))
+            starts.append(len(range(chosen.start, min(start, chosen.stop), chosen.step)))
             stops.append(len(range(chosen.start, min(max(stop, chosen.start), chosen.stop), chosen.step)))
         return Region(tuple(starts), tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
 

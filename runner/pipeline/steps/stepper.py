@@ -87,12 +87,7 @@ class Stepper(StepBlocks):
             self._spare = {
                 place: backend.empty(blocks[place].shape, blocks[place].dtype) for place in self.fed
             }
-            self._finals = [
-                backend.empty(self.task.output_region(self.region, number).shape, dtype)
-                if feed is None
-                else None
-                for number, (feed, (_, dtype)) in enumerate(zip(self.feeds, self.task.known, strict=True))
-            ]
+            self._finals = self._unfed_results()
             if backend.asynchronous and self.world.size > 1:
                 self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
         with self.phases("exchange"):
