@@ -5,9 +5,6 @@ What a run writes must be what the job gives for the array in memory, on one pro
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +18,11 @@ from jobs.filters.elementwise import elementwise
 from jobs.filters.grayscale import grayscale
 from jobs.filters.laplacian import laplacian
 from jobs.filters.statistics import statistics
-from runner.comm.mpi import MpiComm
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
 from runner.report.record import plain
 from runner.run.execute import Options, run
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 PHOTOGRAPH = Path(__file__).parents[2] / "examples" / "rocket.jpg"
@@ -42,23 +38,6 @@ JOBS: list[tuple[Job, dict[str, Any]]] = [
     (elementwise, {"expression": "where(x > 100, sqrt(x), -x)"}),
 ]
 TO_PICTURE = [JOBS[0], JOBS[2], JOBS[4], (elementwise, {"expression": "255 - x", "dtype": "uint8"})]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cpu", control=MpiComm())
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def folder(world: World) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="jobs-")))
-    yield made
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,7 @@ What they write must be what a plain NumPy loop on rank 0 gives, to the bit.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,37 +15,19 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.comm.mpi import MpiComm
 from runner.errors import RunError
 from runner.job.declaration import Job
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
 CVAL = 3
 Array = np.ndarray[Any, Any]
 Widths = tuple[tuple[int, int], ...]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cpu", control=MpiComm())
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def folder(world: World) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="steps-")))
-    yield made
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
 
 
 @dataclass

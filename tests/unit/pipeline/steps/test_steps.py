@@ -677,15 +677,7 @@ def test_a_pass_that_fails_leaves_nothing(
     monkeypatch.setattr("runner.pipeline.steps.streamed_steps._has_room", lambda needed: room)
     from runner.plan.stream_options import StreamOptions
 
-    calls: list[int] = []
-
-    @meshrun.map_blocks
-    def fails(block: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 40:
-            raise ValueError("stop")
-        return block + 1
-
+    fails = failing_after(40)
     with pytest.raises(ValueError, match="stop"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in0.npy", "shm"]
@@ -722,18 +714,24 @@ def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
 def test_an_output_with_an_unfinished_streamed_run_is_refused(tmp_path: Path) -> None:
     from runner.plan.stream_options import StreamOptions
 
-    calls: list[int] = []
-
-    @meshrun.map_blocks
-    def fails(block: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 8:
-            raise ValueError("stop")
-        return block + 1
-
+    fails = failing_after(8)
     np.save(tmp_path / "in0.npy", np.zeros((90, 4)))
     files = (tmp_path / "in0.npy", tmp_path / "out0.npy")
     with pytest.raises(ValueError, match="stop"):
         run(fails, *files, {}, Options(device="cpu", stream=StreamOptions(chunk_bytes=320)))
     with pytest.raises(meshrun.UserError, match=r"an earlier run of .*out0\.npy is unfinished"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 3)
+
+
+def failing_after(count: int) -> Any:
+    """A job whose function fails after so many calls."""
+    calls: list[int] = []
+
+    @meshrun.map_blocks
+    def fails(block: Any) -> Any:
+        calls.append(1)
+        if len(calls) > count:
+            raise ValueError("stop")
+        return block + 1
+
+    return fails

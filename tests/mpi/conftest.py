@@ -1,0 +1,30 @@
+"""What tests on ranks share: the world of all ranks, and a folder that all see."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.comm.mpi import MpiComm
+from runner.world.world import World, open_world
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    opened = open_world("cpu", control=MpiComm())
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def folder(world: World) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="mpi-")))
+    yield made
+    world.control.barrier()
+    if world.rank == 0:
+        shutil.rmtree(made)
