@@ -12,6 +12,8 @@ from runner.errors import UserError
 from runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
+FUSE = ("auto", "require", "off")  # whether a function becomes one kernel
+FUSE_MATH = ("strict", "fast")
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
 
 
@@ -22,6 +24,7 @@ class Job:
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
     the input that it becomes in the next step; None: it becomes none. strided_out: the function fills an
     `out` whose rows are apart in memory. whole_rows: the tiles of a "reduce" job hold whole rows.
+    fuse: whether the function of a "map" job becomes one kernel, one of FUSE.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Job:
     trials: Trials = ()
     strided_out: bool = False
     whole_rows: bool = False
+    fuse: str = "auto"
 
     @property
     def summary(self) -> str:

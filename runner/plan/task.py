@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -40,11 +40,19 @@ class Field:
         return tuple(n + sum(width) for n, width in zip(cells, self.widths, strict=True))
 
 
+class TaskKernel(Protocol):
+    """Computes what a job's function returns, to the bit."""
+
+    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One map job, its parameters, and its input arrays with their partition.
 
     results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
+    kernel: is called in place of the function; the results are known then.
     `shape`, `dtype`, `partition` and `widths` are those of the first input, in whose indices regions and the
     block context are given.
     """
@@ -56,6 +64,7 @@ class Task:
     cval: float
     results: tuple[ArrayType, ...] | None = None
     steps: int = 1
+    kernel: TaskKernel | None = None
 
     @property
     def shape(self) -> Shape:
@@ -90,8 +99,13 @@ class Task:
 
     @property
     def fills(self) -> bool:
-        """Whether the job fills the parameter `out` instead of returning its results."""
-        return "out" in self.job.services
+        """Whether the results are filled in arrays of the runner's, instead of being returned."""
+        return self.kernel is not None or "out" in self.job.services
+
+    @property
+    def strided_out(self) -> bool:
+        """Whether the results that are filled may have their rows apart in memory."""
+        return self.kernel is not None or self.job.strided_out
 
     @property
     def has_halo(self) -> bool:
@@ -139,6 +153,9 @@ class Task:
     def declared(self, shape: Shape) -> tuple[ArrayType, ...] | None:
         """Shape and dtype of each result for own cells of `shape`; None if only a call can tell."""
         job = self.job
+        if self.kernel is not None:
+            leading = shape[: self.leading]
+            return tuple((leading + known[self.leading :], dtype) for known, dtype in self.known)
         if job.out is not None:
             found = job.out(shape, self.dtype, **self.parameters)
             pairs = [found] if len(job.output_names) == 1 else found
@@ -170,6 +187,10 @@ class Task:
         self, blocks: Sequence[Array], here: BlockContext, outs: Sequence[Array] | None
     ) -> tuple[Array, ...]:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
+        if self.kernel is not None:
+            assert outs is not None
+            self.kernel(blocks, outs)
+            return tuple(outs)
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}

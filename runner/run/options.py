@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runner.errors import MeshrunError, UserError, tell
-from runner.job.declaration import Job
+from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
 from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
@@ -33,6 +33,8 @@ CHOICES = {
     "verify": VERIFY,
     "boundary": BOUNDARIES,
     "input_order": ("C", "F"),
+    "fuse": FUSE,
+    "fuse_math": FUSE_MATH,
     "frame_colors": COLORS,
 }
 FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
@@ -45,7 +47,7 @@ COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
 class Options:
     """Values of the command's options of the same names.
 
-    overlap: None chooses by device. boundary, cval: None takes the job's own. form: declared form of an
+    overlap: None chooses by device. boundary, cval, fuse: None takes the job's own. form: declared form of an
     input without a header. stream, steps: options of streamed runs, and of runs that take steps. rates: file
     of this machine's measured rates.
     """
@@ -57,6 +59,8 @@ class Options:
     boundary: str | None = None
     cval: float | None = None
     overlap: bool | None = None
+    fuse: str | None = None
+    fuse_math: str = "strict"
     oversubscribe: bool = False
     debug: bool = False
     form: Form | None = None
