@@ -43,7 +43,7 @@ from runner.report.spans import Spans
 from runner.run.calibrate import Nothing
 from runner.run.execute import Options, run
 from runner.run.record_builder import places, versions
-from runner.storage.formats import Source, open_sink, open_source
+from runner.storage.formats.registry import Source, open_sink, open_source
 from runner.world.world import World, open_world
 
 ROW = 1 << 20  # bytes

@@ -140,7 +140,7 @@ def one_rank_unjournaled(source: Path, target: Path, rows: int, memory: int) -> 
     """With the journal replaced by one that keeps nothing."""
     import runner.stream.run as streamed
 
-    from runner.storage.flat import FlatSink
+    from runner.storage.formats.flat import FlatSink
 
     class Journal(streamed.Journal):
         def begin(self, identity: Any) -> None: ...

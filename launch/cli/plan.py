@@ -168,7 +168,7 @@ def forecast(
     from runner.report.plan_table import render
     from runner.report.record import write_json
     from runner.run.forecast_record import SCHEMA, record
-    from runner.storage.formats import check_place
+    from runner.storage.formats.registry import check_place
     from runner.storage.paths import named
 
     if job.kind != "map":
@@ -227,7 +227,7 @@ def describe_inputs(
     from runner.pipeline.chunk_agreement import file_chunks
     from runner.plan.chunking import PLAIN, Files
     from runner.run.options import form_of
-    from runner.storage.formats import open_source
+    from runner.storage.formats.registry import open_source
     from runner.storage.paths import named
 
     form = form_of(shape, dtype, None)

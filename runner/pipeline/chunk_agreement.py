@@ -28,7 +28,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, Region, Shape
-from runner.storage.formats import FOLDERS, Sink, Source, open_sink
+from runner.storage.formats.registry import FOLDERS, Sink, Source, open_sink
 from runner.storage.paths import KEPT, split
 from runner.system.host_memory import host_memory
 from runner.world.world import World

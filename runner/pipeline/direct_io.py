@@ -12,8 +12,8 @@ import numpy as np
 from runner.pipeline.endpoints import Endpoints, Step
 from runner.plan.window import Window
 from runner.region import Array, Region, Shape
-from runner.storage.flat import FlatSink, FlatSource, stretch
-from runner.storage.formats import Sink, Source
+from runner.storage.formats.flat import FlatSink, FlatSource, stretch
+from runner.storage.formats.registry import Sink, Source
 
 
 class File(Protocol):

@@ -16,7 +16,7 @@ from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import HostArray, Region
 from runner.report.spans import Spans, Stage
-from runner.storage.formats import Sink, Source
+from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
 
 PIECE = 8 << 20  # bytes that one thread reads or writes at a time: several threads share a chunk

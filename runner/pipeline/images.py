@@ -34,8 +34,8 @@ from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Source, open_source
-from runner.storage.image_folder import Folder
+from runner.storage.formats.image_folder import Folder
+from runner.storage.formats.registry import Source, open_source
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, partial_path
 from runner.storage.transaction import OutputTransaction

@@ -13,7 +13,7 @@ from runner.pipeline.inputs import Inputs
 from runner.plan.stream_options import StreamOptions
 from runner.report.timeline import check_timeline
 from runner.storage.file_errors import write_error
-from runner.storage.formats import check_place
+from runner.storage.formats.registry import check_place
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World

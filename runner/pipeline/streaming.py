@@ -32,7 +32,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
-from runner.storage.formats import FOLDERS, Sink, Source, create, open_sink, read_back
+from runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, suffix
 from runner.storage.transaction import OutputTransaction

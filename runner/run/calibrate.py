@@ -31,7 +31,7 @@ from runner.report.bottleneck import wall_time
 from runner.report.spans import Spans
 from runner.run.declare import map_blocks
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Sink, Source, check_place, commit, open_sink, open_source
+from runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
 from runner.system.host_memory import host_memory
 from runner.world.world import single_rank_world
 

@@ -11,7 +11,7 @@ from typing import Any
 from runner.comm.api import Control
 from runner.device.api import Backend
 from runner.report.record import envelope, write_json
-from runner.storage.formats import check_place
+from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
 from runner.world.failure import FailureHandler
 from runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures

@@ -25,8 +25,9 @@ from runner.run.forecast_record import type_record
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
-from runner.storage.containers import prefixes
-from runner.storage.formats import (
+from runner.storage.formats.containers import prefixes
+from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
+from runner.storage.formats.registry import (
     CONTAINERS,
     Source,
     array_at,
@@ -35,7 +36,6 @@ from runner.storage.formats import (
     open_sink,
     open_source,
 )
-from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard

@@ -25,8 +25,8 @@ from runner.report.record import Record
 from runner.run.options import Options
 from runner.run.verify import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.storage.file_errors import listing
-from runner.storage.formats import Source, open_source
-from runner.storage.image_folder import LOSSY, Folder
+from runner.storage.formats.image_folder import LOSSY, Folder
+from runner.storage.formats.registry import Source, open_source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World
 

@@ -20,7 +20,7 @@ from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
-from runner.storage.formats import Sink, create, open_sink
+from runner.storage.formats.registry import Sink, create, open_sink
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory

@@ -22,7 +22,7 @@ from runner.pipeline.store import Store
 from runner.plan import halo
 from runner.plan.task import Task
 from runner.region import Region
-from runner.storage.npy import NpySink, NpySource
+from runner.storage.formats.npy import NpySink, NpySource
 
 
 @dataclass(frozen=True)

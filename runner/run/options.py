@@ -22,7 +22,7 @@ from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import COLORS, STEPS_MOST, StepOptions, parse_interval, parse_range
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
-from runner.storage.formats import Form, Source
+from runner.storage.formats.registry import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import DeviceChoice, World
 

@@ -28,7 +28,7 @@ from runner.run.map_run import (
     planned,
 )
 from runner.run.options import RunContext
-from runner.storage.formats import Sink, Source
+from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
 
 

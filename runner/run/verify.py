@@ -32,7 +32,7 @@ from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.compare import differs, unlike
-from runner.storage.formats import Sink, Source, read_back, reopen
+from runner.storage.formats.registry import Sink, Source, read_back, reopen
 from runner.world.world import World, single_rank_world
 
 REFERENCE = "the job's float64 reference"

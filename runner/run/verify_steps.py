@@ -37,7 +37,7 @@ from runner.run.verify import (
     sources,
     tolerance_of,
 )
-from runner.storage.formats import Sink, Source, read_back, reopen
+from runner.storage.formats.registry import Sink, Source, read_back, reopen
 from runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"

@@ -19,7 +19,7 @@ from typing import Any
 
 import meshrun
 import runner.pipeline.streaming
-from runner.storage.flat import FlatSink, FlatSource
+from runner.storage.formats.flat import FlatSink, FlatSource
 from runner.storage.journal import Journal, Log, Syncer
 from runner.storage.transaction import OutputTransaction
 

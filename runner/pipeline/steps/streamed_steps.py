@@ -30,7 +30,7 @@ from runner.plan.task import Task
 from runner.region import HostArray, Region
 from runner.report.phases import Phases
 from runner.report.spans import Spans
-from runner.storage.formats import Form, Sink, Source, open_sink, read_back
+from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
 from runner.storage.paths import partial_path
 from runner.system.host_memory import free_host_memory
 from runner.world.world import World

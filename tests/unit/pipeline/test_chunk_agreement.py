@@ -30,7 +30,7 @@ from runner.plan.grid import Partition
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
 from runner.region import Region
-from runner.storage.formats import open_source
+from runner.storage.formats.registry import open_source
 from runner.storage.journal import differences
 from runner.system.host_memory import host_memory
 from runner.world.world import World, open_world, single_rank_world

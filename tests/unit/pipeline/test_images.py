@@ -31,8 +31,8 @@ from runner.pipeline.image_engine import ImageEngine
 from runner.plan.step_options import StepOptions
 from runner.report.spans import Spans
 from runner.report.summary import render
-from runner.storage.formats import Form
-from runner.storage.image_folder import SUFFIXES, open_folder
+from runner.storage.formats.image_folder import SUFFIXES, open_folder
+from runner.storage.formats.registry import Form
 from runner.storage.journal import Journal, Log, Syncer
 from runner.world.world import identify_host
 

@@ -24,7 +24,7 @@ from runner.pipeline.loop import stream
 from runner.plan.chunks import Chunks
 from runner.plan.task import plan_task
 from runner.report.spans import STAGES, Spans
-from runner.storage.formats import open_sink, open_source
+from runner.storage.formats.registry import open_sink, open_source
 from runner.world.world import single_rank_world
 
 PATIENCE = 10  # seconds after which a thread that waits for others fails its test

@@ -20,7 +20,7 @@ from runner.errors import RunError, UserError
 from runner.lock import hold
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, execute
-from runner.storage.flat import FlatSink
+from runner.storage.formats.flat import FlatSink
 from runner.storage.journal import Journal
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import identify_host, single_rank_world

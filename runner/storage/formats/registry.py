@@ -21,9 +21,9 @@ import numpy as np
 from runner.errors import UserError
 from runner.files import exchange, is_protected, is_stream, longest_name, remove_path
 from runner.region import HostArray, Region, Shape
-from runner.storage.containers import check_alone, check_array
-from runner.storage.declared_form import agree
 from runner.storage.file_errors import write_error
+from runner.storage.formats.containers import check_alone, check_array
+from runner.storage.formats.declared_form import agree
 from runner.storage.paths import BESIDE, partial_path, split, suffix
 
 # The module of each suffix, imported when the first such file is met.
@@ -327,12 +327,12 @@ def _format(path: Path) -> Any:
             hint="numpy.save for anything else",
         )
     try:
-        return importlib.import_module(f"runner.storage.{name}")
+        return importlib.import_module(f"runner.storage.formats.{name}")
     except ModuleNotFoundError as reason:
         if reason.name not in EXTRAS:
             raise
         if name == "tiff":  # simple pictures need no more than Pillow
-            return importlib.import_module("runner.storage.image")
+            return importlib.import_module("runner.storage.formats.image")
         raise UserError(
             f"{path} cannot be opened without the package {reason.name}",
             hint=f"pip install 'meshrun[{EXTRAS[reason.name]}]'",

@@ -25,7 +25,7 @@ from runner.files import open_file, open_new
 from runner.region import HostArray, Region, Shape
 from runner.storage import mmap_write
 from runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
-from runner.storage.formats import Form
+from runner.storage.formats.registry import Form
 from runner.storage.preallocate import allocate
 
 BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache

@@ -12,8 +12,8 @@ import pytest
 
 from runner.errors import RunError, UserError
 from runner.region import Region
-from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.formats import check_output, commit, open_sink, open_source
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import check_output, commit, open_sink, open_source
 
 h5py = pytest.importorskip("h5py")
 

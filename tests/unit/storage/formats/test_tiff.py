@@ -15,12 +15,12 @@ from PIL import Image
 
 from runner.errors import RunError, UserError
 from runner.region import Region
-from runner.storage import image
-from runner.storage.flat import FlatSource
-from runner.storage.formats import Form, commit, open_sink, open_source
+from runner.storage.formats import image
+from runner.storage.formats.flat import FlatSource
+from runner.storage.formats.registry import Form, commit, open_sink, open_source
 
 tifffile = pytest.importorskip("tifffile")
-tiff = importlib.import_module("runner.storage.tiff")
+tiff = importlib.import_module("runner.storage.formats.tiff")
 
 
 def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:

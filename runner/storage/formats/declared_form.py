@@ -9,7 +9,7 @@ import numpy as np
 from runner.errors import UserError
 
 if TYPE_CHECKING:
-    from runner.storage.formats import Form, Source
+    from runner.storage.formats.registry import Form, Source
 
 NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 

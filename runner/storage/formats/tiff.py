@@ -24,12 +24,12 @@ import tifffile
 
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape
-from runner.storage import image
-from runner.storage.declared_form import NUMBERS
 from runner.storage.file_errors import check_part, not_shared
-from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.formats import Form, Source
-from runner.storage.sliced_array import Unmapped
+from runner.storage.formats import image
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import Form, Source
+from runner.storage.formats.sliced_array import Unmapped
 
 BLACK_IS_ZERO, RGB = 1, 2  # photometric interpretations that say: the samples are the array
 ASSOCIATED_ALPHA, UNSPECIFIED = 1, 0  # kinds of a fourth channel, of which Pillow makes something else

@@ -10,9 +10,9 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.region import Shape
-from runner.storage.declared_form import NUMBERS, parse_dtype
-from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.formats import Form
+from runner.storage.formats.declared_form import NUMBERS, parse_dtype
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import Form
 
 
 def open_source(path: Path, name: str | None, form: Form) -> FlatSource:

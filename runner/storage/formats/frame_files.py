@@ -21,8 +21,8 @@ from runner import files
 from runner.errors import RunError, UserError
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Sink, check_output, check_place, open_sink, rename
-from runner.storage.npy import NpySink
+from runner.storage.formats.npy import NpySink
+from runner.storage.formats.registry import Sink, check_output, check_place, open_sink, rename
 from runner.storage.paths import partial_path
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
@@ -190,7 +190,7 @@ class ArrayOfFrames:
     def __init__(self, path: Path, frames: int, shape: Shape, dtype: np.dtype[Any], run_id: str) -> None:
         self.sink: Sink = open_sink(path, (frames, *shape), dtype, run_id)
         if path.suffix.lower() == ".zarr":
-            from runner.storage.zarr import ZarrSink, zarr_chunks
+            from runner.storage.formats.zarr import ZarrSink, zarr_chunks
 
             assert isinstance(self.sink, ZarrSink)
             self.sink.chunks = (1, *zarr_chunks(shape, dtype))

@@ -21,12 +21,12 @@ import numpy as np
 
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape
-from runner.storage.containers import copy_file, prefixes
-from runner.storage.declared_form import NUMBERS
 from runner.storage.file_errors import check_part, listing, not_shared
-from runner.storage.flat import FlatSink, FlatSource, create_file
-from runner.storage.formats import Form, Source
-from runner.storage.sliced_array import Unmapped
+from runner.storage.formats.containers import copy_file, prefixes
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.flat import FlatSink, FlatSource, create_file
+from runner.storage.formats.registry import Form, Source
+from runner.storage.formats.sliced_array import Unmapped
 
 NAME = "data"  # of the dataset that is written, if none is named
 PAGE = 4096  # bytes: the values begin at a multiple, as direct I/O and maps have it

@@ -28,11 +28,11 @@ from zarr.core.buffer import default_buffer_prototype
 
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape
-from runner.storage.containers import link_folder, prefixes
-from runner.storage.declared_form import NUMBERS
 from runner.storage.file_errors import check_part, listing, not_shared, write_error
-from runner.storage.formats import Form
-from runner.storage.sliced_array import Unmapped
+from runner.storage.formats.containers import link_folder, prefixes
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.registry import Form
+from runner.storage.formats.sliced_array import Unmapped
 
 NAME = ""  # the array at the store's root
 CHUNK = 16 << 20  # bytes: large enough for a disk and a network, small enough for a rank's memory

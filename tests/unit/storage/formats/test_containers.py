@@ -21,12 +21,12 @@ from runner.lock import hold
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
-from runner.storage import containers
+from runner.storage.formats import containers
 from runner.world.world import open_world
 
 h5py = pytest.importorskip("h5py")
 zarr = pytest.importorskip("zarr")
-zarr_module = importlib.import_module("runner.storage.zarr")
+zarr_module = importlib.import_module("runner.storage.formats.zarr")
 
 SUFFIXES = (".zarr", ".h5")
 NOW, BEFORE = np.random.default_rng(3).random((2, 24, 6))
@@ -298,7 +298,7 @@ def test_a_file_of_replaced_arrays_alone_is_not_copied(
     copied: list[Path] = []
     original = containers.copy_file
     monkeypatch.setattr(
-        "runner.storage.hdf5.copy_file", lambda old, new: (copied.append(old), original(old, new))
+        "runner.storage.formats.hdf5.copy_file", lambda old, new: (copied.append(old), original(old, new))
     )
     on_ranks(1, fields, fields)
     assert copied == []
@@ -463,7 +463,7 @@ def test_stores_are_renamed_also_where_they_cannot_be_exchanged(
 ) -> None:
     path = container(tmp_path, ".zarr")
     before = others(path, "u")
-    monkeypatch.setattr("runner.storage.formats.exchange", lambda one, other: False)
+    monkeypatch.setattr("runner.storage.formats.registry.exchange", lambda one, other: False)
     on_ranks(1, inputs, [at(path, "u"), at(path, "v")])
     assert others(path, "u", "v") == before
     assert names(tmp_path) == ["before.npy", path.name, "now.npy"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.errors import UserError
 from runner.storage.file_errors import listing
-from runner.storage.formats import FOLDERS, FORMATS, check_name, check_place
+from runner.storage.formats.registry import FOLDERS, FORMATS, check_name, check_place
 from runner.storage.paths import BESIDE, suffix
 
 SUFFIXES = tuple(name for name, module in FORMATS.items() if module in ("npy", "image", "tiff"))

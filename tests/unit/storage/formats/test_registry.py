@@ -25,8 +25,8 @@ from runner.files import remove_path
 from runner.plan.task import plan_task
 from runner.region import Region, Shape
 from runner.run.verify import padded
-from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.formats import (
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import (
     Form,
     MemorySource,
     Sink,
@@ -40,8 +40,8 @@ from runner.storage.formats import (
     reopen,
     split,
 )
+from runner.storage.formats.sliced_array import Unmapped
 from runner.storage.paths import KEPT, is_kept
-from runner.storage.sliced_array import Unmapped
 
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
 NEEDS = {".zarr": "zarr", ".h5": "h5py", ".tif": "tifffile"}
@@ -144,7 +144,7 @@ def test_any_region_is_read_into_any_target(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_threads_read_and_write_at_once(tmp_path: Path, suffix: str, monkeypatch: Any) -> None:
     if suffix == ".zarr":
-        monkeypatch.setattr("runner.storage.zarr.CHUNK", 2000)
+        monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 2000)
     array = sample((64, 5, 40))
     sink = open_sink(tmp_path / f"a{suffix}", array.shape, array.dtype, "nonce")
     sink.create()
@@ -162,7 +162,7 @@ def test_a_sink_goes_on_with_what_an_earlier_run_has_left(
     tmp_path: Path, suffix: str, monkeypatch: Any
 ) -> None:
     if suffix == ".zarr":
-        monkeypatch.setattr("runner.storage.zarr.CHUNK", 200)
+        monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 200)
     array, path = sample((12, 10)), tmp_path / f"a{suffix}"
     first = open_sink(path, array.shape, array.dtype, "nonce")
     first.create()
@@ -389,7 +389,7 @@ def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, extra: str
 ) -> None:
     module = {"zarr": "zarr", "h5py": "hdf5"}[package]
-    monkeypatch.delitem(sys.modules, f"runner.storage.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"runner.storage.formats.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     for action in (
         lambda: check_output(tmp_path / name),

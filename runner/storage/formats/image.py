@@ -22,7 +22,7 @@ from runner.errors import UserError
 from runner.files import open_file, open_new
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Form
+from runner.storage.formats.registry import Form
 
 FORMATS = {
     ".png": "PNG",

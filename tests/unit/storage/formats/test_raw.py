@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
 from runner.region import Region
-from runner.storage import flat as flat_module
-from runner.storage.formats import Form, open_source, reopen
+from runner.storage.formats import flat as flat_module
+from runner.storage.formats.registry import Form, open_source, reopen
 
 ARRAY = np.arange(24, dtype="f4").reshape(4, 6)
 

@@ -21,8 +21,8 @@ from PIL import Image
 
 from runner.errors import RunError, UserError
 from runner.region import Region, Shape
-from runner.storage.formats import commit, open_sink, open_source
-from runner.storage.image import HOLDS
+from runner.storage.formats.image import HOLDS
+from runner.storage.formats.registry import commit, open_sink, open_source
 
 try:
     import tifffile
@@ -34,7 +34,7 @@ ROWS, COLUMNS = 5, 7
 
 @pytest.fixture(autouse=True)
 def _pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "runner.storage.tiff", raising=False)
+    monkeypatch.delitem(sys.modules, "runner.storage.formats.tiff", raising=False)
     monkeypatch.setitem(sys.modules, "tifffile", None)
 
 

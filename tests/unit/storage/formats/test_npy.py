@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from runner.errors import RunError, UserError
 from runner.plan.grid import Partition
 from runner.region import Region, Shape
-from runner.storage.formats import check_output, commit, open_sink, open_source
-from runner.storage.npy import NpySink
+from runner.storage.formats.npy import NpySink
+from runner.storage.formats.registry import check_output, commit, open_sink, open_source
 from runner.storage.paths import partial_path
 
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -349,7 +349,7 @@ WITHOUT_FALLOCATE = """
 import ctypes, os, platform, struct, sys
 from pathlib import Path
 import numpy as np
-from runner.storage.formats import open_sink
+from runner.storage.formats.registry import open_sink
 
 number = {"x86_64": 285, "aarch64": 47}[platform.machine()]
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 95), (0x06, 0, 0, 0x7FFF0000)]

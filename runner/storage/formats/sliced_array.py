@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from runner.region import HostArray, Region, Shape
-from runner.storage.formats import Source
+from runner.storage.formats.registry import Source
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.region import Shape
-from runner.storage.declared_form import NUMBERS
-from runner.storage.flat import FlatSink, FlatSource
-from runner.storage.formats import Form
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import Form
 
 # A header is a Python literal, and CPython's parser has been seen to fail among threads: SystemError, "AST
 # constructor recursion depth mismatch".
