@@ -29,10 +29,10 @@ import numpy as np
 
 import meshrun
 from runner.device.api import Backend
-from runner.pipeline.endpoints import PIECE, Endpoints
-from runner.pipeline.gpu_engine import DeviceEngine
-from runner.pipeline.loop import stream
-from runner.pipeline.streaming import threads_of
+from runner.pipeline.streamed.endpoints import PIECE, Endpoints
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.loop import stream
+from runner.pipeline.streamed.streaming import threads_of
 from runner.plan.chunks import Chunks
 from runner.plan.grid import bounds
 from runner.plan.stream_options import StreamOptions

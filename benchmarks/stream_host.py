@@ -172,8 +172,8 @@ PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
 }
 IMPORTS = {  # that `inside` leaves out
     "dask": ["dask.array"],
-    "one rank": ["runner.run.execute", "runner.pipeline.streaming"],
-    "one rank, no journal": ["runner.run.execute", "runner.pipeline.streaming"],
+    "one rank": ["runner.run.execute", "runner.pipeline.streamed.streaming"],
+    "one rank, no journal": ["runner.run.execute", "runner.pipeline.streamed.streaming"],
 }
 
 

@@ -224,7 +224,7 @@ def describe_inputs(
     import numpy as np
 
     from runner.errors import UserError
-    from runner.pipeline.chunk_agreement import file_chunks
+    from runner.pipeline.streamed.chunk_agreement import file_chunks
     from runner.plan.chunking import PLAIN, Files
     from runner.run.options import form_of
     from runner.storage.formats.registry import open_source

@@ -19,9 +19,9 @@ import numpy as np
 
 from runner.device.api import poison
 from runner.errors import MeshrunError, RunError, UserError, describe
-from runner.pipeline.endpoints import Step
 from runner.pipeline.in_memory import call_rows, slabs, windows
 from runner.pipeline.result_type import types_of, types_without_cells
+from runner.pipeline.streamed.endpoints import Step
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, HostArray, Region, Shape

@@ -18,10 +18,10 @@ import numpy as np
 
 from runner.device.api import Backend
 from runner.errors import UserError
-from runner.pipeline.dispatch import threads_of
-from runner.pipeline.endpoints import Endpoints
-from runner.pipeline.gpu_engine import DeviceEngine
-from runner.pipeline.loop import stream
+from runner.pipeline.streamed.dispatch import threads_of
+from runner.pipeline.streamed.endpoints import Endpoints
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.loop import stream
 from runner.plan.chunks import Chunks
 from runner.plan.machine import START_CPU, START_GPU, Machine, Rate
 from runner.plan.stream_options import DEPTH

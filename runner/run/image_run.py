@@ -12,10 +12,10 @@ import numpy as np
 
 from runner.errors import RunError, UserError, tell
 from runner.job.declaration import Job
-from runner.pipeline.dispatch import OnStreamProgress
 from runner.pipeline.images import StreamedFolder
 from runner.pipeline.in_memory import OnProgress
 from runner.pipeline.inputs import Inputs
+from runner.pipeline.streamed.dispatch import OnStreamProgress
 from runner.plan.grid import bounds
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task, plan_task

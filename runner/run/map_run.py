@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.chunk_agreement import file_chunks, in_chunks
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import Store
-from runner.pipeline.streaming import StreamedRun
+from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
+from runner.pipeline.streamed.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task

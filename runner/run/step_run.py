@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.chunk_agreement import is_any_too_large, known_results, serial_file
 from runner.pipeline.load import load_blocks
 from runner.pipeline.steps.checkpoints import Checkpoints, find_state
 from runner.pipeline.steps.frames import Frames, open_frames
@@ -16,6 +15,7 @@ from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_st
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import Store
+from runner.pipeline.streamed.chunk_agreement import is_any_too_large, known_results, serial_file
 from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, StepOptions
 from runner.plan.task import Task, check_feeds

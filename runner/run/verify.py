@@ -24,9 +24,9 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.pipeline.dispatch import threads_of
 from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
+from runner.pipeline.streamed.dispatch import threads_of
 from runner.plan.grid import owner
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task

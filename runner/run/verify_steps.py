@@ -22,8 +22,8 @@ import numpy as np
 
 from runner.device.cpu import CpuBackend
 from runner.job.block_context import BlockContext
-from runner.pipeline.dispatch import threads_of
 from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
+from runner.pipeline.streamed.dispatch import threads_of
 from runner.plan.sampling import box_shape, cover, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape

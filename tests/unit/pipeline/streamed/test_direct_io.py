@@ -20,7 +20,7 @@ import meshrun
 from runner.device import gds
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError
-from runner.pipeline.direct_io import Direct
+from runner.pipeline.streamed.direct_io import Direct
 
 
 class Noted:
@@ -47,9 +47,10 @@ class Noted:
 @pytest.fixture(autouse=True, scope="module")
 def direct() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runner.pipeline.streaming.DeviceEngine", PoisoningDevice)
+        patch.setattr("runner.pipeline.streamed.streaming.DeviceEngine", PoisoningDevice)
         patch.setattr(
-            "runner.pipeline.streaming.StreamedRun._direct", lambda self, endpoints: Direct(endpoints, Noted)
+            "runner.pipeline.streamed.streaming.StreamedRun._direct",
+            lambda self, endpoints: Direct(endpoints, Noted),
         )
         patch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
         yield

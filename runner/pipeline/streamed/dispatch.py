@@ -14,9 +14,9 @@ import numpy as np
 from runner.comm.api import Control, Counters
 from runner.comm.clock import clock_offsets
 from runner.errors import MeshrunError, RunError
-from runner.pipeline.endpoints import Engine
-from runner.pipeline.loop import stream
-from runner.pipeline.work_stealing import ChunkQueue
+from runner.pipeline.streamed.endpoints import Engine
+from runner.pipeline.streamed.loop import stream
+from runner.pipeline.streamed.work_stealing import ChunkQueue
 from runner.plan.stream_options import StreamOptions
 from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from runner.report.phases import Phases

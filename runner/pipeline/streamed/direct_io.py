@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from runner.pipeline.endpoints import Endpoints, Step
+from runner.pipeline.streamed.endpoints import Endpoints, Step
 from runner.plan.window import Window
 from runner.region import Array, Region, Shape
 from runner.storage.formats.flat import FlatSink, FlatSource, stretch

@@ -11,10 +11,12 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own
-from runner.pipeline.chunk_agreement import chunks_of, known_results
-from runner.pipeline.cpu_engine import HostEngine
-from runner.pipeline.direct_io import Direct
-from runner.pipeline.dispatch import (
+from runner.pipeline.fingerprint import fingerprint
+from runner.pipeline.inputs import Inputs
+from runner.pipeline.streamed.chunk_agreement import chunks_of, known_results
+from runner.pipeline.streamed.cpu_engine import HostEngine
+from runner.pipeline.streamed.direct_io import Direct
+from runner.pipeline.streamed.dispatch import (
     OnStreamProgress,
     draw,
     no_stream_progress,
@@ -22,11 +24,9 @@ from runner.pipeline.dispatch import (
     report,
     threads_of,
 )
-from runner.pipeline.endpoints import Endpoints, Engine
-from runner.pipeline.fingerprint import fingerprint
-from runner.pipeline.gpu_engine import DeviceEngine
-from runner.pipeline.inputs import Inputs
-from runner.pipeline.resume import check_inputs, find_unfinished, start_or_resume
+from runner.pipeline.streamed.endpoints import Endpoints, Engine
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.resume import check_inputs, find_unfinished, start_or_resume
 from runner.plan.chunks import Chunks
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runner.device.api import poison
-from runner.pipeline.endpoints import Endpoints, Step, shaped
 from runner.pipeline.in_memory import call_rows, slabs, windows
+from runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
 from runner.plan.window import Window
 from runner.region import HostArray
 

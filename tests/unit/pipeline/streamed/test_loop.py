@@ -17,10 +17,10 @@ from queued_device import QueuedBackend
 
 import meshrun
 from runner.device.cpu import CpuBackend
-from runner.pipeline.cpu_engine import HostEngine
-from runner.pipeline.endpoints import Endpoints, Step
-from runner.pipeline.gpu_engine import DeviceEngine
-from runner.pipeline.loop import stream
+from runner.pipeline.streamed.cpu_engine import HostEngine
+from runner.pipeline.streamed.endpoints import Endpoints, Step
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.loop import stream
 from runner.plan.chunks import Chunks
 from runner.plan.task import plan_task
 from runner.report.spans import STAGES, Spans

@@ -19,10 +19,10 @@ from runner.comm.threads import run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.job.discover import find
-from runner.pipeline.chunk_agreement import chunks_of, in_chunks, known_results, limits
-from runner.pipeline.endpoints import PIECE, _pieces
 from runner.pipeline.fingerprint import fingerprint
 from runner.pipeline.inputs import Inputs, State, input_key, state_of
+from runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks, known_results, limits
+from runner.pipeline.streamed.endpoints import PIECE, _pieces
 from runner.plan import chunking
 from runner.plan.chunking import DEVICE_SHARE, HOST_SHARE, ON_DEVICE, ON_HOST, MemoryUse
 from runner.plan.chunks import Chunks
@@ -62,7 +62,9 @@ def source(tmp_path: Path) -> Any:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Make the host have so many bytes."""
-    return lambda size: monkeypatch.setattr("runner.pipeline.chunk_agreement.host_memory", lambda: size)
+    return lambda size: monkeypatch.setattr(
+        "runner.pipeline.streamed.chunk_agreement.host_memory", lambda: size
+    )
 
 
 # ---- whether

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.comm.api import Counters
 from runner.comm.threads import ThreadComm, ThreadCounters, run_ranks
-from runner.pipeline.work_stealing import ChunkQueue
+from runner.pipeline.streamed.work_stealing import ChunkQueue
 from runner.plan.grid import bounds
 
 TODO = st.lists(st.integers(0, 10_000), unique=True, max_size=60).map(sorted)

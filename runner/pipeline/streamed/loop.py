@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
-from runner.pipeline.endpoints import Engine, Step
+from runner.pipeline.streamed.endpoints import Engine, Step
 from runner.report.spans import Spans
 
 LOOK = 0.01  # seconds between two calls of `idle` while nothing happens

@@ -45,7 +45,7 @@ def fragile(block: Any, *, out: Any, here: meshrun.BlockContext, gain: int = 3) 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("runner.world.failure.GRACE", 0.0)
     monkeypatch.setattr(CpuBackend, "copy_rate", lambda self: 1e9)
-    monkeypatch.setattr("runner.pipeline.streaming.HostEngine", PoisoningHost)
+    monkeypatch.setattr("runner.pipeline.streamed.streaming.HostEngine", PoisoningHost)
     FAILING.clear()
     CALLED.clear()
     yield
@@ -232,7 +232,7 @@ def test_a_run_whose_chunks_are_all_finished_only_gives_the_output_its_name(
         raise RunError("no name", everywhere=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr("runner.pipeline.streaming.check_inputs", full)
+        patch.setattr("runner.pipeline.streamed.streaming.check_inputs", full)
         with pytest.raises(RunError, match="no name"):
             go(source)
     CALLED.clear()
