@@ -40,8 +40,8 @@ from runner.plan.task import Task, plan_task
 from runner.region import Region
 from runner.report.record import write_json
 from runner.report.spans import Spans
-from runner.run.calibrate import Nothing
 from runner.run.execute import Options, run
+from runner.run.installation.calibrate import Nothing
 from runner.run.record_builder import places, versions
 from runner.storage.formats.registry import Source, open_sink, open_source
 from runner.world.world import World, open_world

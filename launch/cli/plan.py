@@ -281,7 +281,7 @@ def calibrate_machine(folder: Path) -> int:
     from runner.device.api import Backend
     from runner.plan.machine import rates_file, save
     from runner.report.plan_table import render_rates
-    from runner.run.calibrate import calibrate
+    from runner.run.installation.calibrate import calibrate
     from runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:

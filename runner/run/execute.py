@@ -299,7 +299,7 @@ def _result(run: RunContext) -> Record:
     run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
-        from runner.run.verify import verify_result
+        from runner.run.verify.results import verify_result
 
         run.proof(0, 1)
         with run.phases("verify"):

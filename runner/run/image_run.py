@@ -23,7 +23,7 @@ from runner.region import Region, Shape
 from runner.report.phases import Phases
 from runner.report.record import Record
 from runner.run.options import Options
-from runner.run.verify import REFERENCE, RERUN, compare, failure, leave_cache
+from runner.run.verify.results import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.storage.file_errors import listing
 from runner.storage.formats.image_folder import LOSSY, Folder
 from runner.storage.formats.registry import Source, open_source

@@ -197,7 +197,7 @@ def check_nothing_unfinished(run: RunContext) -> None:
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.run.verify import verify
+    from runner.run.verify.results import verify
 
     with run.phases("verify"):
         return verify(

@@ -252,7 +252,7 @@ def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, An
 def _verified(run: RunContext, task: Task, sinks: Sequence[Sink], done: int) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.run.verify_steps import verify_steps
+    from runner.run.verify.steps import verify_steps
 
     with run.phases("verify"):
         return verify_steps(run.world, task, run.sources, sinks, done, run.options.verify, progress=run.proof)

@@ -360,7 +360,7 @@ def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
     def wrong(*arguments: Any, **options: Any) -> None:
         raise RunError("verification failed", everywhere=True)
 
-    monkeypatch.setattr("runner.run.verify.verify", wrong)
+    monkeypatch.setattr("runner.run.verify.results.verify", wrong)
     transaction = OutputTransaction()
     options = Options(stream=StreamOptions(chunk_bytes=BYTES), verify="sample")
     with pytest.raises(RunError):

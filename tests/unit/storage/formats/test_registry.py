@@ -24,7 +24,7 @@ from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.plan.task import plan_task
 from runner.region import Region, Shape
-from runner.run.verify import padded
+from runner.run.verify.results import padded
 from runner.storage.formats.flat import FlatSink, FlatSource
 from runner.storage.formats.registry import (
     Form,

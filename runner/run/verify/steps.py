@@ -1,8 +1,8 @@
 """`--verify` of a run that took steps: take them again, in a plain loop, and compare with what is on disk.
 
 Nothing of the run is trusted: inputs come from their files, results are read back, what lies beyond an edge
-is looked up by the formulas of `runner.run.verify`, and every step calls the job's own function in NumPy, on
-cells that are cut elsewhere than the run's blocks. The cells that decide a box after n steps are those within
+is looked up by the formulas of `runner.run.verify.results`, and every step calls the job's own function in
+NumPy, on cells that are cut elsewhere than the run's blocks. The cells that decide a box after n steps are those within
 n halos of it; each step computes those that the following steps need.
 
 Where floating-point results depend on the device or on the cut, differences grow with the number of steps;
@@ -27,7 +27,7 @@ from runner.pipeline.streamed.dispatch import threads_of
 from runner.plan.sampling import box_shape, cover, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
-from runner.run.verify import (
+from runner.run.verify.results import (
     Mismatch,
     are_parallel,
     compare_output,

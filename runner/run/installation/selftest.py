@@ -31,7 +31,7 @@ from runner.plan.step_options import StepOptions
 from runner.report.table import table
 from runner.run.declare import map_blocks, reduce_blocks
 from runner.run.execute import Options, execute
-from runner.run.mutations import MUTATIONS, Mutation
+from runner.run.installation.mutations import MUTATIONS, Mutation
 from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import BY_HAND, Started
 from runner.world.binding import visible_gpus

@@ -31,7 +31,7 @@ from runner.plan.grid import owner
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
-from runner.run.compare import differs, unlike
+from runner.run.verify.compare import differs, unlike
 from runner.storage.formats.registry import Sink, Source, read_back, reopen
 from runner.world.world import World, single_rank_world
 

@@ -12,13 +12,13 @@ import pytest
 from launch.cli.main import main
 from runner.errors import RunError
 from runner.plan.step_options import StepOptions
-from runner.run import selftest
 from runner.run.execute import Options
-from runner.run.mutations import MUTATIONS, Mutation
-from runner.run.selftest import Trial
+from runner.run.installation import selftest
+from runner.run.installation.mutations import MUTATIONS, Mutation
+from runner.run.installation.selftest import Trial
 from runner.system.launcher import RANK_ONLY, VARIABLES, Started
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[4] / "README.md"
 NUMBERS = {"eighteen": 18, "nineteen": 19, "twenty": 20, "twenty-one": 21, "twenty-two": 22}
 NAMED = {mutation.name: mutation for mutation in MUTATIONS}
 
