@@ -2,8 +2,8 @@
 
 Nothing of the run is trusted: inputs come from their files, results are read back, what lies beyond an edge
 is looked up by the formulas of `runner.run.verify.results`, and every step calls the job's own function in
-NumPy, on cells that are cut elsewhere than the run's blocks. The cells that decide a box after n steps are those within
-n halos of it; each step computes those that the following steps need.
+NumPy, on cells that are cut elsewhere than the run's blocks. The cells that decide a box after n steps are
+those within n halos of it; each step computes those that the following steps need.
 
 Where floating-point results depend on the device or on the cut, differences grow with the number of steps;
 the tolerance is that of one pass times the number of steps.

@@ -11,7 +11,7 @@ import re
 import time
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.names import largest
+from jobs.bench.collectives.output.names import largest
 from jobs.bench.collectives.results import Footer, GpuMemoryUse, Header, PlacementResult, ResultRow
 
 VERSION = "2.19.6"

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.names import names
-from jobs.bench.collectives.nccl_tests_text import colour, figure, footer, header, row
+from jobs.bench.collectives.output.names import names
+from jobs.bench.collectives.output.nccl_tests_text import colour, figure, footer, header, row
 from jobs.bench.collectives.results import (
     Footer,
     GpuMemoryUse,

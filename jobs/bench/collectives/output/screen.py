@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from jobs.bench.collectives import names, nccl_tests_text
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.output import names, nccl_tests_text
 from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.measure.status_line import CLEAR, StatusLine
 from runner.errors import tell

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.bench.collectives.reader import PLACEMENTS, BenchRecord, median
+from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, median
 from jobs.measure.plots import Sheet, from_zero, logarithmic_axis, save
 from jobs.measure.sizes import size_name
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.nccl_tests_json import json_line, record
-from jobs.bench.collectives.nccl_tests_text import colour, footer, header, row
-from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey, median, of_rows, read
+from jobs.bench.collectives.output.nccl_tests_json import json_line, record
+from jobs.bench.collectives.output.nccl_tests_text import colour, footer, header, row
+from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey, median, of_rows, read
 from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, RankDevice, ResultRow
 from runner.errors import UserError
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.nccl_tests_json import json_line, record
+from jobs.bench.collectives.output.nccl_tests_json import json_line, record
 from jobs.bench.collectives.results import (
     Footer,
     Group,

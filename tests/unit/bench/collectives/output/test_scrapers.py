@@ -7,8 +7,8 @@ import re
 import pytest
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.names import names
-from jobs.bench.collectives.nccl_tests_text import footer, header, row
+from jobs.bench.collectives.output.names import names
+from jobs.bench.collectives.output.nccl_tests_text import footer, header, row
 from jobs.bench.collectives.results import (
     Footer,
     Group,

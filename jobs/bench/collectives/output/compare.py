@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jobs.bench.collectives.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
+from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
 from runner.errors import UserError
 
 METRICS = {"time": "time_us", "algbw": "algbw", "busbw": "busbw"}

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from jobs.bench.collectives.compare import compare, render, verdict
-from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey
+from jobs.bench.collectives.output.compare import compare, render, verdict
+from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
 from runner.errors import UserError
 
 KEYS = [RowKey(size, size // 4, "float", "sum", -1) for size in (8, 1024, 1048576)]

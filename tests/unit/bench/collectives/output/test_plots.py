@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from jobs.bench.collectives.plots import (
+from jobs.bench.collectives.output.plots import (
     BandwidthLimit,
     PlotPoint,
     PlotSeries,
@@ -22,7 +22,7 @@ from jobs.bench.collectives.plots import (
     plot_scaling,
     series,
 )
-from jobs.bench.collectives.reader import BenchRecord, Figures, RowKey
+from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
 from jobs.measure.plots import check, spaced_ticks
 from jobs.measure.sizes import size_name
 from runner.errors import UserError
