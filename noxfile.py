@@ -97,7 +97,7 @@ def lowest(session: nox.Session) -> None:
 def lowest_zarr(session: nox.Session) -> None:
     """Run with the lowest version of Zarr, which needs a newer Python."""
     install_lowest(session)
-    session.run("pytest", "tests/unit/storage/test_zarr.py", *session.posargs)
+    session.run("pytest", "tests/unit/storage/formats/test_zarr.py", *session.posargs)
 
 
 def install_lowest(session: nox.Session) -> None:
@@ -132,7 +132,7 @@ def unprivileged(session: nox.Session) -> None:
         "tests/faults/test_run.py",
         "tests/faults/test_local.py",
         # These tests depend on file permissions.
-        "tests/unit/storage/test_npy.py",
+        "tests/unit/storage/formats/test_npy.py",
         "tests/unit/storage/test_transaction.py",
         "tests/unit/world/test_failure.py",
         "tests/unit/world/test_termination.py",

@@ -30,7 +30,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.pipeline.dispatch import MOST_THREADS
+from runner.pipeline.streamed.dispatch import MOST_THREADS
 from runner.report.record import write_json
 
 PIECE = 64 << 20

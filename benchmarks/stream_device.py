@@ -29,10 +29,10 @@ import numpy as np
 
 import meshrun
 from runner.device.api import Backend
-from runner.pipeline.endpoints import PIECE, Endpoints
-from runner.pipeline.gpu_engine import DeviceEngine
-from runner.pipeline.loop import stream
-from runner.pipeline.streaming import threads_of
+from runner.pipeline.streamed.endpoints import PIECE, Endpoints
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.loop import stream
+from runner.pipeline.streamed.streaming import threads_of
 from runner.plan.chunks import Chunks
 from runner.plan.grid import bounds
 from runner.plan.stream_options import StreamOptions
@@ -40,10 +40,10 @@ from runner.plan.task import Task, plan_task
 from runner.region import Region
 from runner.report.record import write_json
 from runner.report.spans import Spans
-from runner.run.calibrate import Nothing
 from runner.run.execute import Options, run
+from runner.run.installation.calibrate import Nothing
 from runner.run.record_builder import places, versions
-from runner.storage.formats import Source, open_sink, open_source
+from runner.storage.formats.registry import Source, open_sink, open_source
 from runner.world.world import World, open_world
 
 ROW = 1 << 20  # bytes

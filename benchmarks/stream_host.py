@@ -140,7 +140,7 @@ def one_rank_unjournaled(source: Path, target: Path, rows: int, memory: int) -> 
     """With the journal replaced by one that keeps nothing."""
     import runner.stream.run as streamed
 
-    from runner.storage.flat import FlatSink
+    from runner.storage.formats.flat import FlatSink
 
     class Journal(streamed.Journal):
         def begin(self, identity: Any) -> None: ...
@@ -172,8 +172,8 @@ PEERS: dict[str, Callable[[Path, Path, int, int], None]] = {
 }
 IMPORTS = {  # that `inside` leaves out
     "dask": ["dask.array"],
-    "one rank": ["runner.run.execute", "runner.pipeline.streaming"],
-    "one rank, no journal": ["runner.run.execute", "runner.pipeline.streaming"],
+    "one rank": ["runner.run.execute", "runner.pipeline.streamed.streaming"],
+    "one rank, no journal": ["runner.run.execute", "runner.pipeline.streamed.streaming"],
 }
 
 

@@ -117,8 +117,8 @@ def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
 
     A, B: text or JSON of meshrun bench or of nccl-tests; records of bench all operation by operation.
     """
-    from jobs.bench.collectives.compare import compare_each, render
-    from jobs.bench.collectives.reader import read_each
+    from jobs.bench.collectives.output.compare import compare_each, render
+    from jobs.bench.collectives.output.reader import read_each
 
     comparisons = compare_each(read_each(a), read_each(b), tolerance, metric)
     click.echo("\n".join(map(render, comparisons)), nl=False)
@@ -135,9 +135,9 @@ def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None
 
     RECORD: text or JSON of meshrun bench or of nccl-tests.
     """
-    from jobs.bench.collectives.plots import plot as draw
-    from jobs.bench.collectives.plots import series
-    from jobs.bench.collectives.reader import read_each
+    from jobs.bench.collectives.output.plots import plot as draw
+    from jobs.bench.collectives.output.plots import series
+    from jobs.bench.collectives.output.reader import read_each
 
     read = [one for record in records for one in read_each(record).values()]
     title = title or f"Time and bandwidth by size: {', '.join(Path(record).name for record in records)}"

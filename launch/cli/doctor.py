@@ -32,7 +32,7 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
     Exit status 0, or 2 if a run would fail.
     """
     from launch.mpi import library as mpi_library
-    from runner.run.doctor import main
+    from runner.run.installation.doctor import main
     from runner.storage.paths import named
     from runner.system.launcher import detect_launcher
 

@@ -168,7 +168,7 @@ def forecast(
     from runner.report.plan_table import render
     from runner.report.record import write_json
     from runner.run.forecast_record import SCHEMA, record
-    from runner.storage.formats import check_place
+    from runner.storage.formats.registry import check_place
     from runner.storage.paths import named
 
     if job.kind != "map":
@@ -224,10 +224,10 @@ def describe_inputs(
     import numpy as np
 
     from runner.errors import UserError
-    from runner.pipeline.chunk_agreement import file_chunks
+    from runner.pipeline.streamed.chunk_agreement import file_chunks
     from runner.plan.chunking import PLAIN, Files
     from runner.run.options import form_of
-    from runner.storage.formats import open_source
+    from runner.storage.formats.registry import open_source
     from runner.storage.paths import named
 
     form = form_of(shape, dtype, None)
@@ -281,7 +281,7 @@ def calibrate_machine(folder: Path) -> int:
     from runner.device.api import Backend
     from runner.plan.machine import rates_file, save
     from runner.report.plan_table import render_rates
-    from runner.run.calibrate import calibrate
+    from runner.run.installation.calibrate import calibrate
     from runner.world.binding import visible_gpus
 
     def opened(index: int) -> Backend:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Test whether this installation works."""
-    from runner.run.selftest import main as test
+    from runner.run.installation.selftest import main as test
     from runner.system.launcher import detect_launcher
 
     single_process = cli_context.run is None and detect_launcher() is None
@@ -42,8 +42,8 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from launch.mpi import launcher as mpi_launcher
     from launch.mpi import local
     from runner.errors import UserError
-    from runner.run.selftest import launcher_ranks
-    from runner.run.selftest import main as test
+    from runner.run.installation.selftest import launcher_ranks
+    from runner.run.installation.selftest import main as test
     from runner.system.launcher import Started, working_directory
 
     working_directory()  # otherwise each part would report that it does not exist

@@ -1,4 +1,5 @@
-"""Blocks and chunks on their way: read, copied, exchanged, computed, written; in memory or streamed, with
-work stealing between ranks and resumption of an unfinished output. It knows no command line and no record.
-Others use `in_memory.Pipeline`, `streaming` and `reduce.Tiles`.
+"""Move blocks and chunks: read, exchange, compute, write. `in_memory` has a block for each rank, `streamed`
+passes an array through in chunks, `steps` takes time steps, `images` maps a folder of images and `reduce`
+reduces an array. It knows no command line and no record. Others use `in_memory.Pipeline`,
+`streamed.streaming`, `steps.stepper` and `reduce.Tiles`.
 """

@@ -16,7 +16,7 @@ from runner.pipeline.inputs import Inputs, input_key
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.report.record import plain
-from runner.storage.formats import Source
+from runner.storage.formats.registry import Source
 from runner.world.world import World
 
 

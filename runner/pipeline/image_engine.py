@@ -19,15 +19,15 @@ import numpy as np
 
 from runner.device.api import poison
 from runner.errors import MeshrunError, RunError, UserError, describe
-from runner.pipeline.endpoints import Step
 from runner.pipeline.in_memory import call_rows, slabs, windows
 from runner.pipeline.result_type import types_of, types_without_cells
+from runner.pipeline.streamed.endpoints import Step
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.spans import Spans
-from runner.storage.formats import Sink, commit, open_sink, open_source
-from runner.storage.image_folder import Folder
+from runner.storage.formats.image_folder import Folder
+from runner.storage.formats.registry import Sink, commit, open_sink, open_source
 from runner.world.world import World
 
 PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block; UserError

@@ -15,8 +15,11 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
-from runner.pipeline.chunk_agreement import known_results, limits
-from runner.pipeline.dispatch import (
+from runner.pipeline.fingerprint import task_fingerprint
+from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
+from runner.pipeline.inputs import Inputs
+from runner.pipeline.streamed.chunk_agreement import known_results, limits
+from runner.pipeline.streamed.dispatch import (
     OnStreamProgress,
     draw,
     no_stream_progress,
@@ -24,18 +27,15 @@ from runner.pipeline.dispatch import (
     report,
     threads_of,
 )
-from runner.pipeline.fingerprint import task_fingerprint
-from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
-from runner.pipeline.inputs import Inputs
-from runner.pipeline.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
+from runner.pipeline.streamed.resume import Fingerprint, check_inputs, find_unfinished, start_or_resume
 from runner.plan.chunking import memory_use
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Source, open_source
-from runner.storage.image_folder import Folder
+from runner.storage.formats.image_folder import Folder
+from runner.storage.formats.registry import Source, open_source
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, partial_path
 from runner.storage.transaction import OutputTransaction

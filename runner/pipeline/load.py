@@ -12,7 +12,7 @@ from runner.plan.grid import Partition
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases
-from runner.storage.formats import Source
+from runner.storage.formats.registry import Source
 from runner.world.world import World
 
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU

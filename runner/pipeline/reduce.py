@@ -27,7 +27,7 @@ from runner.job.declaration import Job
 from runner.plan.grid import bounds
 from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
-from runner.storage.formats import Source, open_source
+from runner.storage.formats.registry import Source, open_source
 from runner.world.world import World
 
 TILE = 1 << 20  # elements of a tile

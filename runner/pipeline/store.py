@@ -10,7 +10,7 @@ from runner.pipeline.load import stages
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.phases import Phases
-from runner.storage.formats import Sink
+from runner.storage.formats.registry import Sink
 from runner.world.world import World
 
 

@@ -1,7 +1,7 @@
 """The planner of streamed runs: whether to stream, and into which chunks, for runs and forecasts alike.
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
-ranks and files (`runner.pipeline.chunk_agreement`), a forecast takes them from a machine's
+ranks and files (`runner.pipeline.streamed.chunk_agreement`), a forecast takes them from a machine's
 rates (`runner.plan.forecast`).
 """
 

@@ -20,7 +20,7 @@ from runner.report.phases import Phases
 from runner.report.units import counted
 from runner.run.execute import call
 from runner.run.options import Options, RunContext
-from runner.storage.formats import MemorySource
+from runner.storage.formats.registry import MemorySource
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World, single_rank_world
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
-from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
+from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.region import Region
 from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
@@ -25,8 +25,9 @@ from runner.run.forecast_record import type_record
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
-from runner.storage.containers import prefixes
-from runner.storage.formats import (
+from runner.storage.formats.containers import prefixes
+from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
+from runner.storage.formats.registry import (
     CONTAINERS,
     Source,
     array_at,
@@ -35,7 +36,6 @@ from runner.storage.formats import (
     open_sink,
     open_source,
 )
-from runner.storage.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.paths import job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
@@ -299,7 +299,7 @@ def _result(run: RunContext) -> Record:
     run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
-        from runner.run.verify import verify_result
+        from runner.run.verify.results import verify_result
 
         run.proof(0, 1)
         with run.phases("verify"):

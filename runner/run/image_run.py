@@ -12,10 +12,10 @@ import numpy as np
 
 from runner.errors import RunError, UserError, tell
 from runner.job.declaration import Job
-from runner.pipeline.dispatch import OnStreamProgress
 from runner.pipeline.images import StreamedFolder
 from runner.pipeline.in_memory import OnProgress
 from runner.pipeline.inputs import Inputs
+from runner.pipeline.streamed.dispatch import OnStreamProgress
 from runner.plan.grid import bounds
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task, plan_task
@@ -23,10 +23,10 @@ from runner.region import Region, Shape
 from runner.report.phases import Phases
 from runner.report.record import Record
 from runner.run.options import Options
-from runner.run.verify import REFERENCE, RERUN, compare, failure, leave_cache
+from runner.run.verify.results import REFERENCE, RERUN, compare, failure, leave_cache
 from runner.storage.file_errors import listing
-from runner.storage.formats import Source, open_source
-from runner.storage.image_folder import LOSSY, Folder
+from runner.storage.formats.image_folder import LOSSY, Folder
+from runner.storage.formats.registry import Source, open_source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.chunk_agreement import file_chunks, in_chunks
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import Store
-from runner.pipeline.streaming import StreamedRun
+from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
+from runner.pipeline.streamed.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task
@@ -20,7 +20,7 @@ from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
-from runner.storage.formats import Sink, create, open_sink
+from runner.storage.formats.registry import Sink, create, open_sink
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory
@@ -197,7 +197,7 @@ def check_nothing_unfinished(run: RunContext) -> None:
 def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], dealt: bool = False) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.run.verify import verify
+    from runner.run.verify.results import verify
 
     with run.phases("verify"):
         return verify(

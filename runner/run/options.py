@@ -15,14 +15,14 @@ import numpy as np
 from runner.errors import MeshrunError, UserError, tell
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
-from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
+from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import COLORS, STEPS_MOST, StepOptions, parse_interval, parse_range
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
-from runner.storage.formats import Form, Source
+from runner.storage.formats.registry import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import DeviceChoice, World
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.chunk_agreement import is_any_too_large, known_results, serial_file
 from runner.pipeline.load import load_blocks
 from runner.pipeline.steps.checkpoints import Checkpoints, find_state
 from runner.pipeline.steps.frames import Frames, open_frames
@@ -16,6 +15,7 @@ from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_st
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import Store
+from runner.pipeline.streamed.chunk_agreement import is_any_too_large, known_results, serial_file
 from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, StepOptions
 from runner.plan.task import Task, check_feeds
@@ -28,7 +28,7 @@ from runner.run.map_run import (
     planned,
 )
 from runner.run.options import RunContext
-from runner.storage.formats import Sink, Source
+from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
 
 
@@ -252,7 +252,7 @@ def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, An
 def _verified(run: RunContext, task: Task, sinks: Sequence[Sink], done: int) -> Record | None:
     if run.options.verify == "off":
         return None
-    from runner.run.verify_steps import verify_steps
+    from runner.run.verify.steps import verify_steps
 
     with run.phases("verify"):
         return verify_steps(run.world, task, run.sources, sinks, done, run.options.verify, progress=run.proof)

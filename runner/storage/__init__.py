@@ -1,4 +1,5 @@
-"""Array files and what keeps an output whole: one module a format, the registry in `formats`, the journal of
-an unfinished output and the transaction that commits or removes it. It knows nothing of ranks. Others use
-`formats.open_source`, `formats.open_sink`, `formats.commit`, `journal.Journal` and `transaction`.
+"""Array files and durable output: `formats` reads and writes files, `journal` records the finished chunks of
+an unfinished output, `transaction` commits or removes the outputs of a run, and `checkpoint_folder` keeps
+checkpoints. It knows nothing of ranks. Others use `formats.registry`, `paths`, `file_errors`,
+`journal.Journal` and `transaction`.
 """

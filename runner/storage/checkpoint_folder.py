@@ -15,7 +15,7 @@ from typing import Any
 from runner import files
 from runner.errors import UserError
 from runner.storage.file_errors import write_error
-from runner.storage.formats import Source, open_source
+from runner.storage.formats.registry import Source, open_source
 from runner.storage.journal import differences, show_values
 
 KEPT = 2  # complete checkpoints

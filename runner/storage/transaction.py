@@ -13,7 +13,7 @@ from typing import Protocol
 
 from runner import lock
 from runner.files import remove_path
-from runner.storage import formats
+from runner.storage.formats import registry
 
 
 class Observer(Protocol):
@@ -76,7 +76,7 @@ class OutputTransaction:
 
         RunError where it cannot be renamed. The ranks that have tracked `partial` call `forget_partial` next.
         """
-        formats.rename(partial, output)
+        registry.rename(partial, output)
 
     def remove_partials(self) -> None:
         """Remove what is left of the unfinished files and folders, after outputs were renamed."""

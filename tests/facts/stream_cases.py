@@ -13,8 +13,8 @@ from queued_device import QueuedBackend, poisoned
 
 import meshrun
 from runner.comm.threads import run_ranks
-from runner.pipeline.cpu_engine import HostEngine
-from runner.pipeline.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.cpu_engine import HostEngine
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
 from runner.plan.grid import Partition, grid_size, parse_grid
 from runner.plan.halo import BOUNDARIES
 from runner.plan.stream_options import StreamOptions

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import meshrun
-import runner.pipeline.streaming
-from runner.storage.flat import FlatSink, FlatSource
+import runner.pipeline.streamed.streaming
+from runner.storage.formats.flat import FlatSink, FlatSource
 from runner.storage.journal import Journal, Log, Syncer
 from runner.storage.transaction import OutputTransaction
 
@@ -94,7 +94,7 @@ PLACES: dict[str, tuple[Any, str, Callable[[], bool], Callable[..., Any]]] = {
 whole_write = FlatSink.write
 in_sync = place in ("sync", "synced")
 if in_sync:
-    runner.pipeline.streaming.Syncer = partial(Syncer, seconds=0.02)
+    runner.pipeline.streamed.streaming.Syncer = partial(Syncer, seconds=0.02)
 if place in PLACES:
     owner, name, now, first = PLACES[place]
     original = getattr(owner, name)

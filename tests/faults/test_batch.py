@@ -25,7 +25,7 @@ from pathlib import Path
 import meshrun
 import runner.pipeline.image_engine
 from runner.storage.journal import Journal, Log
-from runner.storage.flat import FlatSink
+from runner.storage.formats.flat import FlatSink
 from runner.pipeline.images import StreamedFolder
 
 notes = Path(os.environ["MESHRUN_TEST_RUN"])

@@ -11,7 +11,7 @@ import pytest
 from runner.comm.api import Counters
 from runner.comm.mpi import MpiComm
 from runner.errors import RunError
-from runner.pipeline.work_stealing import ChunkQueue
+from runner.pipeline.streamed.work_stealing import ChunkQueue
 from runner.plan.grid import bounds
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]

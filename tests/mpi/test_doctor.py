@@ -14,7 +14,7 @@ import pytest
 
 from runner.comm.mpi import MpiComm
 from runner.errors import UserError
-from runner.run.doctor import SCHEMA, main
+from runner.run.installation.doctor import SCHEMA, main
 from runner.system.launcher import BY_HAND, Started
 from runner.world import rank_process
 from runner.world.preflight.inspection import PreflightFailed, gather_surveys, preflight

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jobs.bench.collectives import nccl_tests_text, session
+from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.nccl_tests_text import figure
+from jobs.bench.collectives.output import nccl_tests_text
+from jobs.bench.collectives.output.nccl_tests_text import figure
+from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import Header
-from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.session import Bench
 from jobs.measure.check import fill, poison, text, verify
 from jobs.measure.exit_codes import WrongResults

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.nccl_tests_json import combined, json_line, record
+from jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
+from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import Footer, Header, ResultRow
-from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
 from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
@@ -133,7 +133,7 @@ class PlottedOperation:
 
 def draw(target: str, title: str, plotted: Sequence[PlottedOperation]) -> None:
     """Plot the rows of all operations, and the bandwidth at which each one's limiting link is full."""
-    from jobs.bench.collectives import plots, reader
+    from jobs.bench.collectives.output import plots, reader
 
     lines: list[plots.PlotSeries] = []
     limits: list[plots.BandwidthLimit] = []

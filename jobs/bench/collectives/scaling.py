@@ -17,10 +17,10 @@ import numpy as np
 
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.nccl_tests_text import figure
+from jobs.bench.collectives.output.nccl_tests_text import figure
+from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.run import check_files
-from jobs.bench.collectives.screen import Screen
 from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
 from jobs.measure.exit_codes import WrongResults
@@ -189,7 +189,7 @@ def _write_outputs(
     }
     record_file.write(lambda: json.dumps(document) + "\n", last=True)
     if options.plot:
-        from jobs.bench.collectives import plots
+        from jobs.bench.collectives.output import plots
 
         largest = max(rung.requested for rung in rungs)
         # One line in the plot: of the first type, reduction and root.

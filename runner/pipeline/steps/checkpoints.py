@@ -25,7 +25,7 @@ from runner.plan.step_options import SaveInterval
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.storage.checkpoint_folder import CheckpointFolder, SavedState
-from runner.storage.formats import Source, open_sink, rename
+from runner.storage.formats.registry import Source, open_sink, rename
 from runner.storage.paths import split
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World

@@ -26,7 +26,7 @@ from runner.plan.step_options import StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.colors import indices, palette, value_range
-from runner.storage.frame_files import (
+from runner.storage.formats.frame_files import (
     ARRAYS,
     ArrayOfFrames,
     PictureWriter,

@@ -17,12 +17,18 @@ from typing import Any
 import numpy as np
 
 from runner.errors import UserError
-from runner.pipeline.chunk_agreement import chunks_of
-from runner.pipeline.cpu_engine import HostEngine
-from runner.pipeline.dispatch import OnStreamProgress, no_stream_progress, process_chunks, report, threads_of
-from runner.pipeline.endpoints import Endpoints
-from runner.pipeline.gpu_engine import DeviceEngine
 from runner.pipeline.steps.chunk_steps import ChunkSteps
+from runner.pipeline.streamed.chunk_agreement import chunks_of
+from runner.pipeline.streamed.cpu_engine import HostEngine
+from runner.pipeline.streamed.dispatch import (
+    OnStreamProgress,
+    no_stream_progress,
+    process_chunks,
+    report,
+    threads_of,
+)
+from runner.pipeline.streamed.endpoints import Endpoints
+from runner.pipeline.streamed.gpu_engine import DeviceEngine
 from runner.plan.chunks import Chunks
 from runner.plan.steps import for_chunks, least_rows
 from runner.plan.stream_options import StreamOptions
@@ -30,7 +36,7 @@ from runner.plan.task import Task
 from runner.region import HostArray, Region
 from runner.report.phases import Phases
 from runner.report.spans import Spans
-from runner.storage.formats import Form, Sink, Source, open_sink, read_back
+from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
 from runner.storage.paths import partial_path
 from runner.system.host_memory import free_host_memory
 from runner.world.world import World

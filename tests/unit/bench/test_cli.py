@@ -17,7 +17,7 @@ import pytest
 from typed import LAUNCHERS, typed
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.nccl_tests_json import combined, record
+from jobs.bench.collectives.output.nccl_tests_json import combined, record
 from jobs.bench.collectives.results import Footer, Header, PlacementResult, ResultRow
 from jobs.bench.collectives.specs import SPECS
 from launch.cli.main import main

@@ -15,7 +15,7 @@ from jobs.filters.dtypes import SUPPORTED
 from jobs.filters.elementwise import elementwise
 from jobs.filters.expression import FUNCTIONS, cpp, parse
 from runner.errors import UserError
-from runner.run.compare import differs
+from runner.run.verify.compare import differs
 
 Apply = Callable[..., np.ndarray[Any, Any]]
 Array = np.ndarray[Any, Any]

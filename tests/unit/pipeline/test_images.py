@@ -26,13 +26,13 @@ from jobs.filters.laplacian import laplacian
 from jobs.filters.statistics import statistics
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
-from runner.pipeline.dispatch import report
 from runner.pipeline.image_engine import ImageEngine
+from runner.pipeline.streamed.dispatch import report
 from runner.plan.step_options import StepOptions
 from runner.report.spans import Spans
 from runner.report.summary import render
-from runner.storage.formats import Form
-from runner.storage.image_folder import SUFFIXES, open_folder
+from runner.storage.formats.image_folder import SUFFIXES, open_folder
+from runner.storage.formats.registry import Form
 from runner.storage.journal import Journal, Log, Syncer
 from runner.world.world import identify_host
 
@@ -222,7 +222,7 @@ def test_progress_counts_the_bytes_of_the_files(numbered: Path, monkeypatch: pyt
     from runner.storage.transaction import OutputTransaction
     from runner.world.world import single_rank_world
 
-    monkeypatch.setattr("runner.pipeline.dispatch.BETWEEN", 0.0)
+    monkeypatch.setattr("runner.pipeline.streamed.dispatch.BETWEEN", 0.0)
     seen: list[tuple[int, int]] = []
     execute(
         single_rank_world(CpuBackend()),

@@ -12,8 +12,8 @@ from stream_cases import run_on
 
 import meshrun
 from runner.comm.threads import ThreadComm
-from runner.run.mutations import MUTATIONS, Mutation
-from runner.run.selftest import caught
+from runner.run.installation.mutations import MUTATIONS, Mutation
+from runner.run.installation.selftest import caught
 
 HALO = ((2, 1), (1, 1))
 ARRAY = (np.arange(61 * 13, dtype=np.int64) * 37 % 101).reshape(61, 13)

@@ -14,7 +14,7 @@ from stream_cases import run_on
 
 import meshrun
 from runner.errors import RunError, UserError
-from runner.storage.flat import FlatSource
+from runner.storage.formats.flat import FlatSource
 
 LONG_AGO = 10**18  # nanoseconds since 1970: no change since has the same time
 CHUNK = 4 * 3 * 8  # bytes of 4 rows

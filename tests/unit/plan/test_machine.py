@@ -15,8 +15,8 @@ import pytest
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.plan.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
-from runner.run import calibrate as module
-from runner.run.calibrate import calibrate
+from runner.run.installation import calibrate as module
+from runner.run.installation.calibrate import calibrate
 
 HERE = nominal_cpu(4, 1 << 34)
 

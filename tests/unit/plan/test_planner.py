@@ -16,9 +16,9 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.comm.threads import run_ranks
 from runner.errors import UserError
-from runner.pipeline import chunk_agreement
-from runner.pipeline.chunk_agreement import chunks_of, in_chunks
-from runner.pipeline.endpoints import Endpoints
+from runner.pipeline.streamed import chunk_agreement
+from runner.pipeline.streamed.chunk_agreement import chunks_of, in_chunks
+from runner.pipeline.streamed.endpoints import Endpoints
 from runner.plan import chunking
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.chunks import Chunks

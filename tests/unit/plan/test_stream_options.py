@@ -18,7 +18,7 @@ from runner.job.declaration import Job
 from runner.job.signature import RESERVED
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options
-from runner.storage.formats import Form
+from runner.storage.formats.registry import Form
 from runner.system import launcher
 
 JOB = '''

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import RunError, UserError
-from runner.pipeline.resume import find_unfinished
+from runner.pipeline.streamed.resume import find_unfinished
 from runner.plan.stream_options import StreamOptions
 from runner.report.bottleneck import measure
 from runner.report.spans import STAGES, Span, Stage

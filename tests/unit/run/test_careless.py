@@ -219,7 +219,7 @@ def test_a_process_alone_tells_the_mpi_that_ranks_would_load(
 
 
 def test_a_selftest_without_its_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.run.selftest.main", lambda **_: 2)
+    monkeypatch.setattr("runner.run.installation.selftest.main", lambda **_: 2)
     monkeypatch.setattr("launch.mpi.launcher.find", lambda: pytest.fail("ranks are started"))
     assert selftest.check_installation("cuda", debug=False) == 2
 

@@ -12,7 +12,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.report import progress
 from runner.report.progress import ProgressBar
 from runner.run.execute import Options, execute
-from runner.storage.formats import Source
+from runner.storage.formats.registry import Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import open_world
 

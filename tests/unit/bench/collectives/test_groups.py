@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives import names
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.measure import result
+from jobs.bench.collectives.output import names
 from jobs.bench.collectives.results import Header, RankDevice, ResultRow
 from jobs.bench.collectives.session import Bench, Point, check_ranks
 from jobs.bench.collectives.specs import SPECS

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import names
 from jobs.bench.collectives.measure import arrival_skew, measure, result
+from jobs.bench.collectives.output import names
 from jobs.bench.collectives.results import Header, Iterations, PlacementResult, RankDevice, ResultRow
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.sweep import at_size

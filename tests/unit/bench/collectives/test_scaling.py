@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.collectives import plots, scaling
+from jobs.bench.collectives import scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.output import plots
 from jobs.bench.collectives.results import PlacementResult, ResultRow
 from jobs.bench.collectives.scaling import (
     ScalingPoint,

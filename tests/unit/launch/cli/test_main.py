@@ -638,8 +638,8 @@ def selftest(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Selftest:
         calls.started.append((ranks, tuple(words), rest))
         return part.together
 
-    monkeypatch.setattr("runner.run.selftest.main", test)
-    monkeypatch.setattr("runner.run.selftest.launcher_ranks", lambda device: 3)
+    monkeypatch.setattr("runner.run.installation.selftest.main", test)
+    monkeypatch.setattr("runner.run.installation.selftest.launcher_ranks", lambda device: 3)
     monkeypatch.setattr("launch.mpi.launcher.find", lambda: "Some MPI (/opt/mpiexec)")
     monkeypatch.setattr(local, "start", start)
     return part

@@ -12,7 +12,7 @@ import pytest
 
 from launch.cli.main import main
 from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
-from runner.run import calibrate
+from runner.run.installation import calibrate
 from runner.system import launcher
 from runner.world import binding
 

@@ -19,7 +19,7 @@ from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
 from runner.run.execute import Options, run
-from runner.storage import frame_files
+from runner.storage.formats import frame_files
 from runner.world.world import open_world
 
 

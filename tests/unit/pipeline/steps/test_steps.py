@@ -18,9 +18,9 @@ from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
-from runner.run import verify_steps
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
+from runner.run.verify import steps as verify_steps
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import open_world
 

@@ -1,0 +1,10 @@
+"""Output of the measurements, and its readers.
+
+nccl_tests_text, nccl_tests_json    a run in nccl-tests' formats
+names                               ranks and groups behind a row's numbers
+screen                              what rank 0 prints during a run
+plots                               time and bandwidth against size and against ranks
+reader, compare                     records and texts read back, and two of them compared
+
+It may not know sessions or how anything is measured. Others use these modules by name.
+"""

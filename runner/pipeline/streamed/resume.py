@@ -1,0 +1,91 @@
+"""Start a new output, or resume one that an earlier run left unfinished."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunError, UserError
+from runner.files import remove_path
+from runner.pipeline.inputs import Inputs
+from runner.plan.stream_options import StreamOptions
+from runner.report.timeline import check_timeline
+from runner.storage.file_errors import write_error
+from runner.storage.formats.registry import check_place
+from runner.storage.journal import Journal
+from runner.storage.transaction import OutputTransaction
+from runner.world.world import World
+
+Fingerprint = dict[str, Any]
+
+
+def find_unfinished(journal: Journal, options: StreamOptions, *partials: Path) -> Fingerprint | None:
+    """Return the fingerprint of an unfinished run, None if there is none. On rank 0.
+
+    Raises UserError if there is one and --resume was not given. The answer stays valid: this run holds the
+    output's lock.
+    """
+    if options.timeline is not None:
+        check_timeline(Path(options.timeline))
+        check_place(Path(options.timeline), "timeline")
+    kept = journal.kept()
+    if kept is not None and not options.resume:
+        raise journal.unfinished(*partials)
+    return kept
+
+
+def start_or_resume(
+    world: World,
+    transaction: OutputTransaction,
+    journal: Journal,
+    partials: Sequence[Path],
+    kept: Fingerprint | None,
+    wanted: Fingerprint,
+    create: Callable[[], None],
+    check: Callable[[], None],
+) -> set[int]:
+    """Start the output, or resume the one of `kept`; return what is finished of it. On rank 0.
+
+    create: makes the outputs at `partials`, and returns when they are on the disk: the journal refers to
+    them. check: raises UserError if they were not left by an earlier run of this kind.
+    """
+    done: set[int] = set()
+    there = all(os.path.lexists(partial) for partial in partials)
+    if kept is not None:
+        done = journal.finished({rank.host_id for rank in world.ranks})
+        if there or not done:
+            journal.check(kept, wanted, *partials)
+        if there:
+            check()
+    if kept is None or not (done or there):
+        for partial in partials:
+            try:
+                remove_path(partial)  # of a run that ended before its journal was there
+            except OSError as reason:
+                raise write_error(partial, reason) from reason
+        transaction.track_partial(*partials)
+        create()
+        journal.begin(wanted)
+        transaction.forget_partial()
+        return set()
+    if not there:
+        gone = next(partial for partial in partials if not os.path.lexists(partial))
+        raise UserError(
+            f"the unfinished output {gone} is gone",
+            hint=f"rm -r {journal.folder}, to begin anew, or where {journal.output} is finished",
+        )
+    return done
+
+
+def check_inputs(world: World, inputs: Inputs, transaction: OutputTransaction, anew: str) -> None:
+    """Raise RunError on every rank if an input file changed during the run. Collective.
+
+    anew: the command that discards the unfinished output, since a changed input must not be resumed.
+    """
+    try:
+        inputs.check(world, f"{anew}, then the run again")
+    except RunError:
+        transaction.set_recovery_hint(None)
+        raise

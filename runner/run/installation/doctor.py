@@ -1,0 +1,59 @@
+"""`meshrun doctor`: run the preflight alone and show all facts, even when checks fail."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from runner.comm.api import Control
+from runner.device.api import Backend
+from runner.report.record import envelope, write_json
+from runner.storage.formats.registry import check_place
+from runner.system.launcher import Started
+from runner.world.failure import FailureHandler
+from runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures
+from runner.world.preflight.problem import Problem
+from runner.world.preflight.rank_table import render, rows
+from runner.world.preflight.survey import Survey
+from runner.world.rank_process import run_as_rank
+from runner.world.world import DeviceChoice, Rank, World
+
+SCHEMA = 1
+
+
+def main(
+    started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
+) -> int:
+    """Run one rank of `meshrun doctor`; return the exit status. UserError where `file` cannot be written.
+
+    mpi: the library that ranks would load, where this process is alone and loads none.
+    """
+    if file is not None:
+        check_place(file, "record")
+    found: list[tuple[list[Survey], list[Problem]]] = []
+
+    def look(control: Control, ranks: Sequence[Rank], backend: Backend) -> list[str]:
+        surveys = [replace(one, mpi=one.mpi or mpi) for one in gather_surveys(control, ranks, backend)]
+        found.append((surveys, find_problems(control, surveys, started)))
+        return []
+
+    def body(world: World, handler: FailureHandler) -> dict[str, Any]:
+        surveys, problems = found[0]
+        facts = {"ranks": rows(surveys), "problems": [asdict(problem) for problem in problems]}
+        record = envelope("doctor", SCHEMA, facts)
+        if world.rank == 0:
+            sys.stdout.write(render(surveys))
+            for problem in problems:
+                print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
+            if not problems:
+                print("nothing is wrong")
+            sys.stdout.flush()
+            if file is not None:
+                write_json(file, "doctor", SCHEMA, record)
+        raise_failures(problems)
+        return record
+
+    return run_as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)

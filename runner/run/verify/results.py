@@ -1,0 +1,366 @@
+"""`--verify`: recompute the result by another method and compare it with what is on disk.
+
+Nothing of the run is trusted: the input comes from its file, the result is read back from the
+file being written, what lies beyond an edge is looked up by this module's own formulas (not
+`halo`'s), and the expected values come from the job's float64 reference, or, where a job has
+none, from its function in NumPy over boxes that are cut elsewhere than the run's blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.device.cpu import CpuBackend
+from runner.errors import RunError, UserError
+from runner.job.block_context import BlockContext
+from runner.job.declaration import Job
+from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
+from runner.pipeline.reduce import Tiles, reduce_array, to_host
+from runner.pipeline.streamed.dispatch import threads_of
+from runner.plan.grid import owner
+from runner.plan.sampling import everything, sample
+from runner.plan.task import Task
+from runner.region import HostArray, Region, Shape
+from runner.run.verify.compare import differs, unlike
+from runner.storage.formats.registry import Sink, Source, read_back, reopen
+from runner.world.world import World, single_rank_world
+
+REFERENCE = "the job's float64 reference"
+RERUN = "the job's own function in NumPy, cut elsewhere"
+OTHER_TILE = 300_007  # elements: another cut than the run's, and not a multiple of anything
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first wrong cell that a rank found. output: the name of the output, if the job has several."""
+
+    index: tuple[int, ...]
+    got: Any
+    expected: Any
+    tolerance: float
+    wrong: int
+    cells: int
+    box: Region
+    output: str = ""
+
+
+def verify(
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    sinks: Sequence[Sink],
+    mode: str,
+    *,
+    dealt: bool = False,
+    progress: OnProgress = no_progress,
+) -> dict[str, Any]:
+    """Check the files that `sinks` wrote; collective. Returns the record of the check.
+
+    mode: "sample" looks at every block's corners and edges and at random boxes, "full" at every cell.
+    RunError on every rank for a wrong cell. dealt: any rank may have computed any cell, not each its block.
+    progress: called with this rank's verified cells, and with all of them.
+    """
+    begin = time.perf_counter()
+    if world.rank == 0:
+        for sink in sinks:
+            leave_cache(place_of(sink))
+    world.control.barrier()
+    boxes = list(_boxes(world, task, mode, alone=not are_parallel(sources, sinks)))
+    wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
+    found = world.control.allgather((wrong, len(boxes), cells))
+    for mismatch, _, _ in found:
+        if mismatch is not None:
+            raise mismatch_error(world, task, mismatch, dealt)
+    return {
+        "mode": mode,
+        "against": REFERENCE if task.job.reference else RERUN,
+        "boxes": sum(entry[1] for entry in found),
+        "cells": sum(entry[2] for entry in found),
+        "seed": world.run_id,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def _compare_boxes(
+    world: World,
+    task: Task,
+    sources: Sequence[Source],
+    sinks: Sequence[Sink],
+    boxes: Sequence[Region],
+    progress: OnProgress,
+) -> tuple[Mismatch | None, int]:
+    """Compare boxes on all of this rank's cores; return the first mismatch, and the number of cells."""
+    total, cells = sum(box.size for box in boxes), 0
+    progress(0, total)
+    if not boxes:
+        return None, 0
+    files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
+    for file in files:
+        _ = file.array  # opened once, not by each thread
+    stop = threading.Event()
+
+    def check(box: Region) -> Mismatch | None:
+        found = None if stop.is_set() else compare(task, files, written, box)
+        if found is not None:
+            stop.set()
+        return found
+
+    wrong: Mismatch | None = None
+    with ThreadPoolExecutor(threads_of(world), "verify") as pool:
+        for box, found in zip(boxes, pool.map(check, boxes), strict=True):
+            cells += box.size
+            wrong = wrong or found
+            progress(cells, total)
+    return wrong, cells
+
+
+def are_parallel(sources: Sequence[Source], sinks: Sequence[Sink]) -> bool:
+    """Whether every rank reads and writes its own part of every file."""
+    return all(one.parallel for one in sources) and all(one.parallel for one in sinks)
+
+
+def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]:
+    """This rank's boxes; all of them on rank 0 when only that one can read the files."""
+    ranks = range(world.size) if alone else [world.rank]
+    if alone and world.rank > 0:
+        return iter(())
+    if mode == "full":
+        return chain.from_iterable(everything(task.partition, rank, task.cut_axes) for rank in ranks)
+    return chain.from_iterable(sample(task.partition, rank, task.cut_axes, world.run_id) for rank in ranks)
+
+
+def place_of(sink: Sink) -> Path:
+    """The file that an array is written to, or its own folder in a store."""
+    return sink.partial / (sink.name or "") if sink.partial.is_dir() else sink.partial
+
+
+def leave_cache(written: Path) -> None:
+    """Have a file, or a folder's files, go to the disk and be read from there."""
+    for file in (path for path in (written, *written.rglob("*")) if path.is_file()):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def compare(task: Task, files: Sequence[Source], written: Sequence[Source], box: Region) -> Mismatch | None:
+    """What is wrong in a box of the written results, computed again from the inputs' files; None: nothing."""
+    blocks = [padded(task, number, file.array, box) for number, file in enumerate(files)]
+    for number, (expected, tolerance) in enumerate(expect(task, blocks, box)):
+        found = compare_output(task, number, written[number], box, expected, tolerance)
+        if found is not None:
+            return found
+    return None
+
+
+def compare_output(
+    task: Task, number: int, written: Source, box: Region, expected: HostArray, tolerance: HostArray | float
+) -> Mismatch | None:
+    """What is wrong in a box of the written output `number`; None: nothing."""
+    region = task.output_region(box, number)
+    got = np.empty(region.shape, written.dtype)
+    written.read(region, got)
+    bad = differs(got, expected, tolerance)
+    if not bad.any():
+        return None
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    index = tuple(i + a for i, a in zip(first, region.start, strict=True))
+    allowed = float(np.broadcast_to(tolerance, got.shape)[first])
+    names = task.job.output_names
+    name = names[number] if len(names) > 1 else ""
+    return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box, name)
+
+
+def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
+    """Input `number`'s part of `box` with its halo, cells beyond the array by the boundary's definition.
+
+    array: sliced, nothing else, for what is not in memory.
+    """
+    field, region = task.fields[number], task.field_region(number, box)
+    places, beyond = [], []
+    for axis, ((low, high), length) in enumerate(zip(field.widths, field.shape, strict=True)):
+        wanted = np.arange(region.start[axis] - low, region.stop[axis] + high)
+        index = sources(wanted, length, task.boundary)
+        beyond.append(index < 0)
+        places.append(np.where(index < 0, np.clip(wanted, 0, length - 1), index))
+    if all(place.size and place[-1] - place[0] == place.size - 1 for place in places):
+        inside = tuple(slice(int(place[0]), int(place[-1]) + 1) for place in places)
+        if all((np.diff(place) == 1).all() for place in places) and not any(map(np.any, beyond)):
+            return np.array(array[inside], order="C")
+    needed = [np.unique(place) for place in places]
+    cells = np.empty([place.size for place in needed], field.dtype)
+    for parts in product(*(_stretches(place) for place in needed)):
+        cells[tuple(into for into, _ in parts)] = array[tuple(stretch for _, stretch in parts)]
+    index_of = (np.searchsorted(one, place) for one, place in zip(needed, places, strict=True))
+    block = np.array(cells[np.ix_(*index_of)], order="C")
+    for axis, outside in enumerate(beyond):
+        block[(slice(None),) * axis + (outside,)] = task.cval
+    return block
+
+
+def _stretches(positions: HostArray) -> list[tuple[slice, slice]]:
+    """Neighbouring positions of rising ones: their numbers, and themselves."""
+    cuts = [0, *(np.flatnonzero(np.diff(positions) > 1) + 1), positions.size]
+    return [(slice(a, b), slice(int(positions[a]), int(positions[b - 1]) + 1)) for a, b in pairwise(cuts)]
+
+
+def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
+    """The cells that the positions `wanted` of an axis are copies of, -1 for the constant.
+
+    As scipy.ndimage documents the modes, for positions up to `length` beyond either end.
+    """
+    last = length - 1
+    if boundary == "constant":
+        return np.where((wanted < 0) | (wanted > last), -1, wanted)
+    if boundary == "wrap":
+        return np.where(wanted < 0, wanted + length, np.where(wanted > last, wanted - length, wanted))
+    if boundary == "reflect":
+        return np.where(wanted < 0, -1 - wanted, np.where(wanted > last, 2 * length - 1 - wanted, wanted))
+    if boundary == "mirror":
+        below = np.abs(wanted)
+        return np.minimum(np.abs(np.where(below > last, 2 * last - below, below)), last)
+    return np.clip(wanted, 0, last)
+
+
+def expect(
+    task: Task, blocks: Sequence[HostArray], box: Region
+) -> Iterator[tuple[HostArray, HostArray | float]]:
+    """Yield each output's expected result for padded blocks, and how far off it may be.
+
+    RunError for what no result can be. The blocks are the function's, which may change them.
+    """
+    count = len(task.known)
+    inexact = any(dtype.kind in "fc" for _, dtype in task.known)
+    largest = max(map(_largest, blocks)) if inexact else 0.0  # before the function changes them
+    if task.job.reference is None:
+        here = BlockContext(0, 1, "", box.start, box.shape, task.shape, None, np)
+        answers: Sequence[Any] = task.call(blocks, here, result_buffers(task, box.shape, CpuBackend()))
+    else:
+        wide = [block.astype(np.complex128 if block.dtype.kind == "c" else np.float64) for block in blocks]
+        answer = task.job.reference(*wide, **task.parameters, input_dtype=blocks[0].dtype)
+        answers = [answer] if count == 1 else answer
+        if not isinstance(answers, (tuple, list)) or len(answers) != count:
+            raise RunError(
+                f"job {task.job.name}: its reference did not return {count} results",
+                got=type(answer).__name__,
+                expected=f"a tuple: {', '.join(task.job.output_names)}",
+            )
+    for number, answer in enumerate(answers):
+        expected, tolerance = answer if isinstance(answer, tuple) else (answer, None)
+        yield _with_tolerance(task, number, expected, tolerance, largest, box)
+
+
+def _with_tolerance(
+    task: Task, number: int, expected: Any, tolerance: Any, largest: float, box: Region
+) -> tuple[HostArray, HostArray | float]:
+    """Return the expected cells of output `number` and how far off they may be. largest: input magnitude."""
+    shape, dtype = task.output_region(box, number).shape, task.known[number][1]
+    wanted = _of_shape(expected, shape, task.job.name)
+    if dtype.kind in "iub":
+        return wanted, 0.0 if tolerance is None else tolerance
+    if tolerance is None:
+        # The largest magnitude that took part, a sum's rounding error being relative to its terms.
+        tolerance = task.job.ulps * float(np.finfo(dtype).eps) * max(largest, _largest(wanted))
+    return wanted, tolerance
+
+
+def tolerance_of(task: Task, number: int, expected: HostArray, steps: int) -> float:
+    """Return how far off output `number` may be after so many steps: `ulps` for each of them."""
+    dtype = task.known[number][1]
+    if dtype.kind in "iub":
+        return 0.0
+    return task.job.ulps * float(np.finfo(dtype).eps) * _largest(expected) * max(steps, 1)
+
+
+def _largest(array: HostArray) -> float:
+    """The largest magnitude of the finite cells."""
+    finite = array[np.isfinite(array)]
+    if not finite.size:
+        return 0.0
+    if finite.dtype.kind == "c":
+        return float(np.abs(finite).max())
+    return max(float(finite.max()), -float(finite.min()))  # the magnitude of the least integer is none
+
+
+def _of_shape(expected: Any, shape: Shape, name: str) -> HostArray:
+    array = np.asarray(expected)
+    if array.dtype.kind not in "biufc":
+        raise RunError(f"job {name}: its reference returned no numbers", got=type(expected).__name__)
+    try:
+        return np.broadcast_to(array, shape)
+    except ValueError:
+        raise RunError(
+            f"job {name}: its reference returned a wrong shape", got=array.shape, expected=shape
+        ) from None
+
+
+def verify_result(
+    world: World, job: Job, parameters: dict[str, Any], source: Source, result: Any
+) -> dict[str, Any]:
+    """Check the result of a job that writes no array, on rank 0; RunError on every rank if wrong."""
+    begin = time.perf_counter()
+
+    def recompute() -> str:
+        if job.reference is not None:
+            array = np.asarray(reopen(source).array)
+            expected, against = job.reference(array, **parameters, input_dtype=array.dtype), REFERENCE
+        elif job.kind == "reduce":
+            alone = single_rank_world(CpuBackend())
+            expected, against = (
+                reduce_array(
+                    alone,
+                    job,
+                    parameters,
+                    Tiles(alone, reopen(source), tile=OTHER_TILE, whole_rows=job.whole_rows),
+                ),
+                RERUN,
+            )
+        else:
+            raise UserError(f"--verify: job {job.name} has no reference to compare with")
+        absolute: dict[str, float] = {}
+        if job.reference and isinstance(expected, tuple):
+            expected, absolute = expected
+        place = unlike(to_host(result), to_host(expected), absolute)
+        if place is not None:
+            raise RunError(
+                f"verification failed: the result{place[0]} is wrong", got=place[1], expected=place[2]
+            )
+        return against
+
+    against = world.on_root(recompute)
+    return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
+
+
+def mismatch_error(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
+    by = f" of {mismatch.output}" if mismatch.output else ""
+    if not dealt:
+        leading = zip(mismatch.index, task.shape, task.partition.grid, strict=False)
+        place = [owner(length, parts, i) for i, length, parts in leading]
+        place += [0] * (len(task.shape) - len(place))
+        by += f", computed by [{world.ranks[task.partition.rank(place)]}],"
+    return failure(mismatch, by)
+
+
+def failure(mismatch: Mismatch, place: str) -> RunError:
+    """Build the error for a wrong cell. place: what the sentence says of it besides its index."""
+    allowed = f" within {mismatch.tolerance:.3g}" if mismatch.tolerance else ""
+    return RunError(
+        f"verification failed: cell {list(mismatch.index)}{place} is wrong on disk "
+        f"({mismatch.wrong:,} of {mismatch.cells:,} cells of box {mismatch.box} are)",
+        got=mismatch.got,
+        expected=f"{mismatch.expected}{allowed}",
+        hint="meshrun selftest, which tells a broken installation from a broken job",
+        everywhere=True,
+    )

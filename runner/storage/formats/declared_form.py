@@ -1,0 +1,44 @@
+"""A file's array as described by options, compared with what the file itself says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runner.errors import UserError
+
+if TYPE_CHECKING:
+    from runner.storage.formats.registry import Form, Source
+
+NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
+
+
+def agree(source: Source, form: Form) -> None:
+    """Raise UserError if a file contradicts its description; the byte order is taken from the file."""
+    compared: list[tuple[str, object, object]] = []
+    if form.shape is not None:
+        compared.append(("shape", tuple(form.shape), source.shape))
+    if form.dtype is not None:
+        compared.append(("dtype", parse_dtype(form.dtype).newbyteorder("="), source.dtype))
+    if form.order is not None:
+        compared.append(("order", form.order, source.form.order or "C"))
+    for what, expected, got in compared:
+        if expected != got:
+            raise UserError(
+                f"{source.path} is of another {what} than --input-{what} says",
+                got=f"{what} {got} in the file",
+                expected=expected,
+                hint=f"leave --input-{what} out: the file says it",
+            )
+
+
+def parse_dtype(text: str) -> np.dtype[Any]:
+    """The dtype of numbers that `text` ("float32", ">i2") names; UserError for anything else."""
+    try:
+        dtype = np.dtype(text)
+    except (TypeError, ValueError, SyntaxError) as reason:
+        raise UserError("--input-dtype names no dtype", got=text, hint="float32, or >f4") from reason
+    if dtype.kind not in NUMBERS:
+        raise UserError("--input-dtype names no numbers", got=text, expected="a numeric dtype")
+    return dtype

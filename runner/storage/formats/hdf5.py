@@ -1,0 +1,249 @@
+"""HDF5 files, through h5py.
+
+What is written are contiguous datasets whose room is claimed when they are created; ranks then write
+their parts at their offsets as into any flat file, so that no parallel HDF5 is needed, nor an MPI that
+h5py was built for. A contiguous dataset is read the same way. A chunked or compressed one is read
+through h5py, which takes turns: one thread of a process at a time, every rank for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import h5py
+import numpy as np
+
+from runner.errors import RunError, UserError, first_line
+from runner.region import HostArray, Region, Shape
+from runner.storage.file_errors import check_part, listing, not_shared
+from runner.storage.formats.containers import copy_file, prefixes
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.flat import FlatSink, FlatSource, create_file
+from runner.storage.formats.registry import Form, Source
+from runner.storage.formats.sliced_array import Unmapped
+
+NAME = "data"  # of the dataset that is written, if none is named
+PAGE = 4096  # bytes: the values begin at a multiple, as direct I/O and maps have it
+
+with contextlib.suppress(ImportError):  # filters that HDF5 itself lacks, for files that need them
+    importlib.import_module("hdf5plugin")
+
+
+@dataclass
+class Hdf5Source:
+    """A dataset that is chunked, or otherwise not flat."""
+
+    path: Path
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    chunks: Shape | None
+    parallel: bool = True
+
+    @property
+    def form(self) -> Form:
+        return Form(self.shape, self.dtype.str)
+
+    @property
+    def array(self) -> Unmapped:
+        return Unmapped(self)
+
+    @cached_property
+    def _dataset(self) -> Any:
+        try:
+            return h5py.File(self.path, "r")[self.name]
+        except FileNotFoundError as reason:
+            raise not_shared(self.path, reason) from reason
+        except (OSError, KeyError) as reason:
+            raise RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason)) from reason
+
+    def read(self, region: Region, target: HostArray) -> None:
+        check_part(target, self.dtype, region)
+        if region.size == 0:
+            return
+        try:
+            if target.flags.c_contiguous and target.ndim > 0:
+                self._dataset.read_direct(target, region.slices)
+            else:
+                target[...] = self._dataset[region.slices]
+        except OSError as reason:
+            raise self._broken(region, reason) from reason
+
+    def _broken(self, region: Region, reason: OSError) -> RunError:
+        """The error for the first chunk of `region` that does not decode."""
+        for part in self._dataset.iter_chunks(region.slices) if self.chunks else ():
+            try:
+                self._dataset[part]
+            except OSError as failure:
+                place = tuple(s.start // n for s, n in zip(part, self.chunks or (), strict=True))
+                return RunError(
+                    f"{self.path} is broken: chunk {place} of {self.name} cannot be read",
+                    got=first_line(failure),
+                )
+        return RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_dataset"}
+
+
+def open_source(path: Path, name: str | None, form: Form) -> Source:
+    with _opened(path) as file:
+        found = _arrays(file)
+        if name is None and len(found) == 1:
+            (name,) = found
+        if name is None:
+            raise UserError(
+                f"{path} holds {len(found)} arrays" if found else f"{path} holds no array of numbers",
+                got=listing(found) or None,
+                hint=f"{path}:/{found[0]}" if found else None,
+            )
+        dataset = file.get(name)
+        if not isinstance(dataset, h5py.Dataset):
+            raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays of numbers")
+        if not _is_numbers(dataset):
+            raise UserError(f"{path}:/{name} holds no plain numbers", got=f"dtype {dataset.dtype}")
+        _check_filters(path, dataset)
+        offset = _flat_offset(dataset)
+        if offset is not None:
+            return FlatSource(path, dataset.shape, dataset.dtype, offset, name=name)
+        return Hdf5Source(path, name, dataset.shape, dataset.dtype.newbyteorder("="), dataset.chunks)
+
+
+def names(path: Path) -> list[str]:
+    """Everything in a file that is a dataset, of numbers or not."""
+    with _opened(path) as file:
+        found: list[str] = []
+        file.visititems(lambda name, node: found.append(name) if isinstance(node, h5py.Dataset) else None)
+        return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        file = h5py.File(path, "r")
+    except OSError as reason:
+        if reason.errno is not None:
+            raise  # the system's, not the format's
+        raise UserError(f"{path} is no HDF5 file that can be read", got=first_line(reason)) from reason
+    with file:
+        yield file
+
+
+def _arrays(file: Any) -> list[str]:
+    found: list[str] = []
+
+    def look(name: str, node: Any) -> None:
+        if isinstance(node, h5py.Dataset) and _is_numbers(node):
+            found.append(name)
+
+    file.visititems(look)
+    return found
+
+
+def _is_numbers(dataset: Any) -> bool:
+    # An empty dataspace ("null") has no shape.
+    return dataset.shape is not None and dataset.dtype.kind in NUMBERS
+
+
+def _check_filters(path: Path, dataset: Any) -> None:
+    properties = dataset.id.get_create_plist()
+    for number in range(properties.get_nfilters()):
+        code, _, _, title = properties.get_filter(number)
+        if not h5py.h5z.filter_avail(code):
+            raise UserError(
+                f"{path} is compressed by a filter that this HDF5 lacks",
+                got=f"filter {code} ({title.decode(errors='replace')})",
+                hint="pip install hdf5plugin",
+            )
+
+
+def _flat_offset(dataset: Any) -> int | None:
+    """Where the bytes begin of a dataset that lies in its file as in memory; None for another."""
+    properties = dataset.id.get_create_plist()
+    if properties.get_layout() != h5py.h5d.CONTIGUOUS or dataset.external:
+        return None
+    # A type of fewer bits than bytes, for one, is no NumPy dtype as it lies there.
+    if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
+        return None
+    offset: int | None = dataset.id.get_offset()  # None where nothing was written yet
+    return offset
+
+
+class Hdf5Sink(FlatSink):
+    """An array that becomes a dataset in a file."""
+
+    @cached_property
+    def offset(self) -> int:
+        with h5py.File(self.partial, "r") as file:
+            return file[self.name].id.get_offset() or 0
+
+    def lay_out(self, file: BinaryIO) -> None:
+        _lay_out([self], file)
+
+
+def create(sinks: Sequence[Hdf5Sink]) -> None:
+    """Make the file that `sinks` share: what the old one holds besides, and their datasets."""
+    create_file(sinks, lambda file: _lay_out(sinks, file))
+
+
+def _lay_out(sinks: Sequence[Hdf5Sink], file: BinaryIO) -> None:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    old = sinks[0].path
+    kept = _has_others(old, [str(sink.name) for sink in sinks])
+    if kept:
+        copy_file(old, file)
+    with h5py.File(file, "r+" if kept else "w", alignment_threshold=1, alignment_interval=PAGE) as container:
+        for sink in sinks:  # all before the first is created: their room is used again
+            if container.get(sink.name, getlink=True) is not None:
+                del container[sink.name]
+        for sink in sinks:
+            try:
+                dataset = container.create_dataset(sink.name, sink.shape, sink.dtype, dcpl=properties)
+            except ValueError as reason:  # HDF5's refusal, for one where two groups are the same
+                raise UserError(f"{old}:/{sink.name} cannot be created", got=first_line(reason)) from reason
+            if sink.shape == ():  # h5py has room for a scalar made when it is written
+                dataset[()] = 0
+
+
+def kinds(path: Path, name: str) -> dict[str, str]:
+    """For `containers.check_array`."""
+    with _opened(path) as file:
+        found = {}
+        for place in prefixes(name)[1:]:
+            if (link := file.get(place, getlink=True)) is None:
+                break
+            if not isinstance(link, h5py.HardLink):
+                found[place] = "link"
+                break
+            found[place] = "array" if isinstance(file[place], h5py.Dataset) else "group"
+        return found
+
+
+def _has_others(path: Path, names: Sequence[str]) -> bool:
+    """Whether a file holds more than the datasets `names` and the groups that they are in."""
+    if not path.is_file():
+        return False
+    groups = {place for name in names for place in prefixes(name)[:-1]}
+    known = {*groups, *names}
+    with _opened(path) as file:
+        for place in groups:
+            group = file.get(f"/{place}")
+            if group is not None and (
+                group.attrs or any(f"{place}/{key}".lstrip("/") not in known for key in group)
+            ):
+                return True
+    return False
+
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> Hdf5Sink:
+    if dtype.kind not in NUMBERS:
+        raise UserError("HDF5 cannot hold this result", got=f"dtype {dtype}", expected="plain numbers")
+    return Hdf5Sink(path, partial, shape, dtype, name or NAME)

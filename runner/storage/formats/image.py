@@ -1,0 +1,202 @@
+"""Pictures through Pillow: PNG, JPEG, BMP, and the TIFF that is not tifffile's.
+
+One rank reads and writes the whole picture. A picture is (rows, columns) or (rows, columns,
+channels): uint8, uint16 (16-bit gray), int32 or float32 (TIFF). Palettes become RGB, and the
+orientation noted by a camera is applied.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from runner.errors import UserError
+from runner.files import open_file, open_new
+from runner.region import HostArray, Region, Shape
+from runner.storage.file_errors import write_error
+from runner.storage.formats.registry import Form
+
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".bmp": "BMP",
+}
+# What each format can hold, by dtype: the numbers of channels, 0 meaning no channel axis.
+HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
+    "PNG": {"uint8": (0, 1, 2, 3, 4), "uint16": (0, 1)},
+    "JPEG": {"uint8": (0, 1, 3)},
+    "TIFF": {"uint8": (0, 1, 3, 4), "uint16": (0, 1), "int32": (0, 1), "float32": (0, 1)},
+    "BMP": {"uint8": (0, 1, 3)},
+}
+LONGEST = {"JPEG": 65500}  # rows or columns, by libjpeg
+
+
+@dataclass
+class ImageSource:
+    path: Path
+    shape: Shape
+    dtype: np.dtype[Any]
+    parallel: bool = False
+    name: ClassVar[None] = None
+    form: ClassVar[Form] = Form()
+    chunks: ClassVar[Shape | None] = None
+
+    @cached_property
+    def array(self) -> HostArray:
+        return _decode(self.path)
+
+    def read(self, region: Region, target: HostArray) -> None:
+        target[...] = self.array[region.slices]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "array"}
+
+
+def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
+    # Decoded here already: a header can promise what a truncated file does not hold.
+    array = _decode(path)
+    source = ImageSource(path, array.shape, array.dtype)
+    source.array = array
+    return source
+
+
+def _decode(path: Path) -> HostArray:
+    try:
+        # Only these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.
+        with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
+            _refuse_losses(path, opened)
+            picture = ImageOps.exif_transpose(opened)
+            if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
+                picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
+            if picture.mode == "1":
+                picture = picture.convert("L")
+            array = np.asarray(picture)
+    except UnidentifiedImageError as reason:
+        raise UserError(
+            f"{path} is not a picture that can be read", expected=", ".join(sorted(set(FORMATS.values())))
+        ) from reason
+    except (OSError, SyntaxError, ValueError) as reason:
+        if isinstance(reason, OSError) and reason.errno is not None:
+            raise  # the system's, not Pillow's: no permission, for one
+        raise UserError(f"{path} is broken or truncated", got=reason) from reason
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+@dataclass
+class _AnySize:
+    """Lifts Pillow's guard against oversized pictures: it is for servers, and here large is the point.
+
+    The guard is the whole process's: the first thread to enter lifts it, the last to leave restores it.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    inside: int = 0
+    limit: int | None = None
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+            self.inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0:
+                Image.MAX_IMAGE_PIXELS = self.limit
+
+
+_any_size = _AnySize()
+
+
+def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
+    """Refuse what Pillow would read in part without saying so."""
+    tiff = opened.format == "TIFF"
+    hint = "pip install 'meshrun[tiff]'" if tiff else "convert it to .npy (scikit-image reads it whole)"
+    codecs = [str(tile[3]) for tile in opened.tile]  # such as "RGB;16B"
+    if opened.mode in ("LA", "RGB", "RGBA") and any(";16" in codec for codec in codecs):
+        raise UserError(f"{path} has 16 bits per channel, of which Pillow keeps 8", hint=hint)
+    pictures = getattr(opened, "n_frames", 1)
+    if opened.format != "MPO" and pictures > 1:  # MPO: a camera's JPEG with its own preview
+        raise UserError(f"{path} holds {pictures} pictures", expected="one", hint=hint)
+
+
+@dataclass
+class ImageSink:
+    path: Path
+    partial: Path
+    shape: Shape
+    dtype: np.dtype[Any]
+    parallel: bool = False
+    threads: int = 1
+    name: ClassVar[None] = None
+    form: ClassVar[Form] = Form()
+    chunks: ClassVar[Shape | None] = None
+
+    @property
+    def lossless(self) -> bool:
+        return FORMATS[self.path.suffix.lower()] != "JPEG"
+
+    def create(self) -> None:
+        try:
+            open_new(self.partial).close()
+        except OSError as reason:
+            raise write_error(self.path, reason, partial=self.partial) from reason
+
+    def write(self, region: Region, array: HostArray) -> None:
+        if (array.dtype, array.shape) != (self.dtype, self.shape):
+            raise ValueError(f"{array.dtype} {array.shape} is not the picture's {self.dtype} {self.shape}")
+        pixels = array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array
+        try:
+            picture = Image.fromarray(np.ascontiguousarray(pixels))
+            quality = {} if self.lossless else {"quality": 95}
+            with open_file(self.partial, write=True) as raw, io.BufferedRandom(raw) as file:
+                file.truncate()
+                picture.save(file, FORMATS[self.path.suffix.lower()], **quality)
+        except OSError as reason:
+            raise write_error(
+                self.path, reason, array.nbytes, "for this picture, uncompressed", self.partial
+            ) from reason
+
+    def sync(self) -> None:
+        try:
+            with open_file(self.partial) as file:
+                os.fdatasync(file.fileno())
+        except OSError as reason:
+            raise write_error(self.path, reason, partial=self.partial) from reason
+
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> ImageSink:
+    kind = FORMATS[path.suffix.lower()]
+    holds = HOLDS[kind]
+    channels = 0 if len(shape) == 2 else shape[2] if len(shape) == 3 else -1
+    longest = LONGEST.get(kind, 2**31 - 1)
+    if (
+        dtype.name not in holds
+        or channels not in holds[dtype.name]
+        or not all(0 < length <= longest for length in shape)
+    ):
+        expected = "; ".join(f"{name} with {_channels(counts)}" for name, counts in holds.items())
+        raise UserError(
+            f"{kind} cannot hold this result",
+            got=f"{dtype.name} of shape {shape}",
+            expected=f"(rows, columns[, channels]) up to {longest}, of {expected}",
+            hint="an output that ends in .npy holds anything",
+        )
+    return ImageSink(path, partial, shape, dtype)
+
+
+def _channels(counts: tuple[int, ...]) -> str:
+    named = [str(n) for n in counts if n]
+    return f"{' or '.join(named)} channels" if len(named) > 1 else "one channel"

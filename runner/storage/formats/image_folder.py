@@ -1,0 +1,88 @@
+"""A folder of images: each of its files an array of its own, known by its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import UserError
+from runner.storage.file_errors import listing
+from runner.storage.formats.registry import FOLDERS, FORMATS, check_name, check_place
+from runner.storage.paths import BESIDE, suffix
+
+SUFFIXES = tuple(name for name, module in FORMATS.items() if module in ("npy", "image", "tiff"))
+LOSSY = (".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class Image:
+    """A file of the folder. size: bytes. changed: nanoseconds since 1970 of its last change."""
+
+    name: str
+    size: int
+    changed: int
+
+    @property
+    def key(self) -> int:
+        """A number of 128 bits that no other image has, nor this one after a change."""
+        text = os.fsencode(self.name) + b"\0%d\0%d" % (self.size, self.changed)
+        return int.from_bytes(hashlib.sha256(text).digest()[:16], "big")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder held when it was listed. images: by name. others: names of what is left out."""
+
+    path: Path
+    images: tuple[Image, ...]
+    others: tuple[str, ...]
+
+
+def open_folder(path: Path) -> Folder | None:
+    """A folder's images, not those of folders in it; None for anything but a folder of files.
+
+    Hidden files are not looked at. UserError where there is no image.
+    """
+    images, others = [], []
+    try:
+        if not path.is_dir() or suffix(path) in FOLDERS:
+            return None
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_file() and suffix(Path(entry.name)) in SUFFIXES:
+                    found = entry.stat()
+                    images.append(Image(entry.name, found.st_size, found.st_mtime_ns))
+                else:
+                    others.append(entry.name)
+    except OSError as reason:
+        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+    if not images:
+        raise UserError(
+            f"the folder {path} holds no image",
+            got=listing(sorted(others)) or "nothing",
+            expected=f"files that end in {', '.join(SUFFIXES)}",
+        )
+    return Folder(path, tuple(sorted(images, key=lambda image: image.name)), tuple(sorted(others)))
+
+
+def check_output_folder(path: Path, images: Sequence[Image] = ()) -> None:
+    """Refuse an output that no new folder could be made at, or not with these images' names in it, before
+    any work is done."""
+    if suffix(path) in FORMATS:
+        raise UserError(
+            "the input is a folder of images, the output a file", got=path, expected="a folder's name"
+        )
+    check_place(path, "output", folder=True, beside=BESIDE)
+    for image in images:
+        check_name(image.name, path.parent, f"output {path / image.name}", BESIDE)
+    try:
+        held = os.listdir(path) if path.is_dir() else []
+    except OSError as reason:
+        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+    if held:
+        raise UserError(f"the output folder {path} is not empty", got=listing(sorted(held)), hint="a new one")

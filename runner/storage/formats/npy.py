@@ -1,0 +1,86 @@
+"""NumPy's .npy files."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import threading
+import tokenize
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from runner.errors import UserError
+from runner.region import Shape
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import Form
+
+# A header is a Python literal, and CPython's parser has been seen to fail among threads: SystemError, "AST
+# constructor recursion depth mismatch".
+PARSING = threading.Lock()
+
+
+class NpySource(FlatSource):
+    """An array in a .npy file."""
+
+
+def open_source(path: Path, name: str | None, form: Form) -> NpySource:
+    with path.open("rb") as file:
+        try:
+            version = np.lib.format.read_magic(file)
+            read_header = {
+                (1, 0): np.lib.format.read_array_header_1_0,
+                (2, 0): np.lib.format.read_array_header_2_0,
+                # 3.0 differs in the encoding of field names only, and arrays with fields are refused.
+                (3, 0): np.lib.format.read_array_header_2_0,
+            }[version]
+            with PARSING:
+                shape, columns_first, stored = read_header(file)
+            if any(length < 0 for length in shape):
+                raise ValueError(f"shape {shape}")
+        except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
+            raise UserError(f"{path} is not a .npy file that can be read", got=reason) from reason
+        begin = file.tell()
+        size = file.seek(0, os.SEEK_END)
+    if stored.kind not in NUMBERS:
+        raise UserError(f"{path} holds no plain numbers", got=f"dtype {stored}", expected="a numeric dtype")
+    needed = begin + math.prod(shape) * stored.itemsize
+    if size < needed:
+        raise UserError(
+            f"{path} is truncated",
+            got=f"{size:,} bytes",
+            expected=f"{needed:,} for shape {shape} of {stored}",
+        )
+    return NpySource(path, shape, stored, begin, "F" if columns_first else "C")
+
+
+class NpySink(FlatSink):
+    """An array that becomes a .npy file."""
+
+    @cached_property
+    def _header(self) -> bytes:
+        return self.header_of(self.shape)
+
+    def header_of(self, shape: Shape) -> bytes:
+        """Return the header of a file with an array of `shape`; as long for an array of fewer rows."""
+        buffer = io.BytesIO()
+        description = np.lib.format.dtype_to_descr(self.dtype)
+        np.lib.format.write_array_header_2_0(
+            buffer, {"descr": description, "fortran_order": False, "shape": shape}
+        )
+        return buffer.getvalue()
+
+    @property
+    def offset(self) -> int:
+        return len(self._header)
+
+    def lay_out(self, file: BinaryIO) -> None:
+        file.write(self._header)
+
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> NpySink:
+    return NpySink(path, partial, shape, dtype)

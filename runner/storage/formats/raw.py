@@ -1,0 +1,54 @@
+"""Raw binary files: the values and nothing else, so that shape and dtype must be given."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from runner.errors import UserError
+from runner.region import Shape
+from runner.storage.formats.declared_form import NUMBERS, parse_dtype
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import Form
+
+
+def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
+    if form.shape is None or form.dtype is None:
+        given = (("--input-shape", form.shape), ("--input-dtype", form.dtype))
+        raise UserError(
+            f"{path} does not say what it holds, {path.stat().st_size:,} bytes of what shape and dtype",
+            got=" and ".join(f"no {option}" for option, value in given if value is None),
+            hint="--input-shape 1000x1000 --input-dtype float32",
+        )
+    order = form.order or "C"
+    if order not in ("C", "F"):
+        raise UserError("unknown --input-order", got=order, expected="C or F")
+    dtype = parse_dtype(form.dtype)
+    needed, size = math.prod(form.shape) * dtype.itemsize, path.stat().st_size
+    if size != needed or min(form.shape, default=0) < 0:
+        raise UserError(
+            f"{path} is not of this shape and dtype",
+            got=f"{size:,} bytes",
+            expected=f"{needed:,} for shape {form.shape} of {dtype}",
+        )
+    return FlatSource(path, tuple(form.shape), dtype, 0, order)
+
+
+class RawSink(FlatSink):
+    """An array that becomes a raw file, in C order."""
+
+    offset = 0
+
+    def lay_out(self, file: BinaryIO) -> None:
+        """Nothing: there is no header."""
+
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> RawSink:
+    if dtype.kind not in NUMBERS:
+        raise UserError(
+            f"{path.suffix} cannot hold this result", got=f"dtype {dtype}", expected="plain numbers"
+        )
+    return RawSink(path, partial, shape, dtype)

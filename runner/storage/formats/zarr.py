@@ -1,0 +1,346 @@
+"""Zarr stores, versions 2 and 3, in folders: each chunk (or shard of chunks) a file of its own.
+
+Ranks read and write different chunks at once. A chunk that is not there reads as the fill value, as the
+format has it; one that is there and broken never does. What is written is version 3 (or that of the store
+that it is added to) with Zarr's own choice of compression, and has every chunk, so that none can be lost
+unseen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import lzma
+import os
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+from zarr.core.buffer import default_buffer_prototype
+
+from runner.errors import RunError, UserError, first_line
+from runner.region import HostArray, Region, Shape
+from runner.storage.file_errors import check_part, listing, not_shared, write_error
+from runner.storage.formats.containers import link_folder, prefixes
+from runner.storage.formats.declared_form import NUMBERS
+from runner.storage.formats.registry import Form
+from runner.storage.formats.sliced_array import Unmapped
+
+NAME = ""  # the array at the store's root
+CHUNK = 16 << 20  # bytes: large enough for a disk and a network, small enough for a rank's memory
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")  # all files but chunks
+NODES = ("zarr.json", ".zarray", ".zgroup")  # one of them is in every array's and group's folder
+# What Zarr's codecs raise for data that they cannot decode.
+UNDECODED = (OSError, ValueError, RuntimeError, EOFError, TypeError, zlib.error, lzma.LZMAError)
+UNDESCRIBED = (*UNDECODED, KeyError, AttributeError)  # and for metadata of another form than JSON's or Zarr's
+
+
+@dataclass
+class ZarrSource:
+    """An array in a Zarr store. chunks: of its shards, where it has any."""
+
+    path: Path
+    name: str | None
+    shape: Shape
+    dtype: np.dtype[Any]
+    chunks: Shape
+    parallel: bool = True
+
+    @property
+    def form(self) -> Form:
+        return Form(self.shape, self.dtype.str)
+
+    @property
+    def array(self) -> Unmapped:
+        return Unmapped(self)
+
+    @cached_property
+    def _stored(self) -> zarr.Array[Any]:
+        try:
+            return zarr.open_array(self.path, path=self.name or "", mode="r")
+        except FileNotFoundError as reason:
+            raise not_shared(self.path, reason) from reason
+
+    def read(self, region: Region, target: HostArray) -> None:
+        check_part(target, self.dtype, region)
+        if region.size == 0:
+            return
+        for place in _overlapping(region, self.chunks):
+            self._look_at(place)
+        try:
+            self._fill(region, target)
+        except UNDECODED as reason:
+            raise self._name_broken(region, reason) from reason
+
+    def _fill(self, region: Region, target: HostArray) -> None:
+        buffer = default_buffer_prototype().nd_buffer.from_numpy_array(target)
+        self._stored.get_basic_selection(region.slices, out=buffer)
+
+    def _look_at(self, place: Shape) -> None:
+        """Refuse a chunk's file that Zarr would take for a missing one, or read beyond the end of."""
+        file = self._file(place)
+        try:
+            size = file.stat().st_size
+            if file.is_dir() or size == 0:
+                raise self._broken(place, "a folder" if file.is_dir() else "an empty file")
+            if self._blosc:
+                with file.open("rb") as opened:
+                    header = opened.read(16)
+                promised = struct.unpack("<I", header[12:])[0] if len(header) == 16 else None
+                if promised != size:
+                    raise self._broken(place, f"{size:,} bytes", f"{promised or 16:,}")
+        except FileNotFoundError:
+            return  # never written: the fill value
+        except OSError as reason:
+            raise self._broken(place, reason.strerror) from reason
+
+    @cached_property
+    def _blosc(self) -> bool:
+        """Whether a chunk's file is what Blosc makes, whose decoder does not check how long it is."""
+        codecs = self._stored.compressors
+        return self._stored.shards is None and bool(codecs) and type(codecs[-1]).__name__.startswith("Blosc")
+
+    def _file(self, place: Shape) -> Path:
+        key: str = self._stored.metadata.encode_chunk_key(place)
+        return self.path / (self.name or "") / key
+
+    def _name_broken(self, region: Region, reason: BaseException) -> RunError:
+        """The error for the first chunk of `region` that does not decode."""
+        for place in _overlapping(region, self.chunks):
+            part = _chunk_region(place, self.chunks, self.shape)
+            try:
+                self._fill(part, np.empty(part.shape, self.dtype))
+            except UNDECODED as failure:
+                return self._broken(place, f"{type(failure).__name__}: {failure}")
+        return RunError(f"cannot read {self.path}", got=reason)
+
+    def _broken(self, place: Shape, got: object, expected: object = None) -> RunError:
+        key = self._file(place).relative_to(self.path)
+        return RunError(f"{self.path} is broken: chunk {key} cannot be read", got=got, expected=expected)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_stored", "_blosc")}
+
+
+def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
+    if name is None:
+        found = names(path)
+        if len(found) != 1:
+            raise UserError(
+                f"{path} holds {len(found)} arrays" if found else f"{path} holds no array",
+                got=listing(found) or None,
+                hint=f"{path}:{found[0]}" if found else None,
+            )
+        name = found[0] or None
+    try:
+        stored = zarr.open_array(path, path=name or "", mode="r")
+        chunks = stored.shards or stored.chunks
+    except UNDESCRIBED as reason:
+        found = names(path)
+        if (name or NAME) not in found:
+            raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays") from reason
+        raise UserError(f"{path} is no Zarr array that can be read", got=first_line(reason)) from reason
+    dtype = np.dtype(stored.dtype)
+    if dtype.kind not in NUMBERS:
+        raise UserError(f"{path} holds no plain numbers", got=f"dtype {dtype}", expected="a numeric dtype")
+    shape = tuple(int(n) for n in stored.shape)
+    return ZarrSource(path, name, shape, dtype.newbyteorder("="), tuple(int(n) for n in chunks))
+
+
+def names(path: Path) -> list[str]:
+    """The arrays in a store, "" for the one at its root. UserError where there is no store."""
+    _check_store(path)
+    try:
+        root = zarr.open(path, mode="r")
+        if isinstance(root, zarr.Array):
+            return [NAME]
+        members = root.members(max_depth=None)
+        return sorted(name for name, member in members if isinstance(member, zarr.Array))
+    except UNDESCRIBED as reason:
+        raise UserError(f"{path} is no Zarr store that can be read", got=first_line(reason)) from reason
+
+
+def _check_store(path: Path) -> None:
+    if not any((path / node).is_file() for node in NODES):
+        raise UserError(f"{path} is no Zarr store", expected=f"a folder with {' or '.join(NODES)}")
+
+
+@dataclass
+class ZarrSink:
+    """An array that becomes a Zarr store. `partial` is a folder."""
+
+    path: Path
+    partial: Path
+    name: str | None
+    shape: Shape
+    dtype: np.dtype[Any]
+    chunks: Shape
+    parallel: bool = True
+    lossless: bool = True
+    threads: int = 1
+    _written: SimpleQueue[Path] = field(default_factory=SimpleQueue, init=False, repr=False)
+
+    @property
+    def form(self) -> Form:
+        return Form(self.shape, self.dtype.str)
+
+    def create(self) -> None:
+        create([self])
+
+    @cached_property
+    def _stored(self) -> zarr.Array[Any]:
+        try:
+            # Else Zarr leaves out chunks that hold nothing but the fill value.
+            with zarr.config.set({"array.write_empty_chunks": True}):
+                return zarr.open_array(self.partial, path=self.name or "", mode="r+")
+        except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
+            raise not_shared(self.path, reason) from reason
+
+    def write(self, region: Region, array: HostArray) -> None:
+        check_part(array, self.dtype, region)
+        if not _aligned(region, self.chunks, self.shape):
+            raise ValueError(f"region {region} cuts chunks of {self.chunks}, which other ranks may write")
+        if array.size == 0:
+            return
+        try:
+            self._stored[region.slices] = array
+        except OSError as reason:
+            raise write_error(
+                self.path, reason, array.nbytes, "for this part alone, uncompressed", self.partial
+            ) from reason
+        folder = self.partial / (self.name or "")
+        for place in _overlapping(region, self.chunks):
+            self._written.put(folder / self._stored.metadata.encode_chunk_key(place))
+
+    def sync(self) -> None:
+        folders = {self.partial, self.partial.parent}
+        try:
+            while True:
+                file = self._written.get_nowait()
+                _sync(file)
+                folders.update(folder for folder in file.parents if self.partial in folder.parents)
+        except Empty:
+            for folder in folders:
+                _sync(folder)
+        except OSError as reason:
+            raise write_error(self.path, reason, partial=self.partial) from reason
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_stored", "_written")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _written=SimpleQueue())
+
+
+def create(sinks: Sequence[ZarrSink]) -> None:
+    """Make the store that `sinks` share: what the old one holds besides, and their arrays."""
+    path, partial = sinks[0].path, sinks[0].partial
+    folders = [partial / (sink.name or "") for sink in sinks]
+    made = [partial]
+    version: Literal[2, 3] = 3
+    try:
+        partial.mkdir()  # one that is there is another run's
+        if path.is_dir() and partial not in folders:
+            made = link_folder(path, partial, METADATA, [path / (sink.name or "") for sink in sinks])
+            version = 3 if (partial / "zarr.json").exists() else 2
+        groups = sorted({place for sink in sinks for place in prefixes(sink.name or "")[:-1]})
+        # Each in a store of its own: in one store Zarr makes the groups above by hard links.
+        for place in groups:
+            if not any((partial / place / node).exists() for node in NODES):
+                zarr.create_group(partial / place, zarr_format=version)
+        for sink, folder in zip(sinks, folders, strict=True):
+            zarr.create_array(
+                folder, shape=sink.shape, dtype=sink.dtype, chunks=sink.chunks, zarr_format=version
+            )
+        for place in groups:
+            _consolidate_again(partial, place)
+    except OSError as reason:
+        raise write_error(path, reason) from reason
+    above = {one for folder in folders for one in (folder, *folder.parents) if one.is_relative_to(partial)}
+    described = (one / node for one in above for node in METADATA if (one / node).exists())
+    for new in {*made, *described} - {partial}:
+        sinks[0]._written.put(new)
+
+
+def _consolidate_again(store: Path, place: str) -> None:
+    """Bring a group's copy of the metadata of all that is in it up to date, if it has one."""
+    group = zarr.open_group(store, path=place, mode="r")
+    if group.metadata.consolidated_metadata is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # version 3 has no such thing in its specification
+            zarr.consolidate_metadata(store, path=place, zarr_format=group.metadata.zarr_format)
+
+
+def kinds(path: Path, name: str) -> dict[str, str]:
+    """For `containers.check_array`."""
+    _check_store(path)
+    found = {}
+    for place in prefixes(name):
+        folder = path / place
+        if place and folder.is_symlink():
+            found[place] = "link"
+            break
+        if not folder.exists():
+            break
+        found[place] = "array" if _is_array(folder) else "group"
+    return found
+
+
+def _is_array(folder: Path) -> bool:
+    description = folder / "zarr.json"
+    try:
+        if description.exists():
+            return bool(json.loads(description.read_bytes())["node_type"] == "array")
+    except UNDESCRIBED as reason:
+        raise UserError(f"{description} is broken", got=first_line(reason)) from reason
+    return (folder / ".zarray").exists()
+
+
+def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> ZarrSink:
+    if dtype.kind not in NUMBERS:
+        raise UserError("Zarr cannot hold this result", got=f"dtype {dtype}", expected="plain numbers")
+    if {"..", *METADATA} & set((name or "").split("/")):
+        raise UserError(f"{name} cannot be the name of a Zarr array", hint="another name")
+    return ZarrSink(path, partial, name, shape, dtype, zarr_chunks(shape, dtype))
+
+
+def zarr_chunks(shape: Shape, dtype: np.dtype[Any]) -> Shape:
+    """Chunks of at most 16 MiB: trailing axes whole as far as they fit, then as much of one axis as fits."""
+    room, chunks = max(CHUNK // dtype.itemsize, 1), []
+    for length in reversed(shape):
+        chunks.append(max(min(length, room), 1))
+        room //= chunks[-1]
+    return tuple(reversed(chunks))
+
+
+def _overlapping(region: Region, chunks: Shape) -> Iterator[Shape]:
+    """The chunks, by their places in the grid of chunks, that hold some of a region that is not empty."""
+    spans = zip(region.start, region.stop, chunks, strict=True)
+    return itertools.product(*(range(start // n, -(-stop // n)) for start, stop, n in spans))
+
+
+def _chunk_region(place: Shape, chunks: Shape, shape: Shape) -> Region:
+    start = tuple(i * n for i, n in zip(place, chunks, strict=True))
+    stop = tuple(min(a + n, length) for a, n, length in zip(start, chunks, shape, strict=True))
+    return Region(start, stop)
+
+
+def _aligned(region: Region, chunks: Shape, shape: Shape) -> bool:
+    ends = zip(region.start, region.stop, chunks, shape, strict=True)
+    return all(start % n == 0 and (stop % n == 0 or stop == length) for start, stop, n, length in ends)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

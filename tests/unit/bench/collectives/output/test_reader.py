@@ -1,0 +1,215 @@
+"""Read records from text, with and without a launcher's output, and from JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jobs.bench.collectives.config import SweepSettings
+from jobs.bench.collectives.output.nccl_tests_json import json_line, record
+from jobs.bench.collectives.output.nccl_tests_text import colour, footer, header, row
+from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey, median, of_rows, read
+from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, RankDevice, ResultRow
+from runner.errors import UserError
+
+# As nccl-tests 2.16 printed it: narrower #wrong, no concluding line.
+OLD = (
+    "# nThread 1 nGpus 2 minBytes 8 maxBytes 4194304 step: 4096(factor) warmup iters: 5 iters: 20 "
+    "agg iters: 1 validation: 1 graph: 0\n"
+    "#\n"
+    "# Using devices\n"
+    "#  Rank  0 Group  0 Pid   6899 on         c7 device  0 [0x04] NVIDIA H100 80GB HBM3\n"
+    "#\n"
+    "#                                                              out-of-place"
+    "                       in-place          \n"
+    "#       size         count      type   redop    root"
+    "     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+    "#        (B)    (elements)                          "
+    "     (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       \n"
+    "           8             2     float     sum      -1"
+    "    31.45    0.00    0.00      0    31.52    0.00    0.00    N/A\n"
+    "     4194304       1048576     float     sum      -1"
+    "    99.71   42.06   42.06      0    105.9   39.61   39.61  1e+06\n"
+    "# Out of bounds values : 0 OK\n"
+    "# Avg bus bandwidth    : 20.4175 \n"
+    "#\n"
+)
+EXPECTED = {
+    RowKey(8, 2, "float", "sum", -1): {
+        "out_of_place": (Figures(31.45, 0.0, 0.0, 0),),
+        "in_place": (Figures(31.52, 0.0, 0.0, None),),
+    },
+    RowKey(4194304, 1048576, "float", "sum", -1): {
+        "out_of_place": (Figures(99.71, 42.06, 42.06, 0),),
+        "in_place": (Figures(105.9, 39.61, 39.61, 1000000),),
+    },
+}
+
+HEADER = Header(
+    "broadcast_perf", 22809, "MPI, host memory", (RankDevice(0, 0, 7, "c7", 0, "0000:00:00", "CPU"),)
+)
+ITERATIONS = Iterations((30e-6, 34e-6), ())
+ROWS = [
+    ResultRow(
+        1 << size,
+        1 << size,
+        "int8",
+        "none",
+        root,
+        PlacementResult(12.5e-6, 1.5e-6, 1.25, 1.5, 0, iterations=ITERATIONS),
+        PlacementResult(9e-3, 2e-6, 0.75, 1.0, None, iterations=ITERATIONS),
+        finished=1750000000.0,
+    )
+    for size in (3, 20)
+    for root in (0, 1)
+]
+SETTINGS = SweepSettings(per_iter_timing=True, report_timestamps=True)
+
+
+def without_iterations(one: ResultRow) -> ResultRow:
+    placements = {name: replace(getattr(one, name), iterations=None) for name in ("out_of_place", "in_place")}
+    return replace(one, **placements)
+
+
+def rows_of(settings: SweepSettings) -> list[ResultRow]:
+    return ROWS if settings.per_iter_timing else [without_iterations(one) for one in ROWS]
+
+
+def ours(settings: SweepSettings = SETTINGS, wide: bool = False) -> str:
+    rows = "".join(row(settings, one, wide=wide) for one in rows_of(settings))
+    return header(settings, HEADER, wide=wide) + rows + footer(settings, Footer(0, 1.25), HEADER.program)
+
+
+def our_json(settings: SweepSettings = SETTINGS) -> str:
+    return record(settings, HEADER, rows_of(settings), Footer(0, 1.25), ["meshrun"], {}, 0.0, 1.0)
+
+
+def parse(tmp_path: Path, text: str) -> BenchRecord:
+    path = tmp_path / "record"
+    path.write_text(text)
+    return read(path)
+
+
+@pytest.mark.parametrize("program", ["pingpong", "scale"])
+def test_a_record_with_other_rows_is_refused_by_name(tmp_path: Path, program: str) -> None:
+    with pytest.raises(UserError, match=f"is a record of {program}, which has other rows"):
+        parse(tmp_path, json.dumps({"program": program, "results": [{"size": 8}]}))
+
+
+def test_nccl_tests_text(tmp_path: Path) -> None:
+    found = parse(tmp_path, OLD)
+    assert found.rows == EXPECTED
+    assert (found.clock, found.program, found.library, found.average) == ("time", None, None, 20.4175)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[1,0]<stdout>:",
+        "[1,0]<stdout>: ",
+        " 0: ",
+        "0: ",
+        "[pod/nccl-launcher] ",
+        "2026-01-02T03:04:05.678Z ",
+        "\t",
+    ],
+)
+def test_a_launcher_may_label_every_line(tmp_path: Path, prefix: str) -> None:
+    noise = "Warning: Permanently added 'c7' to the list of known hosts.\nc7:12:34 [0] NCCL INFO 8 2 x\n"
+    text = noise + "".join(f"{prefix}{line}\n" for line in OLD.splitlines()) + noise
+    assert parse(tmp_path, text).rows == EXPECTED
+
+
+def test_colours_are_looked_through(tmp_path: Path) -> None:
+    text = header(SETTINGS, HEADER) + "".join(colour(row(SETTINGS, one), one) for one in ROWS)
+    assert parse(tmp_path, text).rows == parse(tmp_path, ours()).rows
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("settings", [SweepSettings(), SETTINGS, SweepSettings(report_cputime=True)])
+def test_all_our_formats_agree(tmp_path: Path, settings: SweepSettings, wide: bool) -> None:
+    lines = "".join(json_line(settings, HEADER, one) for one in ROWS)
+    live = of_rows("live", settings, HEADER, ROWS)
+    assert list(live.rows) == [RowKey(8, 8, "int8", "none", 0), RowKey(8, 8, "int8", "none", 1)] + [
+        RowKey(1 << 20, 1 << 20, "int8", "none", root) for root in (0, 1)
+    ]
+    for text in (ours(settings, wide), our_json(settings), lines):
+        found = parse(tmp_path, text)
+        assert (found.program, found.library, found.clock) == (live.program, live.library, live.clock)
+        assert list(found.rows) == list(live.rows)
+        for key, placements in live.rows.items():
+            for name, (expected,) in placements.items():
+                (got,) = found.rows[key][name]
+                assert got.wrong == expected.wrong
+                for metric in ("time_us", "algbw", "busbw"):
+                    assert getattr(got, metric) == pytest.approx(getattr(expected, metric))
+
+
+def test_cycles_are_kept_and_their_median_counts(tmp_path: Path) -> None:
+    body = OLD[OLD.index("           8 ") : OLD.index("# Out of")]
+    text = OLD.replace(body, body + body.replace("31.45", "33.00") + body.replace("31.45", "90.00"))
+    cycles = parse(tmp_path, text).rows[RowKey(8, 2, "float", "sum", -1)]["out_of_place"]
+    assert [of.time_us for of in cycles] == [31.45, 33.0, 90.0]
+    assert median(cycles, "time_us") == 33.0
+    assert math.isnan(median([*cycles, Figures(math.nan, 0, 0, 0)], "time_us"))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_nccl_tests_json(tmp_path: Path, version: int) -> None:
+    placement = {"time": 31.45, "alg_bw": 1.5, "bus_bw": "nan", "nwrong": 0.0}
+    result = {"size": 8, "count": 2, "type": "float", "redop": "sum", "root": "    -1"}
+    result |= {"out_of_place": placement, "in_place": {**placement, "nwrong": None}}
+    document = {
+        "version": version,
+        "args": ["./build/all_reduce_perf", "-b", "8"],
+        "nccl_version": 22707,
+        "results": [result, {**result, "size": 16, "out_of_place": None}],
+        "average_bus_bandwidth": {"bandwidth": 1.25, "okay": "unchecked"},
+    }
+    found = parse(tmp_path, json.dumps(document))
+    assert (found.program, found.library, found.average) == ("all_reduce_perf", 22707, 1.25)
+    first, second = found.rows.values()
+    assert first["out_of_place"][0].time_us == 31.45
+    assert math.isnan(first["out_of_place"][0].busbw)
+    assert [first[name][0].wrong for name in ("out_of_place", "in_place")] == [0, None]
+    assert list(second) == ["in_place"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "holds no measurements"),
+        ("Hello\n", "holds no measurements"),
+        (OLD[: OLD.index("           8 ")], "holds no measurements"),  # titles without rows
+        (OLD[OLD.index("           8 ") :], "holds no measurements"),  # rows without titles
+        (OLD[: OLD.index("    105.9")], "line 10 .* truncated row or is mixed"),
+        (OLD.replace("    31.45", "c7:1:2 NCCL INFO"), "line 9 .* truncated row or is mixed"),
+        (
+            ours() + ours().replace("broadcast_perf", "reduce_perf"),
+            "more than one test: got broadcast_perf, re",
+        ),
+        (
+            ours(SweepSettings()) + ours(SweepSettings(report_cputime=True)),
+            "more than one clock: got cputime, time",
+        ),
+        ("{}", "no record of measurements"),
+        ('{"version": 3, "results": [], "args": ["x"]}', "no record of measurements"),
+        (our_json().replace('"version": 3', '"version": 4'), r"no record of measurements: got .*version 4"),
+        (our_json().replace('"alg_bw"', '"algbw"'), "no record of measurements"),
+        (our_json()[:-40], "truncated JSON"),
+        ("".join(json_line(SETTINGS, HEADER, one) for one in ROWS)[:-9], "truncated JSON"),
+        (record(SETTINGS, HEADER, [], Footer(0, 0.0), ["meshrun"], {}, 0, 1), "holds no measurements"),
+    ],
+)
+def test_what_cannot_be_made_out_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse(tmp_path, text)
+
+
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*: got No such file"):
+        read(tmp_path / "none")

@@ -1,0 +1,237 @@
+"""HDF5 files: what h5py writes is read, flat where it is flat; what we write h5py reads."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner.errors import RunError, UserError
+from runner.region import Region
+from runner.storage.formats.flat import FlatSink, FlatSource
+from runner.storage.formats.registry import check_output, commit, open_sink, open_source
+
+h5py = pytest.importorskip("h5py")
+
+ARRAY = np.random.default_rng(0).random((10, 7)).astype("f4")
+WHOLE = Region((0, 0), ARRAY.shape)
+
+
+def save(path: Path, name: str = "data", values: Any = ARRAY, **more: Any) -> Path:
+    with h5py.File(path, "a") as file:
+        file.create_dataset(name, data=values, **more)
+    return path
+
+
+def read(path: Path, region: Region | None = None) -> np.ndarray:
+    source = open_source(path)
+    region = region or Region((0,) * len(source.shape), source.shape)
+    target = np.full(region.shape, 77).astype(source.dtype)
+    source.read(region, target)
+    np.testing.assert_array_equal(target, source.array[region.slices])
+    return target
+
+
+STORED: dict[str, tuple[dict[str, Any], bool]] = {
+    "contiguous": ({}, True),
+    "chunked": ({"chunks": (4, 3)}, False),
+    "compressed": ({"chunks": (4, 3), "compression": "gzip"}, False),
+    "shuffled": ({"chunks": (4, 3), "compression": "lzf", "shuffle": True}, False),
+    "checksums": ({"chunks": (4, 3), "fletcher32": True}, False),
+    "growing": ({"maxshape": (None, 7)}, False),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+@pytest.mark.parametrize("dtype", ["?", "i1", "<u2", ">i4", "f2", ">f4", "f8", "c8", ">c16"])
+def test_what_h5py_writes_is_read(tmp_path: Path, kind: str, dtype: str) -> None:
+    more, flat = STORED[kind]
+    array = (ARRAY * 100).astype(dtype)
+    path = save(tmp_path / "a.h5", values=array, **more)
+    source = open_source(path)
+    assert (source.shape, source.dtype) == (array.shape, array.dtype.newbyteorder("="))
+    assert source.dtype.isnative
+    assert isinstance(source, FlatSource) == flat
+    if "chunks" in more:
+        assert source.chunks == (4, 3)
+    np.testing.assert_array_equal(read(path), array)
+    np.testing.assert_array_equal(read(path, Region((3, 1), (9, 5))), array[3:9, 1:5])
+
+
+def test_a_user_block_moves_what_follows(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", userblock_size=512) as file:
+        file["data"] = ARRAY
+    assert isinstance(open_source(tmp_path / "a.h5"), FlatSource)
+    np.testing.assert_array_equal(read(tmp_path / "a.h5"), ARRAY)
+
+
+def test_what_is_contiguous_and_still_not_flat(tmp_path: Path) -> None:
+    """Not written yet, compact, in other files, or of a type that NumPy has not."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("unwritten", (3, 4), "f4", fillvalue=5)
+        file.create_dataset("elsewhere", data=ARRAY, external=[(str(tmp_path / "values"), 0, ARRAY.nbytes)])
+        layout = h5py.VirtualLayout((10, 7), "f4")
+        layout[...] = h5py.VirtualSource(str(path), "elsewhere", (10, 7))
+        file.create_virtual_dataset("virtual", layout)
+        space = h5py.h5s.create_simple((4,))
+        bits = h5py.h5d.create(file.id, b"bits", h5py.h5t.STD_B32LE, space)
+        bits.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 2, 2000, 5], "u4"), h5py.h5t.STD_B32LE)
+    expected = {
+        "unwritten": np.full((3, 4), 5),
+        "elsewhere": ARRAY,
+        "virtual": ARRAY,
+        "bits": [1, 2, 2000, 5],
+    }
+    for name, values in expected.items():
+        assert not isinstance(open_source(Path(f"{path}:/{name}")), FlatSource), name
+        np.testing.assert_array_equal(read(Path(f"{path}:/{name}")), values)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,)])
+def test_small_and_empty_arrays(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values, region = np.full(shape, 5, "i2"), Region((0,) * len(shape), shape)
+    sink = open_sink(tmp_path / "a.h5", shape, values.dtype, "nonce")
+    sink.create()
+    sink.write(region, values)
+    sink.sync()
+    commit(sink)
+    with h5py.File(tmp_path / "a.h5") as file:
+        np.testing.assert_array_equal(file["data"][()], values)
+    np.testing.assert_array_equal(read(tmp_path / "a.h5"), values)
+
+
+def test_threads_read_compressed_parts(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).random((64, 50))
+    source = open_source(save(tmp_path / "a.h5", values=array, chunks=(5, 7), compression="gzip"))
+
+    def part(row: int) -> np.ndarray:
+        target = np.empty((1, 50))
+        source.read(Region((row, 0), (row + 1, 50)), target)
+        return target
+
+    with ThreadPoolExecutor(8) as pool:
+        np.testing.assert_array_equal(np.concatenate(list(pool.map(part, range(64)))), array)
+
+
+# Names
+
+
+def test_datasets_are_named(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.h5", "group/one")
+    with h5py.File(path, "a") as file:
+        file["text"] = "not an array of numbers"
+        file["table"] = np.zeros(3, [("x", "f4")])
+        file["nothing"] = h5py.Empty("f4")
+    np.testing.assert_array_equal(read(path), ARRAY)  # the only one
+    save(path, "group/two", ARRAY + 1)
+    for slash in ("", "/"):
+        np.testing.assert_array_equal(read(Path(f"{path}:{slash}group/two")), ARRAY + 1)
+    with pytest.raises(
+        UserError, match=r"holds 2 arrays: got group/one, group/two\. Try: .*a\.h5:/group/one"
+    ):
+        open_source(path)
+    for name in ("group", "three"):
+        with pytest.raises(UserError, match=rf"no array {name}: got group/one, group/two"):
+            open_source(Path(f"{path}:{name}"))
+    for name in ("text", "table", "nothing"):
+        with pytest.raises(UserError, match="no plain numbers"):
+            open_source(Path(f"{path}:/{name}"))
+    for number in range(9):
+        save(path, f"m{number}")
+    with pytest.raises(UserError, match=r"group/two, m0, m1, m2, m3, m4, m5, \.\.\. \(11 in all\)"):
+        open_source(path)
+
+
+def test_a_file_without_arrays(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_group("empty")
+    with pytest.raises(UserError, match="holds no array of numbers"):
+        open_source(tmp_path / "a.h5")
+
+
+# Broken files
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no HDF5 at all" * 9, b"\x89HDF\r\n\x1a\n", b"\x89HDF\r\n\x1a\n" * 99]
+)
+def test_what_is_no_hdf5_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.h5").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.h5 is no HDF5 file"):
+        open_source(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = save(tmp_path / "a.h5", **STORED[kind][0])
+    os.truncate(path, path.stat().st_size - 5)
+    with pytest.raises(UserError, match=r"a\.h5 is no HDF5 file that can be read: got .*truncated"):
+        open_source(path)
+
+
+@pytest.mark.parametrize("kind", ["compressed", "checksums"])
+def test_a_broken_chunk_is_named(tmp_path: Path, kind: str) -> None:
+    path = save(tmp_path / "a.h5", "group/x", **STORED[kind][0])
+    with h5py.File(path) as file:
+        chunk = file["group/x"].id.get_chunk_info_by_coord((4, 3))
+    with path.open("r+b") as raw:
+        raw.seek(chunk.byte_offset + chunk.size // 2)
+        raw.write(bytes(chunk.size // 2))
+    with pytest.raises(RunError, match=r"a\.h5 is broken: chunk \(1, 1\) of group/x cannot be read"):
+        read(path)
+    np.testing.assert_array_equal(read(path, Region((0, 0), (4, 7))), ARRAY[:4])
+
+
+def test_a_filter_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path / "a.h5", **STORED["shuffled"][0])
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: code != 32000)
+    with pytest.raises(UserError, match=r"filter 32000 \(lzf\).*pip install hdf5plugin"):
+        open_source(path)
+
+
+# Writing
+
+
+@pytest.mark.parametrize("name", [None, "x", "group/deep/x"])
+def test_what_is_written_is_one_contiguous_dataset(tmp_path: Path, name: str | None) -> None:
+    path = Path(f"{tmp_path}/a.hdf5" + (f":/{name}" if name else ""))
+    sink = open_sink(path, ARRAY.shape, ARRAY.dtype, "nonce")
+    sink.create()
+    assert isinstance(sink, FlatSink)
+    assert sink.offset % 4096 == 0
+    sink.write(WHOLE, ARRAY)
+    commit(sink)
+    with h5py.File(tmp_path / "a.hdf5") as file:
+        dataset = file[name or "data"]
+        assert dataset.chunks is None
+        assert dataset.compression is None
+        np.testing.assert_array_equal(dataset[...], ARRAY)
+    assert os.listdir(tmp_path) == ["a.hdf5"]
+
+
+def test_other_arrays_of_an_old_file_are_not_lost(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.h5", "precious")
+    save(path, "data")
+    for output in (path, Path(f"{path}:/data")):
+        check_output(output)
+        with pytest.raises(UserError, match=r"holds other arrays, which would be lost.*got precious"):
+            check_output(output, alone=True)
+    with pytest.raises(UserError, match="got data, precious"):
+        check_output(Path(f"{path}:/new"), alone=True)
+    check_output(save(tmp_path / "b.h5", "data"), alone=True)
+
+
+def test_a_broken_old_file_is_refused_rather_than_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_text("something else")
+    with pytest.raises(UserError, match="no HDF5 file"):
+        check_output(tmp_path / "a.h5")
+
+
+def test_what_hdf5_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot hold"):
+        open_sink(tmp_path / "a.h5", (3,), np.dtype("U3"), "nonce")
