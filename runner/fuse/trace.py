@@ -44,11 +44,15 @@ UFUNCS = frozenset(_UFUNCS.split())
 
 
 class NotTraceable(Exception):
-    """Why a function cannot become one kernel. line: of the user's file or 0; hint: what to write."""
+    """Why a function cannot become one kernel.
 
-    def __init__(self, reason: str, hint: str | None = None) -> None:
+    line: of the user's file or 0. hint: what to write instead. shorter: by how many cells the result is
+    shorter than the own cells, per grid axis, if that is the reason.
+    """
+
+    def __init__(self, reason: str, hint: str | None = None, shorter: Shape = ()) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.line = reason, hint, 0
+        self.reason, self.hint, self.shorter, self.line = reason, hint, shorter, 0
 
 
 class _Storage:
@@ -795,8 +799,8 @@ def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], length
         if one._grid != (*range(axes), *(None,) * (one.ndim - axes)):
             raise NotTraceable("returns an array with other axes than its block")
         if one.shape[:axes] != lengths:
-            excess = tuple(a - b for a, b in zip(one.shape, lengths, strict=False))
-            raise NotTraceable(f"returns a block that differs by {excess} cells from the own cells")
+            shorter = tuple(a - b for a, b in zip(lengths, one.shape, strict=False))
+            raise NotTraceable("returns a block of another size than its own cells", shorter=shorter)
     return found
 
 

@@ -35,7 +35,7 @@ class Job:
     arrays: tuple[str, ...] = ("input",)
     output_names: tuple[str, ...] = ("output",)
     feeds: tuple[str | None, ...] = ()
-    halo: Halo = 0
+    halo: Halo | None = None
     boundary: str = "reflect"
     cval: float = 0.0
     out: Callable[..., Any] | None = None
@@ -54,7 +54,9 @@ class Job:
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     def halo_for(self, parameters: dict[str, Any]) -> Any:
-        """Return the declared halo; a job may compute it from its parameters."""
+        """Return the declared halo, 0 if none is; a job may compute it from its parameters."""
+        if self.halo is None:
+            return 0
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
     def complete(self, parameters: dict[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:

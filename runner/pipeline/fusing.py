@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -13,11 +16,13 @@ from runner.errors import UserError
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Operand, Program
 from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
+from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
 from runner.plan.task import ArrayType, Task, TaskKernel
 from runner.region import HostArray
 from runner.world.world import World
 
+WORTH_COMPILING = 8 << 30  # bytes for a CPU rank to compute: NumPy takes seconds for them
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
 # Functions that the platform's libraries round each in their own way.
 INEXACT = frozenset(
@@ -35,7 +40,7 @@ class Fusion:
 
     compiler: of its kernel; None if the function is called as it is. why: then; line and hint: where in the
     user's file (0: unknown), and what to write instead. operations: for each cell. inexact: functions whose
-    last bits depend on the device.
+    last bits depend on the device. quiet: whether nobody needs to be told why.
     """
 
     compiler: str | None = None
@@ -44,30 +49,35 @@ class Fusion:
     hint: str | None = None
     operations: int = 0
     inexact: tuple[str, ...] = ()
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
+    quiet: bool = False
 
 
-def fused(world: World, task: Task, mode: str | None, math: str, steps: int = 1) -> tuple[Task, Fusion]:
+def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
     """Return the task with a kernel in place of its function, where that can be had. Collective.
 
-    mode: one of FUSE; None: as the job declares. math: one of FUSE_MATH. steps: how often the kernel is
-    called on the whole arrays. The kernel's results are the function's to the bit (but see Fusion.inexact). Raises UserError on every rank if "require"
+    mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: how often the kernel is
+    called on the whole arrays. The kernel's results are the function's to the bit, but see
+    Fusion.inexact. Raises UserError on every rank if "require"
     cannot be met.
     """
     wanted = mode or task.job.fuse
-    if wanted == "off" or 0 in task.shape:
-        return task, Fusion(why="--fuse off" if wanted == "off" else "an array without cells")
+    if wanted == "off" or any(0 in field.shape for field in task.fields):
+        return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
+    bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
+    on_host = not world.backend.asynchronous
+    if on_host and wanted == "auto" and bytes_of_arrays * steps < WORTH_COMPILING * world.size:
+        return task, Fusion(why="too little work for a compiler", quiet=True)
     kernel: TaskKernel | None = None
     fusion = Fusion()
     try:
         program = traced(task)
         typed = replace(task, results=result_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
-        kernel, compiler = _kernel(world, typed, program, math, required=wanted == "require", steps=steps)
+        kernel, compiler = _kernel(world, typed, program, arithmetic)
         fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
     except NotTraceable as reason:
+        if any(cells > 0 for cells in reason.shorter):
+            raise _halo_too_small(task, reason.shorter) from None
         fusion = Fusion(None, reason.reason, reason.line, reason.hint)
     failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
     if failed is None:
@@ -75,6 +85,84 @@ def fused(world: World, task: Task, mode: str | None, math: str, steps: int = 1)
     if wanted == "require":
         raise _required(task, failed)
     return task, failed
+
+
+def _halo_too_small(task: Task, shorter: tuple[int, ...]) -> UserError:
+    widths = task.widths[: len(shorter)]
+    needed = [sum(width) + cells for width, cells in zip(widths, shorter, strict=True)]
+    return UserError(
+        f"job {task.job.name}: its halo is too small",
+        got=f"a result that is {_per_axis(shorter)} cells shorter than the block without its halo",
+        expected=f"a halo of {_per_axis(needed)} cells in all along these axes",
+        hint=_halo_hint(needed),
+        everywhere=True,
+    )
+
+
+def _halo_hint(needed: Sequence[int]) -> str:
+    widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n}) or ({n}, 0)" for n in needed)
+    return f"halo=({widths}{',' if len(needed) == 1 else ''}) in the decorator"
+
+
+def _per_axis(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
+    """Return the job with the halo that its function needs, where its decorator names none.
+
+    The function is traced on blocks without halo: what its result is shorter by is the halo, half of it
+    before and half after the own cells. A function that cannot be traced has none. inputs: shape and dtype
+    of each. Raises UserError for a result that is shorter by an odd number of cells.
+    """
+    if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
+        return job
+    if any(0 in shape for shape, _ in inputs) or not _slices(inspect.unwrap(job.function), set()):
+        return job
+    common = min(len(shape) for shape, _ in inputs)
+    for axes in range(common, 0, -1):
+        operands = [
+            Operand(name, dtype, shape[axes:])
+            for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
+        ]
+        if any(one.components > MOST_COMPONENTS for one in operands):
+            break
+        try:
+            with hide_output(failures=False):
+                no_halo = ((0, 0),) * axes
+                trace(job.function, operands, no_halo, parameters, job.services, job.output_names)
+        except NotTraceable as reason:
+            needed = reason.shorter
+            if not any(needed):
+                continue
+            if any(cells < 0 or cells % 2 for cells in needed):
+                raise UserError(
+                    f"job {job.name} needs a halo, and its decorator names none",
+                    got=f"a result that is {_per_axis(needed)} cells shorter than its block",
+                    hint=_halo_hint(needed),
+                ) from None
+            return replace(job, halo=tuple(cells // 2 for cells in needed))
+        break
+    return job
+
+
+def _slices(function: Any, seen: set[Any]) -> bool:
+    """Return whether a function, or one that it names, takes slices: only then it can need a halo."""
+    code = getattr(function, "__code__", None)
+    if code is None or code in seen:
+        return False
+    seen.add(code)
+    if any(one.opname.endswith("_SLICE") or isinstance(one.argval, slice) for one in _instructions(code)):
+        return True
+    named = (function.__globals__.get(name) for name in code.co_names)
+    return "diff" in code.co_names or any(_slices(one, seen) for one in named)
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
 
 
 def _required(task: Task, fusion: Fusion) -> UserError:
@@ -181,8 +269,6 @@ def _same(found: Any, expected: HostArray) -> bool:
     )
 
 
-def _kernel(
-    world: World, task: Task, program: Program, math: str, *, required: bool, steps: int
-) -> tuple[TaskKernel, str]:
+def _kernel(world: World, task: Task, program: Program, arithmetic: str) -> tuple[TaskKernel, str]:
     """Return the kernel for this rank's device, and what compiled it; raises NotTraceable if none can."""
     raise NotTraceable("no compiler")

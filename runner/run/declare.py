@@ -217,7 +217,7 @@ def map_blocks(function: Callable[..., Any], /) -> DeclaredJob: ...
 @overload
 def map_blocks(
     *,
-    halo: Halo = 0,
+    halo: Halo | None = None,
     boundary: str = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
@@ -234,7 +234,7 @@ def map_blocks(
 def map_blocks(
     function: Callable[..., Any] | None = None,
     *,
-    halo: Halo = 0,
+    halo: Halo | None = None,
     boundary: str = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
@@ -266,6 +266,7 @@ def map_blocks(
     ----------
     halo: cells needed beyond the block: one number for every axis that all inputs have, or one number
         or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
+        Default: what the function's result is shorter by than its block, if it can be traced; else 0.
     boundary: what lies beyond the array: reflect, mirror, nearest, constant or wrap, as scipy.ndimage.
     cval: the constant of boundary="constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of that shape,

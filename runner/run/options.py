@@ -15,6 +15,7 @@ import numpy as np
 from runner.errors import MeshrunError, UserError, tell
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
+from runner.pipeline.fusing import Fusion
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
@@ -245,6 +246,7 @@ class RunContext:
     proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)
     stepped: OnSteps = no_steps
+    fusion: Fusion | None = None
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and print it once."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ def verify(
     progress: called with this rank's verified cells, and with all of them.
     """
     begin = time.perf_counter()
+    task = replace(task, kernel=None)  # the function itself is what is compared with
     if world.rank == 0:
         for sink in sinks:
             leave_cache(place_of(sink))
