@@ -199,6 +199,8 @@ def traced(task: Task) -> Program:
         outs = declared if "out" in job.services else None
         names = job.output_names
         program = trace(job.function, inputs, widths, task.parameters, job.services, names, outs)
+        if any(one.components == 0 for one in program.outputs):
+            raise NotTraceable("returns no elements")
         if declared is not None and tuple(declared) != program.outputs:
             raise NotTraceable("returns another dtype or shape than out= declares")
         _check(task, program)
