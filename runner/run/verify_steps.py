@@ -45,7 +45,7 @@ AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
 TILE_BYTES = (
     2 << 20
 )  # of a field in a call: few enough for a cache, enough that threads rarely wait for the GIL
-PASS_STEPS = (32, 16, 8, 4, 2)  # taken on a tile before the next one, if few cells are computed twice
+PASS_STEPS = (16, 8, 4, 2)  # taken on a tile before the next one, if few cells are computed twice
 REPEATED = 1.1  # cells computed in a pass, over those that it gives
 CONES = 4  # a box is at least so many times as long as the cells that its steps need beyond it
 BOX_CELLS = 1 << 22
