@@ -19,11 +19,11 @@ Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype,
 
 @dataclass(frozen=True)
 class Job:
-    """A declared job. `function` is given blocks (kind "map"), a block ("reduce") or the World ("job").
+    """A declared job. `function` takes blocks (kind "map"), a block ("reduce") or the World ("job").
 
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
-    the input that it becomes in the next step; None: it becomes none. strided_out: the function fills an
-    `out` whose rows are apart in memory. whole_rows: the tiles of a "reduce" job hold whole rows.
+    the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
+    whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE.
     """
 

@@ -79,7 +79,8 @@ def _find_in_file(path: Path, attribute: str) -> Job:
 def _job_of(module: types.ModuleType, attribute: str, name: str, place: str, hint: str | None = None) -> Job:
     """Return a module's job; the only one if `attribute` is empty.
 
-    name: by which the user asks for the module. place: how errors call it. hint: if it has no such job.
+    name: the module as the user gave it. place: the module in error messages. hint: of the error for a
+    missing job.
     """
     jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
     if not attribute and len(jobs) == 1:
@@ -100,9 +101,9 @@ def _is_module_name(text: str) -> bool:
 
 
 def _find_in_module(name: str, attribute: str) -> Job:
-    """Return a job of a module that is installed or lies in the working directory.
+    """Return a job of a module that is installed or in the working directory.
 
-    That goes to the end of the import path: see `load_file`.
+    The working directory is appended to the import path: see `load_file`.
     """
     _append_to_path(os.getcwd())
     with Importing(f"module {name}"):
@@ -125,7 +126,7 @@ def _find_in_module(name: str, attribute: str) -> Job:
 
 
 def _file_hint(name: str, attribute: str) -> str | None:
-    """Return FILE.py:NAME if there is such a file in the working directory, which no module may hide."""
+    """Return FILE.py:NAME if the working directory has such a file; a module may not shadow it."""
     file = Path(f"{name if '/' in name else name.replace('.', '/')}.py")
     return f"{file}:{attribute or 'NAME'}" if file.is_file() else None
 
@@ -133,8 +134,8 @@ def _file_hint(name: str, attribute: str) -> str | None:
 def load_file(path: Path) -> types.ModuleType:
     """Run a user's Python file as a module of its own, by path.
 
-    Its folder goes to the end of the import path, so that it may import its neighbours and a
-    neighbour called `jobs`, `runner` or as a module of the standard library takes nobody's place.
+    Its folder is appended to the import path, so that the file can import its neighbours. At the end of the
+    path, a neighbour called `jobs` or `runner`, or like a module of the standard library, shadows nothing.
     """
     if not path.is_file():
         raise UserError(
@@ -153,10 +154,10 @@ def load_file(path: Path) -> types.ModuleType:
 
 
 class _StandardNames:
-    """Names of the standard library are not looked for in the folders of jobs.
+    """Import finder that does not look for modules of the standard library in the folders of jobs.
 
-    The end of the import path is not enough: the library asks for modules that other systems have
-    (subprocess for msvcrt), which a neighbour of that name would then be.
+    Appending the folders is not enough: the library tries to import modules of other systems (subprocess
+    imports msvcrt) and would find a neighbour of that name.
     """
 
     folders: ClassVar[set[str]] = set()

@@ -1,7 +1,7 @@
-"""Random numbers by counting: Philox4x64 with 10 rounds (Salmon, Moraes, Dror and Shaw, SC 2011).
+"""Counter-based random numbers: Philox4x64 with 10 rounds (Salmon, Moraes, Dror and Shaw, SC 2011).
 
-A key of two 64-bit words names a stream, a counter of four a place in it, where there are four 64-bit words.
-Word `place` of a stream is word `place % 4` at counter `place // 4 + 1`, as numpy.random.Philox has it.
+A key of two 64-bit words selects a stream, and a counter of four words a block of four 64-bit words in it.
+Word `place` of a stream is word `place % 4` at counter `place // 4 + 1`, as in numpy.random.Philox.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Key = tuple[int, int]
 MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B  # what a round adds to the key
 ROUNDS = 10
-ON_DEVICE = 1 << 22  # cells at a time: about 200 MiB, and longer than it takes to launch
-ON_HOST = 1 << 14  # and that fit a core's caches
-SHORT = 100  # cells in a row: to place NumPy's generator takes as long as to compute so many
+ON_DEVICE = 1 << 22  # cells at a time: about 200 MiB; the kernels take longer than their launches
+ON_HOST = 1 << 14  # cells at a time, which fit a core's caches
+SHORT = 100  # cells in a row: computing so many takes as long as setting NumPy's generator to a place
 HALF, LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 def fractions(xp: ModuleType, key: Key, offset: Shape, block: Shape, shape: Shape) -> Array:
-    """Float64 in [0, 1) for the cells of a block of an array of `shape`, from the words at their places.
+    """Return a float64 in [0, 1) for each cell of a block of an array of `shape`, from the word at its place.
 
-    xp: numpy or cupy. The same bits from both.
+    xp: numpy or cupy; both give the same bits.
     """
     starts, length = runs(offset, block, shape)
     if xp is np and length >= SHORT:
@@ -37,7 +37,7 @@ def fractions(xp: ModuleType, key: Key, offset: Shape, block: Shape, shape: Shap
 
 
 def runs(offset: Shape, block: Shape, shape: Shape) -> tuple[np.ndarray[Any, Any], int]:
-    """The places, in C order, where the block's runs of neighbouring cells begin, and the length of a run."""
+    """Return the places, in C order, where a block's runs of neighbouring cells begin, and a run's length."""
     if not shape:  # a scalar
         return np.zeros(1, np.uint64), 1
     axis = len(shape) - 1
@@ -52,7 +52,7 @@ def runs(offset: Shape, block: Shape, shape: Shape) -> tuple[np.ndarray[Any, Any
 
 
 def by_numpy(key: Key, starts: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
-    """`length` fractions from each of `starts` on, by NumPy's own generator."""
+    """Return `length` fractions from each of `starts` on, from NumPy's own generator."""
     made = np.empty((starts.size, length))
     generator = np.random.Philox(key=np.array(key, np.uint64))
     draw, state = np.random.Generator(generator), generator.state
@@ -65,10 +65,10 @@ def by_numpy(key: Key, starts: np.ndarray[Any, Any], length: int) -> np.ndarray[
 
 
 def by_arithmetic(xp: ModuleType, key: Key, starts: np.ndarray[Any, Any], length: int, most: int) -> Array:
-    """The same by operations on whole arrays, of NumPy or CuPy, about `most` cells at a time."""
+    """Return the same by operations on arrays of NumPy or CuPy, about `most` cells at a time."""
     made = xp.empty((starts.size, length), np.float64)
     columns = max(min(length, most), 1)
-    rows = max(most // (columns + 8), 1)  # of each row, words of some places beside it are computed too
+    rows = max(most // (columns + 8), 1)  # for each row, some words before and after it are computed too
     for first in range(0, starts.size, rows):
         for begin in range(0, length, columns):
             part = made[first : first + rows, begin : begin + columns]
@@ -79,7 +79,7 @@ def by_arithmetic(xp: ModuleType, key: Key, starts: np.ndarray[Any, Any], length
 
 
 def _words(xp: ModuleType, key: Key, places: Array, length: int) -> Array:
-    """Uint64, (rows, length): the words from each of `places`, (rows, 1), on."""
+    """Return uint64 of shape (rows, length): the words from each of `places`, of shape (rows, 1), on."""
     counters = xp.arange(1, length // 4 + 3, dtype=np.uint64) + (places >> np.uint64(2))
     nothing = [xp.zeros_like(counters) for _ in range(3)]
     words = xp.stack(encrypt(xp, [counters, *nothing], key), axis=-1).reshape(len(places), -1)
@@ -88,7 +88,7 @@ def _words(xp: ModuleType, key: Key, places: Array, length: int) -> Array:
 
 
 def encrypt(xp: ModuleType, counter: Sequence[Array], key: Key) -> list[Array]:
-    """The four words at each of some counters, themselves four arrays of uint64, which are written over."""
+    """Return the four words at each counter. counter: four arrays of uint64, which are overwritten."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -105,7 +105,7 @@ def encrypt(xp: ModuleType, counter: Sequence[Array], key: Key) -> list[Array]:
 
 
 def _high(xp: ModuleType, values: Array, multiplier: int) -> Array:
-    """The upper 64 bits of 128-bit products, from products of halves."""
+    """Return the upper 64 bits of 128-bit products, computed from products of halves."""
     times_low, times_high = np.uint64(multiplier & 0xFFFFFFFF), np.uint64(multiplier >> 32)
     low, high = values & LOW, values >> HALF
     middle = high * times_low

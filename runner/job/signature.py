@@ -15,14 +15,14 @@ from typing import Any, Literal
 from runner.errors import UserError
 
 Kind = Literal["map", "reduce", "job"]
-# Services: parameters that the runner passes to a function of each kind that names them.
+# Services: parameters that the runner passes to functions that have them, by kind of job.
 OFFERS: dict[Kind, frozenset[str]] = {
     "map": frozenset({"out", "xp", "here"}),
     "reduce": frozenset({"xp", "here"}),
     "job": frozenset({"world", "input", "output", "xp"}),
 }
 SERVICES = frozenset().union(*OFFERS.values())
-FORM = ("shape", "dtype", "order")  # --input-shape, ..., and these names where a job has none of its own
+FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
 RESERVED = (
     "device",
     "json",
@@ -77,8 +77,8 @@ class Parameter:
 class Signature:
     """Parameters of a job's function by their role.
 
-    arrays: names of its leading parameters, which get blocks. options: its parameters on the command line.
-    services: names among `OFFERS`.
+    arrays: names of its leading parameters, which receive blocks. options: its parameters on the command
+    line. services: its parameters among `OFFERS`.
     """
 
     arrays: tuple[str, ...]
@@ -87,17 +87,16 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
-    """Sort a function's parameters by their role; raises UserError for parameters that have none.
+    """Sort a function's parameters by role; raises UserError for parameters that cannot have any.
 
-    Arrays come first: the first parameter, and, in a function of kind "map", those after it that have
-    neither a default nor an option's annotation nor a service's name. An option's help is its line
-    `name: text` in the docstring.
+    Arrays come first: the first parameter and, for kind "map", those after it without a default, an option's
+    annotation or a service's name. An option's help is its line `name: text` in the docstring.
     """
     # Continuation lines are indented more than the name.
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
     helps = {name: text for _, name, text in found}
     parameters = list(inspect.signature(function).parameters.values())
-    first = 0 if kind == "job" else 1  # a job gets no block
+    first = 0 if kind == "job" else 1  # a function of kind "job" takes no block
     if len(parameters) < first:
         raise UserError(f"job {function.__name__} has no parameter for the block")
     while kind == "map" and first < len(parameters) and _is_array(function, parameters[first]):
@@ -134,7 +133,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
 
 
 def _is_array(function: Callable[..., Any], parameter: inspect.Parameter) -> bool:
-    """Whether a parameter after the first one gets a block: see `read_signature`."""
+    """Return whether a parameter after the first one receives a block: see `read_signature`."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if parameter.kind not in positional or parameter.default is not parameter.empty:
         return False
@@ -180,7 +179,7 @@ def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
     )
 
 
-# Positional arguments of a job's auxiliary functions, besides the job's parameters that they name.
+# Positional arguments of a job's auxiliary functions, in addition to the job's parameters.
 GIVEN = {
     "halo": (),
     "out": ("the shape", "the dtype"),
@@ -191,16 +190,16 @@ GIVEN = {
 }
 
 
-INPUT_DTYPE = "input_dtype"  # a reference that names it gets the first input's dtype; no option's name
+INPUT_DTYPE = "input_dtype"  # parameter of a reference: the first input's dtype; never an option of a job
 
 
 def fitted(
     job: str, role: str, function: Callable[..., Any], options: Sequence[str], arrays: int = 1
 ) -> Callable[..., Any]:
-    """Wrap `function` for a call with its role's arguments and all of the job's parameters: it gets those
-    that it names; all, if it has `**`; none, if it is a built-in without a signature.
+    """Wrap `function` so that it can be called with its role's arguments and all of the job's parameters.
 
-    arrays: number of the job's inputs, each of which is an argument of its reference.
+    The wrapper passes on the parameters that the function has; all, if it has `**`; none, if it is a built-in
+    without a signature. arrays: number of the job's inputs; the reference takes an argument for each.
 
     Raises UserError if such a call would fail.
     """

@@ -14,8 +14,8 @@ from runner.region import Array, Region, Shape
 class BlockLayout:
     """The padded block of `region` in an array of `whole` cells.
 
-    cut: per axis, whether the region is a part of it; a whole axis has its halo filled from the block itself.
-    shape: of the padded block. core: slices of its own cells. An empty block has no halo.
+    cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
+    itself. shape: of the padded block. core: slices of its own cells. An empty block has no halo.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class BlockLayout:
         self._outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
 
     def poison(self, block: Array) -> None:
-        """Poison every halo cell: unfilled cells show in the result."""
+        """Poison every halo cell, so that unfilled cells are visible in the result."""
         for axis in range(len(self.shape)):
             for slab in self._slabs(axis):
                 poison(block[slab])
@@ -54,7 +54,7 @@ class BlockLayout:
             block[slab] = self.cval
 
     def fill_whole_axes(self, block: Array) -> None:
-        """Copy the halo of the uncut axes, in any part of the block that holds those axes whole."""
+        """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""
         for axis, copy in self._within:
             low = self.widths[axis][0]
             self.copy_along(block, axis, replace(copy, target=copy.target - low), low)

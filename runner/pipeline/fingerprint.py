@@ -23,7 +23,7 @@ from runner.world.world import World
 def fingerprint(
     world: World, task: Task, sources: Sequence[Source], chunks: Chunks | None, inputs: Inputs
 ) -> dict[str, Any]:
-    """Fingerprint of a run over arrays, for its journal: plain values. On rank 0.
+    """Return the fingerprint of a run over arrays, for its journal: plain values. On rank 0.
 
     chunks: of a streamed run.
     """
@@ -50,13 +50,13 @@ def fingerprint(
 
 
 def _state(inputs: Inputs, number: int) -> dict[str, int]:
-    """Size, last change and number of files of an input."""
+    """Return size, last change and number of files of an input."""
     size, changed, files, _ = inputs.states[input_key(number)]
     return {"bytes": size, "changed_ns": changed, "files": files}
 
 
 def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]:
-    """The part of a fingerprint that does not depend on the array. On rank 0."""
+    """Return the part of a fingerprint that does not depend on the array. On rank 0."""
     return {
         "meshrun": _version(),
         "job": task.job.name,
@@ -65,12 +65,12 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         "files": inputs.of_parameters,
         "boundary": task.boundary,
         "cval": plain(task.cval),
-        "device": world.backend.device.kind,  # decides how results are rounded
+        "device": world.backend.device.kind,  # results are rounded differently
     }
 
 
 def code_of(job: Job) -> str:
-    """SHA-256 of the source file of the job's function and of the CUDA sources beside it.
+    """Return the SHA-256 of the source file of the job's function and of the CUDA sources beside it.
 
     A function without a source file is hashed by its compiled code.
     """

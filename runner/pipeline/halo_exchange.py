@@ -1,8 +1,8 @@
 """Halo exchange in memory: from the block itself, from other ranks, or with the constant.
 
 Along cut axes, cells are exchanged with the ranks that own them. Along whole axes no message is needed:
-their halo is copied within the block, including the exchanged cells, so that a block cut along one axis
-costs two messages, however many axes have a halo.
+their halo is copied within the block, including the exchanged cells. So a block that is cut along one axis
+needs two messages, no matter how many axes have a halo.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from runner.plan.grid import Partition
 from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
 from runner.region import Array, Region
 
-Arrival = tuple[Transfer, Array]  # cells received beside the place they go to
+Arrival = tuple[Transfer, Array]  # cells received in a buffer, to be moved to the halo
 
 
 @dataclass
 class Exchange:
-    """An exchange in progress: of each block, the cells that arrive beside the place they go to."""
+    """An exchange in progress: for each block, the cells that are received in buffers."""
 
     pending: Pending
     arriving: list[tuple[HaloPlan, Array, list[Arrival]]]
@@ -45,16 +45,16 @@ class Exchange:
                 inner[transfer.target] = reverse(buffer, transfer.flip)
 
     def fill_corners(self) -> None:
-        """Copy the halo of the uncut axes beside the halo of the cut ones, when that is complete."""
+        """Copy the halo of the uncut axes next to the halo of the cut ones, which must be complete."""
         for plan, block, _ in self.arriving:
             for slab in plan.halo_slabs:
                 plan.fill_whole_axes(block[slab])
 
 
 class Halos:
-    """The halos of several blocks of one rank, exchanged together: one group of messages for all.
+    """The halos of several blocks of one rank, exchanged together in one group of messages.
 
-    plans: per block. An item of `blocks` below belongs to the plan at its place.
+    plans: one per block. `blocks` below are in the order of the plans.
     """
 
     def __init__(self, plans: Sequence[HaloPlan]) -> None:
@@ -66,7 +66,7 @@ class Halos:
         return self.plans[0].region
 
     def received_bytes(self, blocks: Sequence[Array]) -> int:
-        """Bytes that arrive from other ranks in one exchange; as many are sent."""
+        """Return the bytes that arrive from other ranks in one exchange; as many are sent."""
         pairs = zip(self.plans, blocks, strict=True)
         return sum(plan.received_cells * int(block.dtype.itemsize) for plan, block in pairs)
 
@@ -119,7 +119,7 @@ class HaloPlan(BlockLayout):
     ) -> None:
         cut = tuple(parts > 1 for parts in partition.grid)
         super().__init__(partition[rank], partition.shape, cut, widths, boundary, cval)
-        # Whole axes without their halo: what the exchange works on.
+        # Whole axes without their halo: the part that the exchange works on.
         self.inner: Slices = tuple(
             slice(None) if is_cut else core for is_cut, core in zip(cut, self.core, strict=True)
         )
@@ -153,12 +153,12 @@ class HaloPlan(BlockLayout):
         return [(t.receiver, core[t.source].copy(order="C")) for t in self.sends]
 
     def messages(self, block: Array) -> list[Message]:
-        """Return what other ranks need of the block, as views where that is possible."""
+        """Return the cells of the block that other ranks need, as views if possible."""
         core = block[self.core]
         return [(t.receiver, _packed(core[t.source])) for t in self.sends]
 
     def arrivals(self, block: Array) -> tuple[list[Message], list[Arrival]]:
-        """Return where cells are received, and those of them that must be moved to the halo afterwards."""
+        """Return the messages to receive, and those whose cells must be moved to the halo afterwards."""
         inner = block[self.inner]
         incoming: list[Message] = []
         arrivals: list[Arrival] = []

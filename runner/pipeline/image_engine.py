@@ -1,6 +1,6 @@
-"""Engine for folders of images: decoded and encoded in threads, several images at once.
+"""Engine for folders of images: threads decode and encode several images at once.
 
-An image is whole in memory and on the device: its halo lies beyond its own edges and is filled after
+An image is whole in memory and on the device: its halo is beyond its own edges and is filled after
 decoding. Copies to and from a GPU are synchronous: decoding takes most of the time.
 """
 
@@ -30,7 +30,7 @@ from runner.storage.formats.image_folder import Folder
 from runner.storage.formats.registry import Sink, commit, open_sink, open_source
 from runner.world.world import World
 
-PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # for an image, in one block; UserError
+PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # plans an image as one block; may raise UserError
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: 
     try:
         return open_sink(into / name, shape, dtype, run_id)
     except UserError as failure:
-        failure.hint = "the images as .npy files, which hold anything: each output is named after its image"
+        failure.hint = "the images as .npy files, which store any array: each output is named after its image"
         raise
 
 
@@ -185,5 +185,5 @@ def naming(path: Path, hint: str | None = None, error: type[MeshrunError] = RunE
         raise failure_with_name from failure
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as failure:  # a user's function raises what it likes
+    except BaseException as failure:  # a user's function may raise anything
         raise RunError(f"{path}: {describe(failure)}") from failure

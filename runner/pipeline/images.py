@@ -1,8 +1,8 @@
 """A map job over a folder of images: each goes to one rank, its result to a file of the same name.
 
-Results are written to a folder with a temporary name, which is renamed at the end. The journal knows an
-image by its `key`, not by its place in the folder: repairing, adding or removing an image between two
-runs costs no other image's result.
+Results are written to a folder with a temporary name, which is renamed at the end. The journal identifies an
+image by its `key`, not by its place in the folder: if an image is repaired, added or removed between two
+runs, the results of the other images stay valid.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StreamedFolder:
         """Write every image's result into `partial`; return this part of the run's record.
 
         Raises UserError if there is an unfinished run that is not resumed or differs from this one, or if the
-        largest image cannot be processed; RunError, with its name, for an image that cannot be.
+        largest image cannot be processed; RunError with an image's name if that image cannot be processed.
         """
         world, images = self.world, self.folder.images
         kept = world.on_root(lambda: find_unfinished(self._journal, self.options, self.partial))
@@ -95,7 +95,7 @@ class StreamedFolder:
                 show=self.show,
             )
         self._about = {"job": task.job.name, "input": str(self.folder.path), "output": str(self.target)}
-        # Only the files that parameters name: each image is checked when it is read.
+        # Only the files given as parameters: each image is checked when it is read.
         check_inputs(world, self.inputs, self.transaction, self.anew)
         return {
             "chunks": len(images),
@@ -109,7 +109,7 @@ class StreamedFolder:
 
     @property
     def anew(self) -> str:
-        """The command that discards the unfinished run."""
+        """Return the command that discards the unfinished run."""
         return self._journal.anew(self.partial)
 
     def commit(self) -> None:
@@ -127,7 +127,7 @@ class StreamedFolder:
         draw(self.world, self._spans, self.options.timeline, self._about)
 
     def _sample(self) -> Task:
-        """The task for the largest image, with its result's shape and dtype, which its file can hold."""
+        """Return the task for the largest image, with its result type, which the output file can store."""
         world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
         path = self.folder.path / largest.name
         source: Source = world.on_root(lambda: open_source(path))
@@ -145,15 +145,15 @@ class StreamedFolder:
         return task
 
     def _depth(self, task: Task) -> int:
-        """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, if
-        so many of the largest image fit in memory."""
+        """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, or
+        fewer if so many of the largest image do not fit in memory."""
         takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
         room = (
             self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
         )
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
-                "--host-memory is less than the largest image takes",
+                "--host-memory is less than the largest image needs",
                 got=f"{self.options.host_memory:,} bytes",
                 expected=f"at least {takes:,}",
                 everywhere=True,
@@ -161,7 +161,7 @@ class StreamedFolder:
         return max(1, min(threads_of(self.world) + self.options.under_way, room))
 
     def _start_or_resume(self, kept: Fingerprint | None, task: Fingerprint) -> set[int]:
-        """Start the output, or resume one; return the numbers of finished images. On rank 0."""
+        """Start the output or resume it; return the numbers of finished images. On rank 0."""
         wanted = {**task, "input": str(self.folder.path.resolve())}
         keys = start_or_resume(
             self.world,

@@ -4,8 +4,8 @@ On a CPU the function is called on slabs of rows that fit a cache. On a GPU it i
 whole block; with several ranks, on the block's interior while the halo is exchanged, then on the
 rows that need the halo.
 
-A function may change its blocks in place. So there is no trial call on cells that are needed later, and
-rows that two calls need, as own cells or as halo, are copied before the first of the two calls.
+A function may change its blocks in place. So it is never called on trial with cells that are needed later,
+and rows that two calls need, as own cells or as halo, are copied before the first of the two calls.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from runner.world.world import World
 
 SLAB = 2 << 20  # bytes of input per call on a CPU: about one core's L2 cache
 Rows = tuple[int, int]
-Blocks = Sequence[Array]  # of each input, with its halo
-Results = tuple[Array, ...]  # of each output
+Blocks = Sequence[Array]  # one per input, with its halo
+Results = tuple[Array, ...]  # one per output
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 
@@ -47,7 +47,7 @@ def no_progress(done: int, total: int) -> None:
 
 @dataclass
 class Pipeline:
-    """Runs `task` on this rank: call `prepare`, then `results`, once each; both are collective.
+    """Run `task` on this rank: call `prepare`, then `results`, once each; both are collective.
 
     overlap: compute the interior while the halo is exchanged, if the partition and the block allow it.
     """
@@ -65,13 +65,13 @@ class Pipeline:
         partition = self.task.partition
         cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
         # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
-        # All ranks decide by the smallest block: if they decided differently they would deadlock.
+        # All ranks decide by the smallest block: different decisions would cause a deadlock.
         smallest = partition.shape[0] // partition.grid[0]
         self.overlap = self.overlap and cut == [0] and smallest > sum(self.task.widths[0])
         self._interior = (low, rows - high) if self.overlap else (0, rows)
         self._halo = low + high
-        self._outs: list[Array] | None = None  # a device's whole results, of a job that fills them
-        self._first: list[tuple[Rows, Results]] = []  # what `prepare` has computed: one piece, or none
+        self._outs: list[Array] | None = None  # on a device: whole results, for a job that fills them
+        self._first: list[tuple[Rows, Results]] = []  # the piece that `prepare` has computed, if any
         self._sends: list[list[Message]] = []
         self._edges: list[tuple[Rows, Blocks]] = []
         self._exchanged = 0
@@ -84,8 +84,8 @@ class Pipeline:
     def prepare(self, blocks: Blocks) -> Task:
         """Prepare `blocks` for the first call, and determine the results' shapes and dtypes.
 
-        If these are not declared, or on a device, where kernels must be compiled, the first call is made
-        here: on one slab, or on a device on one row. Its results are the first of `results`.
+        If these are not declared, and always on a device, where kernels must be compiled, the first call is
+        made here: on one slab, or on one row on a device. `results` yields its results first.
         """
         backend = self.world.backend
         # Bytes received from other ranks, and as many sent.
@@ -96,7 +96,7 @@ class Pipeline:
         if self.overlap:
             with self.phases("prepare"):
                 self.halos.fill_own(blocks)
-                # Before the interior is computed, maybe in place.
+                # Before the interior is computed, which may happen in place.
                 self._sends = self.halos.pack(blocks)
                 self._edges = [
                     ((a, b), [block[a : b + self._halo].copy() for block in blocks])
@@ -117,7 +117,7 @@ class Pipeline:
         return self.task
 
     def results(self, blocks: Blocks) -> Iterator[tuple[Region, Results]]:
-        """Yield results of some rows of this rank, each with their region of the first array."""
+        """Yield results for rows of this rank, piece by piece, each with its region of the first array."""
         yield from self._on_device(blocks) if self.world.backend.asynchronous else self._on_host(blocks)
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, moved)
@@ -154,10 +154,10 @@ class Pipeline:
             self._first = [(rows, self._call(rows, window, self._outs))]
 
     def _on_device(self, blocks: Blocks) -> Iterator[tuple[Region, Results]]:
-        """The whole blocks; the exchange, if it is still to be made, on a stream beside the interior's."""
+        """Compute the whole blocks; overlap the exchange, if it is not done yet, with the interior."""
         backend, region = self.world.backend, self.region
         with self.phases("prepare"):
-            self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
+            self.world.control.barrier()  # else waiting for a slower neighbour would count as exchange
         if region.size == 0:
             return
         begin = backend.mark()
@@ -188,7 +188,7 @@ class Pipeline:
         return self.region.rows(*rows), results
 
     def _filled_edges(self, blocks: Blocks) -> Iterator[tuple[Rows, Blocks]]:
-        """The rows that need other ranks, with their halo, once it is in `blocks`."""
+        """Yield the rows that need other ranks, with their halo, which must be in `blocks`."""
         low, high = self.halos.plans[0].widths[0]
         for rows, window in self._edges:
             for part, block in zip(window, blocks, strict=True):
@@ -199,7 +199,7 @@ class Pipeline:
             yield rows, window
 
     def _call(self, rows: Rows, window: Blocks, outs: Blocks | None) -> Results:
-        """The function's results for some of the own rows; `outs` are for these, or for all of them."""
+        """Return the function's results for some of the own rows; `outs` are for these rows or for all."""
         return call_rows(self.world, self.task, self.region, window, rows, outs)
 
     def _slabs(self, first: int, last: int) -> Iterator[Rows]:
@@ -211,7 +211,7 @@ class Pipeline:
         return [(a, b) for a, b in ((0, first), (last, rows)) if a < b]
 
     def _settled(self) -> Task:
-        """The task with its results as the first calls returned them, agreed on by all ranks with a row."""
+        """Return the task with its results as the first calls returned them; all ranks with rows agree."""
         if self.task.results is not None:
             return self.task
         found = next((types_of(self.task, results) for _, results in self._first), None)
@@ -219,9 +219,9 @@ class Pipeline:
 
 
 def agreed_results(world: World, task: Task, found: tuple[ResultType, ...] | None) -> Task:
-    """Return the task with the result types that this rank found, None if it has no cells; collective.
+    """Return the task with the result types found. Collective.
 
-    Raises RunError on every rank if ranks found different ones.
+    found: by this rank; None if it has no cells. Raises RunError on every rank if ranks found different ones.
     """
     everyone = world.control.allgather(found)
     answers = [answer for answer in everyone if answer is not None]
@@ -240,7 +240,7 @@ def agreed_results(world: World, task: Task, found: tuple[ResultType, ...] | Non
 
 
 def halo_plans(task: Task, rank: int) -> list[HaloPlan]:
-    """Return how a rank fills the halo of its block of each input."""
+    """Return the plans by which a rank fills the halo of its block of each input."""
     return [HaloPlan(field.partition, rank, field.widths, task.boundary, task.cval) for field in task.fields]
 
 
@@ -261,7 +261,7 @@ def call_rows(
 ) -> Results:
     """Return the function's results for the rows `rows` of `region`.
 
-    window: these rows of each input with their halo, which the function may change: nobody reads them
+    window: these rows of each input with their halo, which the function may change: they are not read
     afterwards. outs: for these rows, or for all of the region's; None for a job that returns its results.
     """
     first, last = rows

@@ -1,8 +1,8 @@
 """Input files of a run: detect files that change while they are read.
 
-Each host compares for itself, before any rank reads and after all have: its first rank looks at folders,
-every rank at plain files. So hosts may have copies of their own, and a change that one host's file server
-client has not seen yet is noticed by another host.
+Each host compares the files' states before any rank reads and after all ranks have read: its first rank
+checks folders, every rank checks plain files. So hosts may have their own copies, and a change that the file
+server's client on one host has not seen yet is detected by another host.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from runner.world.world import World
 
 
 class State(NamedTuple):
-    """What changes when a file, or a folder of files, does; of no files: nothing was there.
+    """Properties that change when a file or a folder of files does. files: their number; 0 if there are none.
 
-    changed: the last change of contents. touched: or of name, owner or permissions too, which nobody can set
-    back. Both in nanoseconds since 1970.
+    changed: time of the last change of contents. touched: time of the last change of contents, name, owner
+    or permissions; no program can set it back. Both in nanoseconds since 1970.
     """
 
     size: int
@@ -60,7 +60,7 @@ def state_of(path: Path) -> State:
 
 
 def _status(path: Path) -> os.stat_result:
-    """Return the status of the opened file: NFS answers stat(2) from its cache, open(2) asks the server."""
+    """Return the status of the opened file: on NFS, stat(2) uses a cache and open(2) queries the server."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
@@ -82,20 +82,22 @@ def _sum(found: list[os.stat_result]) -> State:
 
 @dataclass(frozen=True)
 class Inputs:
-    """paths: by `input_key` or a parameter's name. states: before the first read, as seen
-    from here, of what this rank looks at; on rank 0, of all. containers: the old files to which outputs are
-    added, likewise, on rank 0 only."""
+    """The input files of a run and their states.
+
+    paths: by `input_key` or a parameter's name. states: before the first read, as seen by this rank, for the
+    files that it checks; on rank 0 for all. containers: the same for old files to which outputs are added,
+    on rank 0 only."""
 
     paths: Mapping[str, Path] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
     containers: Mapping[Path, State] = field(default_factory=dict)
-    linked: Collection[Path] = ()  # folders whose files get other names during the run
+    linked: Collection[Path] = ()  # folders whose files get hard links during the run
 
     def check(self, world: World, hint: str | None = None) -> None:
         """Raise RunError on every rank if a file has changed. Collective, after all ranks have read."""
         if not self.paths:
             return
-        world.control.barrier()  # a rank that waits for another one's check may not read on meanwhile
+        world.control.barrier()  # no rank may still be reading while another one checks
         world.collective_call(lambda: self._check(hint))
 
     def _check(self, hint: str | None) -> None:
@@ -111,13 +113,13 @@ class Inputs:
     def changed_container(self) -> Path | None:
         """Return a container that has changed since the run began; None: none has. On rank 0."""
         for path, before in self.containers.items():
-            if state_of(path)[:3] != before[:3]:  # links change the rest
+            if state_of(path)[:3] != before[:3]:  # hard links change the other properties
                 return path
         return None
 
     @property
     def of_parameters(self) -> dict[str, Any]:
-        """Return the files that parameters name, as plain values, for a journal. On rank 0."""
+        """Return the files given as parameters, as plain values, for a journal. On rank 0."""
         return {
             name: {
                 "path": str(self.paths[name].resolve()),
@@ -149,8 +151,8 @@ def note(
     """Record the state of the input files. Collective, before anything is read.
 
     inputs: none for a folder of images, each of which is checked when it is read. containers: the files to
-    which outputs are added. A file that a Path
-    parameter names is read by a block's function; a job may also write it, so it is not checked.
+    which outputs are added. A file given as a parameter of type Path is checked if a block's function reads
+    it; a function of kind "job" may also write it, so it is not checked.
     """
     paths = {input_key(number): split(path)[0] for number, path in enumerate(inputs)}
     for parameter in job.parameters if job.kind != "job" else ():

@@ -19,7 +19,7 @@ STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
 
 
 def stages(rows: int, size: int) -> list[tuple[int, int]]:
-    """Split `rows`, `size` bytes in total, into the (first, last) pieces that pass through pinned memory."""
+    """Split `rows`, `size` bytes in total, into (first, last) pieces that pass through pinned memory."""
     step = min(max(STAGE * rows // size, 1), rows)
     return [(first, min(first + step, rows)) for first in range(0, rows, step)]
 

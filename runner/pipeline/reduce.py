@@ -1,10 +1,11 @@
-"""A reduction over a whole array whose bits do not depend on the number of ranks.
+"""Reduction over a whole array; its bits do not depend on the number of ranks.
 
-The array is cut into tiles whose shape follows from the array's shape alone. Each tile gives a
+The array is cut into tiles whose shape depends only on the array's shape. Each tile gives a
 small partial result. Partial results are combined in a binary tree over the tiles' numbers: two
-neighbours of equal size whose pair starts at a multiple of the pair's size become one. A rank
-combines what it can of its own contiguous share; the rest is combined, in the same tree, from
-what all ranks hold. The cuts between ranks change who combines, never what is combined with what.
+neighbours of equal size are combined if their pair starts at a multiple of the pair's size. A rank
+combines as many as possible of its own contiguous share; the remaining ones of all ranks are combined
+in the same tree. The cuts between ranks determine which rank combines two results, never which
+results are combined.
 """
 
 from __future__ import annotations
@@ -95,11 +96,11 @@ def finish(roots: list[Node], combine: Combine) -> Any:
 
 
 class Tiles:
-    """An array in tiles, of which each rank holds a contiguous share.
+    """An array in tiles, of which each rank has a contiguous share.
 
-    array: a file's path, opened by rank 0 for all (collective), or an open source. tile: most elements of a
-    tile. whole_rows: tiles are whole along all axes but the first, and larger if one row is.
-    `shape` and `dtype` are the array's.
+    array: a file's path, which rank 0 opens for all (collective), or an open source. tile: the most elements
+    of a tile. whole_rows: tiles are whole along all axes but the first; they are larger than `tile` if one
+    row is. `shape` and `dtype` are the array's.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class Tiles:
         self._received = {} if self.source.parallel else self._scatter()
 
     def reduce(self, function: Callable[..., Any], combine: Combine) -> Any:
-        """Apply `function` to every tile and combine; the result on every rank, None for an empty array.
+        """Apply `function` to every tile and combine. Returns the result on every rank; None if empty.
 
-        function: device array of at most 2^20 elements (only valid during the call) -> partial
-        result: numbers, NumPy or CuPy arrays, or a tuple, list or dict of such. It may name `here`, a
-        BlockContext: the tile's place in the array.
-        combine: (partial, partial) -> partial, on the host, the earlier tile's first.
+        function: device array of at most 2^20 elements (valid only during the call) -> partial result:
+        numbers, NumPy or CuPy arrays, or a tuple, list or dict of these. If it has a parameter `here`, it
+        gets a BlockContext: the tile's place in the array.
+        combine: (partial, partial) -> partial, on the host; the earlier tile's is the first.
         """
         placed = _names_here(function)
 
@@ -188,7 +189,7 @@ class Tiles:
                 pool.shutdown(cancel_futures=True)
 
     def _read(self, number: int, buffer: HostArray) -> tuple[HostArray, float]:
-        """Read a tile into `buffer`; return it and the seconds that took."""
+        """Read a tile into `buffer`; return it and the seconds that this took."""
         region = tile_region(self.shape, self._tile, number)
         block = buffer[: region.size].reshape(region.shape)
         begin = time.perf_counter()

@@ -1,9 +1,9 @@
-"""Shapes and dtypes of a job's results, if not declared: found by one small trial call.
+"""Find the shapes and dtypes of a job's results by one small trial call, if they are not declared.
 
 A run in memory needs no trial: it takes the type from its first piece, which is part of the result
-(`pipeline`). A forecast or a streamed run, which must know the type before any cell is computed, calls
-the function on zeros. These are not cells of the array, so no row is computed twice, and whatever the
-function counts or stores per row stays right. What it prints during the trial is not shown.
+(`in_memory`). A forecast or a streamed run needs the type before any cell is computed, and calls the
+function on zeros. These are not cells of the array, so no row is computed twice, and anything that the
+function counts or stores per row stays correct. Its output during the trial is hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype
-Row = tuple[Region, list[Array]]  # some own cells of the first array, and the padded block of each
+Row = tuple[Region, list[Array]]  # a region of the first array, and each input's padded block
 
 
 def result_types(
@@ -76,7 +76,7 @@ def types_of(task: Task, results: Sequence[Array]) -> tuple[ResultType, ...]:
 
 
 def types_without_cells(task: Task) -> tuple[ResultType, ...]:
-    """Return the types of the results for empty arrays, on which no function is called: the first input's."""
+    """Return the result types for empty arrays, on which no function is called: the first input's."""
     return ((task.shape[task.leading :], task.dtype),) * len(task.job.output_names)
 
 

@@ -15,10 +15,10 @@ from runner.world.world import World
 
 
 class Store:
-    """Stores this rank's part of output `number`, piece by piece.
+    """Store this rank's part of output `number`, piece by piece.
 
-    A sink that accepts any region gets each piece at once. For one that does not (images, chunked formats)
-    the pieces are kept until the end, when rank 0 gathers and writes them.
+    Pieces are written at once if the sink accepts any region. If not (images, chunked formats), they are
+    kept until the end, when rank 0 gathers and writes them.
     """
 
     def __init__(self, world: World, task: Task, sink: Sink, phases: Phases, number: int = 0) -> None:
@@ -40,7 +40,7 @@ class Store:
             self._keep(region.rows(first, last), self._download(result[first:last]))
 
     def finish(self) -> None:
-        """Return when the file is complete. Collective."""
+        """Wait until the file is complete. Collective."""
         if self._kept is not None:
             self._gather(self._kept)
         self.world.control.barrier()

@@ -1,5 +1,5 @@
-"""Decisions made before a run moves a byte: how an array is cut, which cells a halo needs, how large chunks
-are, which cells a verification looks at, and what all of it will take on a machine. Pure arithmetic on shapes
-and rates: no files, no ranks running, no arrays. Others use `grid`, `halo`, `window`, `chunking`, `task` and
-`forecast`.
+"""Decisions made before a run starts: the partition of an array, the cells of a halo, the size of chunks, the
+cells that a verification compares, and a forecast of time and memory on a machine. Pure arithmetic on shapes
+and rates: it may not know files, running ranks or arrays. Others use `grid`, `halo`, `window`, `chunking`,
+`task` and `forecast`.
 """

@@ -1,4 +1,4 @@
-"""The planner of streamed runs: whether to stream, and into which chunks, for runs and forecasts alike.
+"""Planner of streamed runs: decide whether to stream, and in which chunks, for runs and forecasts alike.
 
 Pure arithmetic on shapes, dtypes and numbers. The caller supplies the facts: a run gathers them from its
 ranks and files (`runner.pipeline.streamed.chunk_agreement`), a forecast takes them from a machine's
@@ -23,7 +23,7 @@ HOST_SHARE = 4  # the ranks of a host together may use 1 / HOST_SHARE of its mem
 DEVICE_SHARE = 0.8  # of a device's free memory; the rest is for the function's own arrays
 ON_DEVICE = 64 << 20  # bytes of a chunk: a copy engine takes about a millisecond for it
 ON_HOST = 8 << 20  # bytes of a chunk: with its result it fits a CPU's last-level cache
-FILLS = 4  # a device's pipeline is filled by a block of at least so many chunks of ON_DEVICE bytes
+FILLS = 4  # chunks of ON_DEVICE bytes: a block of at least so many fills a device's pipeline
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Files:
-    """What a plan depends on of a run's files.
+    """Properties of a run's files that a plan depends on.
 
-    parallel: every rank can read the input, a part at a time. chunked_output: the output is written in
-    chunks of its own format. source_chunks, sink_chunks: the shapes of the files' own chunks; None: rows
-    are read and written anywhere.
+    parallel: every rank can read parts of the input. chunked_output: the output is written in chunks of its
+    own format. source_chunks, sink_chunks: shapes of the files' own chunks; None: any rows can be read or
+    written.
     """
 
     parallel: bool = True
@@ -54,10 +54,10 @@ PLAIN = Files()  # such as .npy to .npy
 
 @dataclass(frozen=True)
 class Facts:
-    """What chunks depend on besides the array.
+    """Facts, besides the array, that chunks depend on.
 
     asynchronous: ranks compute on devices that need copies. limits: bytes that all chunks of one rank may
-    take together, the least of any rank.
+    take together, the smallest of all ranks.
     """
 
     ranks: int
@@ -75,26 +75,26 @@ def is_streamed(
     too_large: bool,
     keep_whole: bool = False,
 ) -> bool:
-    """Whether the array passes through the ranks in chunks, instead of each rank holding its block.
+    """Return whether the array passes through the ranks in chunks, instead of each rank holding its block.
 
-    It does when an option of streamed runs is given, when some rank's block is `too_large` for its memory,
-    when the output is a chunked format, and on devices when a block is `FILLS` chunks or more,
-    unless it is to be kept whole. An input that one rank reads for all is never streamed.
+    True if an option of streamed runs is given, if a rank's block is `too_large` for its memory, if the
+    output is a chunked format, and on devices if a block has `FILLS` chunks or more, except with
+    `keep_whole`. An input that one rank reads for all is never streamed.
     """
     fills = asynchronous and not keep_whole and fills_pipeline(task)
     return files.parallel and (options.named is not None or files.chunked_output or fills or too_large)
 
 
 def fills_pipeline(task: Task) -> bool:
-    """Whether a device copies and computes long enough for copies, kernels and files to overlap."""
+    """Return whether a device is busy long enough for copies, kernels and files to overlap."""
     largest = max((task.input_bytes(block) for block in task.partition), default=0)
     return largest >= FILLS * ON_DEVICE
 
 
 def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
-    """Whether a rank's block, whole in memory, needs more than the rank may use.
+    """Return whether a rank's block, whole in memory, needs more than the rank may use.
 
-    A result that is not declared counts as large as the input, whether it is known by now or not.
+    A result that is not declared is assumed to be as large as the input, even if its type is already known.
     """
     use = memory_use(replace(task, results=task.declared(task.shape)), block, asynchronous=asynchronous)
     if asynchronous:  # the function's own arrays are as large as its block
@@ -105,10 +105,10 @@ def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: 
 def memory_limits(
     options: StreamOptions, *, host: int, beside: int, device: int | None, sharing: int = 1
 ) -> MemoryUse:
-    """Bytes that the chunks of one rank may take together: what the options say, else a share.
+    """Return the bytes that the chunks of one rank may take together: as the options say, else a share.
 
     host: bytes of the host's memory, for `beside` ranks. device: free bytes of the device, for `sharing`
-    ranks; None where ranks compute on the host.
+    ranks; None if ranks compute on the host.
     """
     on_host = options.host_memory or host // HOST_SHARE // beside
     if device is None:
@@ -135,7 +135,7 @@ def not_streamed(option: str, path: Path | str) -> UserError:
 
 
 def has_own_grid(grid: str | None, ranks: int) -> bool:
-    """Whether --grid has a number of blocks other than `ranks`, which only a streamed run allows."""
+    """Return whether --grid has a number of blocks other than `ranks`, which only streamed runs allow."""
     return grid is not None and grid_size(grid) not in (None, ranks)
 
 
@@ -161,9 +161,9 @@ def chunk_memory(padded: int, result: int, *, halo: bool, asynchronous: bool, st
 
 
 def memory_use(task: Task, region: Region, *, asynchronous: bool, files: Files = PLAIN) -> MemoryUse:
-    """`chunk_memory` of a region plus one decoded chunk of the input file's own format.
+    """Return the `chunk_memory` of a region plus one decoded chunk of the input file's own format.
 
-    Results whose type is not known yet are assumed to equal the first input.
+    Results whose type is not known yet are assumed to be like the first input.
     """
     padded, result = task.padded_bytes(region), task.result_bytes(region)
     use = chunk_memory(padded, result, halo=task.has_halo, asynchronous=asynchronous, steps=task.steps)
@@ -230,7 +230,7 @@ def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions
     rows = max((ON_DEVICE if facts.asynchronous else ON_HOST) // row, 4 * (low + high), 1)
     # Enough chunks to keep every rank busy to the end.
     rows = min(rows, -(-task.shape[0] // (facts.ranks * options.under_way)))
-    # Decoding a part of a file's chunk takes as long as decoding all of it.
+    # Decoding part of a file's chunk takes as long as decoding the whole chunk.
     natural = facts.files.source_chunks[0] if facts.files.source_chunks else 1
     return -(-rows // natural) * natural
 

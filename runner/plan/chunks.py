@@ -1,8 +1,8 @@
 """Chunks of an array larger than memory: pure arithmetic, independent of the number of ranks.
 
-A chunk is a range of rows of one block of a partition. It is read from the file with its halo,
-whichever rank computes the cells beside it. How many rows it has is decided in `chunking`; which rank
-computes it is decided at run time by work stealing (`deal`), so a run can resume on any number of ranks.
+A chunk is a range of rows of one block of a partition. It is read from the file with its halo, no matter
+which rank computes the neighbouring cells. `chunking` decides how many rows it has. Which rank computes it is
+decided at run time by work stealing, so a run can be resumed on any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runner.region import Region
 
 @dataclass(frozen=True)
 class Chunks:
-    """The blocks of `partition`, one after another, each in chunks of `rows`, the last one shorter."""
+    """The blocks of `partition` in order, each in chunks of `rows` rows; its last chunk may be shorter."""
 
     partition: Partition
     rows: int

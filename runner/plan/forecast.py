@@ -1,8 +1,8 @@
 """Forecast of a map job on a machine from shapes and rates alone: bytes, chunks, memory, time.
 
 A run has five stages. In memory they run one after another, and their times add up. In a streamed run,
-chunks are in all stages at once: the slowest resource sets the pace, plus the other stages of one chunk,
-which fill and drain the pipeline. A resource is a stage, or something that several stages share: both
+chunks are in all stages at once: the time is that of the slowest resource, plus the other stages of one
+chunk, which fill and drain the pipeline. A resource is a stage, or something that several stages share: both
 directions of a link, a host's files, its memory, its cores.
 """
 
@@ -34,17 +34,17 @@ from runner.region import Region, Shape
 from runner.report.spans import STAGES
 
 NO_OPTIONS = StreamOptions()
-GAIN = 0.95  # more ranks help where they take less than this part of the time
+GAIN = 0.95  # more ranks help if they reduce the time to less than this fraction
 Bytes = Mapping[str, int]  # by stage
 
 
 @dataclass(frozen=True)
 class Part:
-    """Share of the rank with most to do.
+    """Share of the rank with the most work.
 
-    chunks: how many it has. chunk_rows: rows of its largest one; 0 where there are no cells. memory: bytes
-    that it takes at most. moved: bytes of that rank; host_moved: of all ranks of its host. cut: the chunks
-    of all ranks; None where the run is not streamed.
+    chunks: number of its chunks. chunk_rows: rows of the largest; 0 if there are no cells. memory: the most
+    bytes that it takes. moved: bytes of that rank; host_moved: of all ranks of its host. cut: the chunks
+    of all ranks; None if the run is not streamed.
     """
 
     streamed: bool
@@ -70,10 +70,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A run on `ranks` ranks, as the rank with most to do, on the host with most ranks, meets it.
+    """A run on `ranks` ranks, for the rank with the most work on the host with the most ranks.
 
-    seconds: from the first byte read to the last one written. fill: seconds of them to fill and empty the
-    pipeline. start: seconds before, to start the ranks. limit: the row that sets the time.
+    seconds: from the first byte read to the last one written. fill: the part of them that fills and drains
+    the pipeline. start: seconds before that, to start the ranks. limit: the row that determines the time.
     """
 
     ranks: int
@@ -109,12 +109,13 @@ def forecast(
     grid: str | None = None,
     keep_whole: bool = False,
 ) -> Forecast:
-    """What `task`, cut into a block for each rank and with its result known, will take on machines alike.
+    """Return the forecast of `task` on identical machines.
 
-    hosts: with as many ranks on each as can be, the last with fewer. grid: --grid as given, by which chunks
-    are cut too. keep_whole: the run is not streamed to overlap copies with kernels.
+    task: cut into a block for each rank, its results known. hosts: all with the same number of ranks, but the
+    last may have fewer. grid: --grid as given; it also cuts chunks. keep_whole: do not stream the run to
+    overlap copies with kernels.
 
-    Raises UserError where the run is streamed and not even a chunk of one row fits.
+    Raises UserError if the run is streamed and not even a chunk of one row fits.
     """
     ranks, gpu = task.partition.size, machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
@@ -147,9 +148,9 @@ def by_ranks(
     *,
     grid: str | None = None,
 ) -> list[Forecast]:
-    """The same with 1, 2, 4, ... ranks, hosts filled one after another, then `last`, that of `task` itself.
+    """Return forecasts for 1, 2, 4, ... ranks, which fill host after host, then `last`, that of `task`.
 
-    Axes that are cut into more than one part stay those that may be cut.
+    Only axes that `task` cuts into more than one part are cut.
     """
     axes = max((axis + 1 for axis, parts in enumerate(last.grid) if parts > 1), default=1)
     local = -(-last.ranks // last.hosts)
@@ -169,7 +170,7 @@ def enough(forecasts: Sequence[Forecast]) -> int:
 
 
 def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
-    """Each rank has its block. The first blocks are the largest."""
+    """Return the part of a run in which each rank has its block. The first blocks are the largest."""
     every = [_moved(task, task.partition[rank], machine, halo_read=False) for rank in range(local)]
     region = task.partition[0]
     memory = memory_use(task, region, asynchronous=machine.gpus > 0)
@@ -181,7 +182,7 @@ def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
 def _streamed(
     task: Task, machine: Machine, local: int, facts: Facts, options: StreamOptions, grid: str | None
 ) -> Part:
-    """Chunks of the blocks of a grid, or of the whole array, distributed over the ranks."""
+    """Return the part of a streamed run: chunks of a grid's blocks, or of the whole array, over the ranks."""
     text, blocks = streamed_grid(grid, facts.ranks)
     task = task.with_grid(parse_grid(text, task.shape, blocks))
     chunks = plan_chunks(task, facts, options)
@@ -204,10 +205,10 @@ def _streamed(
 
 
 def _moved(task: Task, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
-    """Bytes of the cells of `region` through each stage.
+    """Return the bytes of the cells of `region` in each stage.
 
-    halo_read: the halo comes from the file, for each of so many chunks of rows; else from the ranks beside.
-    What lies beyond the array is made of what was read, and is counted as read along axis 0 alone.
+    halo_read: the halo is read from the file, for each of so many chunks of rows; else neighbouring ranks
+    send it. Cells beyond the array are copies of cells that were read; only along axis 0 they count as read.
     """
     if region.size == 0:
         return dict.fromkeys(STAGES, 0)
@@ -238,7 +239,7 @@ def _rows(part: Part, machine: Machine) -> list[Row]:
     most, total = part.moved, part.host_moved
 
     def slowest(name: str, *ways: tuple[str, int, str]) -> list[Row]:
-        """Of the ways (whose, bytes, rate) that bound one thing, the one that takes longest."""
+        """Return the slowest of several bounds (whose, bytes, rate) of one resource."""
         rated = [(of, moved, machine.rates[rate]) for of, moved, rate in ways if rate in machine.rates]
         found = [
             Row(name, of, moved, rate.value, rate.source, moved / rate.value) for of, moved, rate in rated

@@ -1,7 +1,7 @@
 """Partition of an array into blocks: pure integer arithmetic, without arrays or running ranks.
 
 A grid such as (4,) or (2, 3) gives the number of blocks along each leading axis. Blocks are
-balanced: n elements over p blocks give the first n % p blocks one element more. A block may be
+balanced: of p blocks for n elements, the first n % p have one element more. A block may be
 empty (more blocks than elements). Ranks number the blocks in C order, the last grid axis fastest.
 """
 
@@ -76,10 +76,10 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     """Parse --grid ("4", "2x3", "0x0") for an array of `shape` on `ranks` ranks.
 
     One number per leading axis; a 0 is replaced by a choice, as in MPI_Dims_create, that minimises the
-    surface between blocks. Axes that are not named stay whole.
+    surface between blocks. Further axes stay whole.
 
-    Raises UserError when the text does not parse, names more axes than there are, or its
-    product is not the number of ranks.
+    Raises UserError if the text does not parse, has more axes than the array, or if its product is not the
+    number of ranks.
     """
     words = text.lower().split("x")
     if not all(word.isascii() and word.isdecimal() for word in words):

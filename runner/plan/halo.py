@@ -1,7 +1,7 @@
 """Halo cells of a block, and which rank owns the cells they copy. Pure arithmetic.
 
 A block is processed with a halo: `low` more cells before it and `high` after it along each axis.
-Cells inside the array belong to some rank's block. Cells outside it are defined by a boundary mode, with
+Halo cells inside the array belong to some rank's block. Those outside are defined by a boundary mode, with
 the names and meanings of scipy.ndimage's filters (n = length):
 
     reflect    d c b a | a b c d | d c b a    period 2n
@@ -10,10 +10,9 @@ the names and meanings of scipy.ndimage's filters (n = length):
     wrap       a b c d | a b c d | a b c d    period n (scipy's filters: same as grid-wrap)
     constant   k k k k | a b c d | k k k k
 
-Every halo cell is thus a copy of one cell of the array, whichever rank owns it, however wide
-the halo is compared with the blocks. Along one axis neighbouring cells are copied together, as a slice can
-express it (forwards, backwards, or one cell repeated: `AxisCopy`); a block's halo is the product of
-these over all axes, corners included.
+So every halo cell is a copy of one cell of the array, which any rank may own: a halo may be wider than a
+block. Along one axis, neighbouring cells are copied together if a slice can express it (forwards, backwards,
+or one cell repeated: `AxisCopy`). A block's halo is the product of these over all axes, corners included.
 """
 
 from __future__ import annotations
@@ -156,7 +155,7 @@ class Transfer:
 
 
 def transfers(partition: Partition, receiver: int, widths: Widths, boundary: str) -> Iterator[Transfer]:
-    """Yield all transfers to `receiver`, in an order that its senders derive too."""
+    """Yield all transfers to `receiver`, in the order in which its senders yield them."""
     place = partition.coordinates(receiver)
     per_axis = [
         axis_copies(partition, axis, place[axis], widths[axis], boundary) for axis in range(len(place))

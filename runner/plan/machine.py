@@ -1,4 +1,4 @@
-"""Rates of a machine's parts in bytes per second: nominal for known GPUs, or measured on the machine."""
+"""Rates of a machine's resources in bytes per second: nominal for known GPUs, or measured on the machine."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class Rate:
 
 @dataclass(frozen=True)
 class Machine:
-    """One host of a run, and its GPUs, which are alike.
+    """One host of a run and its GPUs, which are identical.
 
-    name: of the GPU, or of the processor. gpus: on the host; 0 where ranks compute on its cores.
-    threads: that copied files when `rates` were measured. memory: bytes of the host; device_memory: of one
-    GPU. start: seconds until ranks run, for any number of them and more for each rank of a host.
+    name: of the GPU, or of the processor. gpus: number on the host; 0 if ranks compute on its cores.
+    threads: number that copied files when `rates` were measured. memory: bytes of the host; device_memory: of
+    one GPU. start: seconds until ranks run: for any number of them, and more for each rank of a host.
     rates: of the host's files: "read", "write", "read and write" (both at once, the sum); "host memory"
     (read plus written). Of one GPU: "to device", "from device", "both directions" (the sum); the same names
-    with "host " before them are of all its GPUs at once. "kernel": of one GPU's memory, or of the host's
-    as one core reaches it, read plus written.
+    after "host " are for all its GPUs at once. "kernel": of one GPU's memory, or of the host's memory with
+    one core, read plus written.
     """
 
     name: str
@@ -129,7 +129,7 @@ def nominal_cpu(cores: int, memory: int) -> Machine:
 def known(name: str) -> str | None:
     """Return the key of `GPUS` for a name such as "NVIDIA H100 80GB HBM3"; None if there is none.
 
-    Of several keys whose words are all in the name, the longest.
+    It is the longest key whose words are all in the name.
     """
     words = set(re.findall(r"[a-z0-9]+", name.lower()))
     fits = [key for key in GPUS if {*key.split("-")} <= words]
@@ -155,7 +155,7 @@ def choose(gpu: str | None, measured: Machine | None, here: Machine) -> Machine:
 
 def rates_file() -> Path:
     """Return the file of this user's measured rates, in the XDG configuration directory."""
-    base = environment().get("XDG_CONFIG_HOME", "")  # to be ignored where it is no absolute path
+    base = environment().get("XDG_CONFIG_HOME", "")  # its specification: ignored unless absolute
     folder = Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~"), ".config")
     return folder / "meshrun" / "rates.json"
 
@@ -176,7 +176,7 @@ def load(path: Path) -> Machine | None:
         kept: dict[str, Any] = json.loads(path.read_text())
         if kept.pop("schema") != SCHEMA:
             raise ValueError("of another version of meshrun")
-        for name in ("kind", "version"):  # which files of meshrun 0.1.0 have not
+        for name in ("kind", "version"):  # absent from files of meshrun 0.1.0
             kept.pop(name, None)
         source = f"measured {kept['date']}"
         rates = {str(name): _rate(value, source) for name, value in kept.pop("rates").items()}

@@ -16,7 +16,7 @@ RANDOM = 16  # randomly placed boxes per rank
 
 
 def box_shape(shape: Shape, cut_axes: tuple[bool, ...], cells: int) -> Shape:
-    """Shape of a box of about `cells` cells: whole along uncut axes, near cubic along the others."""
+    """Return the shape of a box of about `cells` cells: whole along uncut axes, nearly cubic along others."""
     free = [axis for axis, cut in enumerate(cut_axes) if cut]
     left = max(cells // max(math.prod(n for n, cut in zip(shape, cut_axes, strict=True) if not cut), 1), 1)
     lengths = list(shape)
@@ -28,10 +28,10 @@ def box_shape(shape: Shape, cut_axes: tuple[bool, ...], cells: int) -> Shape:
 
 
 def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: str) -> Iterator[Region]:
-    """Yield one rank's boxes: its block's corners, reaching into the neighbours' blocks, and random ones.
+    """Yield one rank's boxes: at its block's corners, reaching into the neighbours' blocks, and random ones.
 
-    Where a block touches the array's edge its corner box does too, so that all edges are among
-    the boxes of all ranks. seed: determines the random boxes.
+    If a block is at the array's edge, so is its corner box: the boxes of all ranks include all edges.
+    seed: determines the random boxes.
     """
     shape = partition.shape
     if 0 in shape:
@@ -50,7 +50,7 @@ def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: st
 
 
 def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> Iterator[Region]:
-    """Yield this rank's share of boxes that cover the array, with cuts that differ from the blocks'."""
+    """Yield this rank's share of boxes that cover the array; they are cut elsewhere than the blocks."""
     shape = partition.shape
     if 0 in shape:
         return
@@ -60,7 +60,7 @@ def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> I
 
 
 def cover(shape: Shape, box: Shape) -> Iterator[Region]:
-    """Yield boxes of shape `box`, smaller at the ends, that cover an array."""
+    """Yield boxes of shape `box`, smaller at the ends of the axes, that cover an array."""
     for start in product(*(range(0, n, m) for n, m in zip(shape, box, strict=True))):
         yield _clip(start, box, shape)
 

@@ -14,7 +14,7 @@ COLORS = ("viridis", "inferno", "coolwarm", "gray")
 
 @dataclass(frozen=True)
 class SaveInterval:
-    """Between two checkpoints: steps, or seconds; the other is None."""
+    """Interval between two checkpoints: in steps or in seconds; the other one is None."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -26,9 +26,9 @@ class StepOptions:
 
     steps_per_exchange: steps between two halo exchanges. until: largest change at which the run stops.
     check_finite: steps between two checks for values that are not finite. every: steps between two frames,
-    and between two checks of `until`. frames: where to write them; frame_field: of which input;
-    frame_range: values of the first and the last colour; frame_colors: name of the colour map. checkpoint:
-    interval; resume: continue from the last one.
+    and between two checks of `until`. frames: file or folder for the frames; frame_field: the input that they
+    show; frame_range: values of the first and the last colour; frame_colors: name of the colour map.
+    checkpoint: interval between checkpoints.
     """
 
     steps: int | None = None

@@ -8,8 +8,8 @@ step computes, beyond the rank's own cells, those that the following steps need 
                                            step 2         7|8 9 10 11|12
                                            step 3           8 9 10 11
 
-Cells beyond the array are never computed: before each step they are filled as the boundary says. Beyond a
-boundary that wraps around there are the array's own cells, which are computed like any others.
+Cells beyond the array are never computed: before each step they are filled according to the boundary. Beyond
+a boundary that wraps around are the array's own cells, which are computed like all others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rows = tuple[int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """Cells of one call. place: in indices that go on beyond the array where it wraps around; region: in the
+    """Cells of one call. place: in indices that continue beyond the array if it wraps around; region: in the
     array's own indices."""
 
     place: Region
@@ -43,7 +43,7 @@ def wide_widths(field: Field, steps: int) -> Widths:
 
 
 def for_chunks(task: Task, steps: int) -> Task:
-    """Return the task as its chunks are read for so many steps: with a halo wider along axis 0."""
+    """Return the task for reading chunks on which so many steps are taken: its halo is wider along axis 0."""
     fields = tuple(
         replace(field, widths=(_times(field.widths[0], steps), *field.widths[1:])) for field in task.fields
     )
@@ -51,7 +51,7 @@ def for_chunks(task: Task, steps: int) -> Task:
 
 
 def least_rows(task: Task, steps: int) -> int:
-    """Return the fewest rows of a chunk that takes so many steps: what it copies lies in its neighbours."""
+    """Return the fewest rows of a chunk for so many steps: all cells that it copies are in its neighbours."""
     return steps * max(task.widths[0]) + (task.boundary == "mirror")
 
 
@@ -75,9 +75,9 @@ def most_steps(task: Task) -> int:
 def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *, apart: bool) -> list[Piece]:
     """Return the cells of a block to compute in a step after which `remaining` follow without an exchange.
 
-    own: the block's cells, in the first input's indices. cut: per axis, whether they are a part of it.
-    apart: cells beyond the array, where it wraps around, get pieces of their own, for a function that knows
-    its place.
+    own: the block's cells, in the first input's indices. cut: whether the block is only part of each axis.
+    apart: return cells beyond an array that wraps around as separate pieces, for a function that takes its
+    place (`here`).
     """
     if own.size == 0:
         return []

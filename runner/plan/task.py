@@ -84,7 +84,7 @@ class Task:
 
     @property
     def known(self) -> tuple[ArrayType, ...]:
-        """`results`, once they are known."""
+        """The `results`, which must be known."""
         assert self.results is not None
         return self.results
 

@@ -1,9 +1,9 @@
 """Window: which regions of a file fill a padded block. Pure arithmetic.
 
 Along each axis the block's cells are copies of cells of the array (`halo.AxisCopy`). Their source ranges
-are read as pieces, one after another, into a packed array. For a block in the middle of the array
-there is one piece: the padded block itself. At an edge, cells beyond the array are copied from the piece
-or, where the boundary wraps around, from a second piece.
+are read as pieces into a packed array. For a block in the middle of the array there is one piece: the padded
+block itself. At an edge, cells beyond the array are copied from that piece or, if the boundary wraps around,
+from a second piece.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time steps: blocks that stay in memory between them (`stepper`), or pass through in chunks
-(`streamed_steps`); what looks at the fields on the way (`loop`, `frames`, `checkpoints`). It knows no command
-line and no record. Others use `stepper.Stepper` and `loop.take_steps`.
+"""Time steps: on blocks that stay in memory (`stepper`) or on chunks that pass through (`streamed_steps`),
+and observers of the fields between steps (`loop`, `frames`, `checkpoints`). It may not know the command line
+or the record. Others use `stepper.Stepper` and `loop.take_steps`.
 """

@@ -1,9 +1,8 @@
 """Time steps of one block between two exchanges: the calls of the job's function, and the two copies of each
 field.
 
-Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other,
-which then changes places with it. A cell has the same place in both. Inputs that are fed by no output keep
-one block.
+Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other;
+then the two are swapped. A cell has the same place in both. Inputs that no output feeds have one block.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from runner.world.world import World
 class StepBlocks:
     """The blocks of `region`, the own cells of every layout, for steps of `task`.
 
-    cut: per axis, whether the region is a part of it: along these the blocks have the halo of several steps.
-    feeds: of each output, the number of the input that it feeds. fed: the inputs that are fed.
+    cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
+    steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
     """
 
     world: World
@@ -38,7 +37,7 @@ class StepBlocks:
     phases: Phases
 
     def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
-        """Set the place of all cells in memory; `layouts`: of each input."""
+        """Set the place of all cells in memory. layouts: one per input."""
         task = self.task
         self.layouts = list(layouts)
         self.cut = tuple(cut)
@@ -69,7 +68,7 @@ class StepBlocks:
         return self._finals[number] if feed is None else self.own(feed)
 
     def _unfed_results(self) -> list[Array]:
-        """Return memory for the results that feed no input; None in place of the others."""
+        """Return memory for the results that feed no input, and None for each other result."""
         return [
             self.world.backend.empty(self.task.output_region(self.region, number).shape, dtype)
             if feed is None
@@ -78,7 +77,7 @@ class StepBlocks:
         ]
 
     def swap(self) -> None:
-        """Have the results of a step read by the next one."""
+        """Swap the two blocks of each field, so that the next step reads the results of the last one."""
         for place in self.fed:
             self._blocks[place], self._spare[place] = self._spare[place], self._blocks[place]
 
@@ -107,8 +106,10 @@ class StepBlocks:
             layout.fill_whole_axes(target)
 
     def _compute(self, piece: Piece, keep: bool, *, copied: bool = False) -> None:
-        """Compute the cells of `piece` into the spare blocks. keep: also the results that feed no input, of
-        this rank's own cells. copied: leave the blocks as they are."""
+        """Compute the cells of `piece` into the spare blocks.
+
+        keep: also compute the results that feed no input, for this rank's own cells. copied: do not change
+        the blocks."""
         backend = self.world.backend
         rows = piece.region.shape[0]
         ranges = [(0, rows)] if backend.asynchronous else slabs(self.task, piece.region, (0, rows))
@@ -183,7 +184,7 @@ class StepBlocks:
         """Yield ranges of the piece's rows, each with its C-contiguous windows.
 
         A function may change the windows of the inputs that are fed. Rows that two windows share are saved
-        and restored. copied: of all cells.
+        and restored. copied: all windows are copies.
         """
         halo = sum(self.task.widths[0])
         padded = [self._padded(place, piece.place) for place in range(len(self._blocks))]

@@ -1,8 +1,9 @@
 """Checkpoints of a run that takes steps: when to write them, and how ranks write one together.
 
-OUTPUT.checkpoint/step-N holds, for the state after step N, a file for each input that an output feeds, and
-state.json: the step and the run's fingerprint. It is written under another name and renamed when all of it is
-on the disk, so that each step-N is complete. The newest two are kept; all go when the run is complete.
+OUTPUT.checkpoint/step-N holds the state after step N: a file for each input that an output feeds, and
+state.json with the step and the run's fingerprint. It is written under another name and renamed when all of
+it is on the disk, so every step-N is complete. The newest two are kept; all are removed when the run is
+complete.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from runner.storage.transaction import OutputTransaction
 from runner.world.world import World
 
 HINT = "checkpoints are kept; continue with the same command and --resume"
-LOOKS = 8  # how often ranks look at the clock within an interval of seconds
+LOOKS = 8  # how often ranks check the clock within an interval of seconds
 
 
 @dataclass
 class Checkpoints:
-    """Writes checkpoints of one run. interval: None: none, only one to resume from is looked for. before:
-    called on every rank before one is written, to complete what a run that is resumed from it will not."""
+    """Write the checkpoints of one run.
+
+    interval: between two checkpoints; None: write none, only look for one to resume from. before: called on
+    every rank before a checkpoint is written, to complete output that a resumed run does not write again."""
 
     world: World
     task: Task
@@ -54,7 +57,7 @@ class Checkpoints:
         self.folder = CheckpointFolder(split(self.target)[0])
 
     def fingerprint(self) -> dict[str, object]:
-        """On rank 0."""
+        """Return the fingerprint of the run. On rank 0."""
         return fingerprint(self.world, self.task, self.sources, None, self.inputs)
 
     def begin(self, stepper: Stepper) -> None:
@@ -66,7 +69,7 @@ class Checkpoints:
 
     def observe(self, stepper: Stepper) -> bool:
         assert self.interval is not None
-        if stepper.done == self.steps:  # the outputs come next
+        if stepper.done == self.steps:  # the outputs are written next
             return False
         control, seconds = stepper.world.control, self.interval.seconds
         due = seconds is None or control.broadcast(time.monotonic() - self._began >= seconds)
@@ -86,12 +89,12 @@ class Checkpoints:
         self.world.on_root(self.folder.remove)
 
     def distrust(self) -> None:
-        """Have the failure say how to begin anew: the results are wrong, and so may be the checkpoints."""
+        """Set the failure's hint to starting again: if the results are wrong, checkpoints may be wrong, too."""
         if self.transaction.recovery_hint is not None:
             self.transaction.set_recovery_hint(self.folder.discard)
 
     def _later(self, control: Control, done: int, *, first: bool = False) -> int:
-        """Return the next step at which to save, or to look at the clock: the same on all ranks."""
+        """Return the next step at which to save or to check the clock: the same on all ranks."""
         if self.interval is None:
             return NEVER
         if self.interval.steps is not None:
@@ -129,7 +132,7 @@ class Checkpoints:
         self.set_hint()
 
     def set_hint(self) -> None:
-        """Have a failure say how to continue: there is a checkpoint."""
+        """Set the hint of a failure: how to continue from the checkpoint."""
         if self.transaction.recovery_hint is None:
             self.transaction.set_recovery_hint(HINT)
 
@@ -137,7 +140,7 @@ class Checkpoints:
 def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
     """Return the state to continue from; None to start at the beginning. Collective.
 
-    Raises UserError if there are checkpoints and --resume is not given, if they are of another program, or if
+    Raises UserError if there are checkpoints and --resume is not given, if another program left them, or if
     they are not before the last step.
     """
     folder = checkpoints.folder
@@ -150,7 +153,7 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
             return None
         if not resume:
             raise UserError(
-                f"an earlier run of {folder.output} has left checkpoints, the last after step {state.step:,}",
+                f"an earlier run of {folder.output} left checkpoints, the last after step {state.step:,}",
                 hint=f"the same command with --resume, or {folder.discard}",
             )
         folder.check(state, checkpoints.fingerprint())

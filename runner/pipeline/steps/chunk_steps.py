@@ -1,4 +1,4 @@
-"""Several time steps on one chunk of an array that passes through the ranks: no exchange, a wide halo."""
+"""Several time steps on one chunk of a streamed array: a wide halo instead of exchanges."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from runner.world.world import World
 
 
 class ChunkSteps(StepBlocks):
-    """Takes `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`."""
+    """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`."""
 
     def __init__(self, world: World, task: Task, wide: Task) -> None:
         self.world, self.task, self._wide = world, task, wide
-        self.phases = Phases(world.backend.synchronize)  # the chunk's time is noted by its engine
+        self.phases = Phases(world.backend.synchronize)  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
 
     def take(self, region: Region, blocks: Sequence[Array]) -> list[Array]:
@@ -54,5 +54,5 @@ class ChunkSteps(StepBlocks):
 
 
 def _cut(axes: int) -> list[bool]:
-    """Return which axes of an array chunks are parts of."""
+    """Return whether chunks are only part of each axis."""
     return [axis == 0 for axis in range(axes)]

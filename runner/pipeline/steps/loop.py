@@ -1,4 +1,4 @@
-"""The loop over time steps, and what looks at the fields on the way: convergence, non-finite values."""
+"""The loop over time steps, and observers of the fields: convergence, values that are not finite."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NEVER = 1 << 62
 
 
 class StepObserver(Protocol):
-    """Looks at the fields after some steps. Every method is collective, and called on every rank alike."""
+    """Observes the fields after some steps. Every method is collective."""
 
     def begin(self, stepper: Stepper) -> None:
-        """Before the first step."""
+        """Prepare; called before the first step."""
 
     def next_step(self, done: int) -> int:
         """Return the step, after `done`, after which to call `observe`."""
 
     def observe(self, stepper: Stepper) -> bool:
-        """Look at the fields after a step that `next_step` returned; return whether to stop."""
+        """Observe the fields after a step that `next_step` returned; return whether to stop."""
 
     def end(self, stepper: Stepper) -> None:
-        """After the last step."""
+        """Complete; called after the last step."""
 
 
 def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) -> int:
@@ -57,7 +57,7 @@ def next_multiple(done: int, every: int) -> int:
 
 @dataclass
 class Until:
-    """Stops when no cell of any fed input changes by more than `tolerance` in one step.
+    """Stop when no cell of any fed input changes by more than `tolerance` in one step.
 
     every: steps between two checks. change: the largest change at the last check; None before it.
     """
@@ -87,7 +87,7 @@ class Until:
         return self.reached
 
     def _is_next(self, stepper: Stepper) -> bool:
-        """Whether the next step is to be checked."""
+        """Return whether the next step is to be checked."""
         return (stepper.done + 1) % self.every == 0
 
     def _own(self, stepper: Stepper) -> list[Array]:
@@ -105,14 +105,14 @@ def _largest_change(new: Array, old: Array) -> float:
         return 0.0
     if new.dtype.kind == "b":
         return float((new != old).any())
-    if new.dtype.kind in "iu":  # a difference of integers may not fit their dtype
+    if new.dtype.kind in "iu":  # the difference of two integers may exceed their dtype
         new, old = new.astype(np.float64), old.astype(np.float64)
     return float(abs(new - old).max())
 
 
 @dataclass
 class CheckFinite:
-    """Raises RunError on every rank for a value that is not finite. every: steps between two checks."""
+    """Raise RunError on every rank for a value that is not finite. every: steps between two checks."""
 
     every: int
 

@@ -1,8 +1,8 @@
 """Time steps of a map job on one rank: blocks stay in device memory, halos are exchanged between steps.
 
-Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other,
-which then changes places with it. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so
-that a cell has the same place in all of them. Inputs that are fed by no output keep one block.
+Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other;
+then the two are swapped. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so a cell
+has the same place in both. Inputs that no output feeds have one block.
 
 With `overlap`, the last step before an exchange computes the rows that neighbours need first, and the rest
 while these rows are in transfer.
@@ -24,7 +24,7 @@ from runner.region import Array
 from runner.report.phases import Phases
 from runner.world.world import World
 
-MEASURED = 256  # exchanges of a device that are timed; the others are taken to last as long
+MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 PENDING = 64  # spans of device work that are not yet added to the phases
 
 
@@ -36,10 +36,10 @@ def no_step_progress(done: int) -> None:
 class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
-    steps_per_exchange: lowered to what the blocks allow (`limited`). overlap: see above; where only axis 0 is
-    split and the blocks are large enough. keep_finals: have the results that feed no input after every
-    `advance`, not only after the last step. progress: called with `done`. done: steps taken, also those of an
-    earlier run; taken: those of this one. exchanges: of halos, so far.
+    steps_per_exchange: lowered to the most that the blocks allow (`limited`). overlap: see above; used if
+    only axis 0 is split and the blocks are large enough. keep_finals: keep the results that feed no input
+    after every `advance`, not only after the last step. progress: called with `done`. done: steps taken,
+    including those of an earlier run; taken: those of this run. exchanges: number of halo exchanges so far.
     """
 
     world: World
@@ -94,10 +94,10 @@ class Stepper(StepBlocks):
             Halos(self.plans).fill(self._blocks, self.world.arrays)
         with self.phases("prepare"):
             self._try_a_row()
-            self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
+            self.world.control.barrier()  # else waiting for a slower neighbour would count as exchange
 
     def advance(self, steps: int, *, last: bool = False) -> None:
-        """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
+        """Take so many steps. last: no more steps follow, so halos need not be exchanged again."""
         backend = self.world.backend
         begin = backend.mark() if backend.asynchronous else None
         left = steps
@@ -124,7 +124,7 @@ class Stepper(StepBlocks):
             self._spans = []
 
     def finish(self) -> None:
-        """Account for all steps; the results are complete."""
+        """Add the times of all steps to the phases; the results are complete."""
         self.settle()
         backend = self.world.backend
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
@@ -137,7 +137,7 @@ class Stepper(StepBlocks):
             self.phases.phases.pop("exchange", None)
 
     def _step(self, remaining: int, final: bool) -> None:
-        """Take one step, after which so many are taken without an exchange; then make the halos ready."""
+        """Take one step, after which `remaining` follow without an exchange; then prepare the halos."""
         targets = [self._spare[place] for place in self.fed]
         if not self._poisoned:
             for target in targets:
@@ -169,7 +169,7 @@ class Stepper(StepBlocks):
                 self._halos.fill(targets, self.world.arrays)
 
     def _overlapped(self, targets: list[Array]) -> None:
-        """Compute the rows that neighbours need, then the others while those are in transfer."""
+        """Compute the rows that neighbours need, then the others while the first are in transfer."""
         backend = self.world.backend
         rows, (low, high) = self.region.shape[0], self.task.widths[0]
         first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
@@ -195,7 +195,7 @@ class Stepper(StepBlocks):
 
 
 class _DeviceSpan:
-    """Times an exchange on the device, for the first ones of a run."""
+    """Time an exchange on the device; only the first ones of a run are timed."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper

@@ -42,16 +42,17 @@ def in_chunks(
     options: StreamOptions,
     whole: bool = False,
 ) -> Task | None:
-    """The task with its results known, where the run is streamed (`is_streamed`); else None. Collective.
+    """Return the task with its results known if the run is streamed (`is_streamed`), else None. Collective.
 
-    whole: do not stream to overlap copies. Raises UserError if an option requires chunks and a file has none.
+    whole: do not stream to overlap copies. Raises UserError if an option of streamed runs is given and one
+    rank reads or writes a file whole.
     """
     serial = next((source.path for source in sources if not source.parallel), None)
     chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
     files = Files(serial is None, chunked)
     asynchronous = world.backend.asynchronous
     streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
-    # Memory decides only if nothing else does: its options are checked with the chunks.
+    # Memory is checked only if nothing else decides: its options are checked with the chunks.
     if streamed(too_large=False) or (
         serial is None and streamed(too_large=is_any_too_large(world, task, options))
     ):
@@ -81,13 +82,13 @@ def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
 
 
 def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:
-    """Return the largest shape in which any of the files keeps its array; None: none is chunked."""
+    """Return the largest chunk shape of the files; None if none is chunked."""
     shapes = [source.chunks for source in sources if source.chunks]
     return max(shapes, key=math.prod, default=None)
 
 
 def is_any_too_large(world: World, task: Task, options: StreamOptions) -> bool:
-    """Whether any rank's block does not fit its memory; the same answer on every rank."""
+    """Return whether any rank's block does not fit its memory; the same on every rank. Collective."""
     mine = is_too_large(
         task, task.partition[world.rank], limits(world, options), asynchronous=world.backend.asynchronous
     )
@@ -97,7 +98,7 @@ def is_any_too_large(world: World, task: Task, options: StreamOptions) -> bool:
 def limits(world: World, options: StreamOptions) -> MemoryUse:
     """Return the bytes that this rank's chunks may take together.
 
-    Raises UserError if an option allows more than there is.
+    Raises UserError if an option allows more than the host or GPU has.
     """
     here, gpu = world.here, world.backend.asynchronous
     beside = [rank for rank in world.ranks if rank.host_id == here.host_id]
@@ -130,7 +131,7 @@ def chunks_of(
     chunked = [sink for sink in sinks if sink.chunks]
     if chunked and math.prod(task.partition.grid) > 1:
         raise UserError(
-            f"{chunked[0].path} is a chunked format, written in whole rows",
+            f"{chunked[0].path} has a chunked format, which is written in whole rows",
             got=f"--grid {'x'.join(map(str, task.partition.grid))}",
             hint="no --grid",
             everywhere=True,
@@ -142,7 +143,7 @@ def chunks_of(
 
 
 def _common_rows(sinks: Sequence[Sink]) -> Shape | None:
-    """Return a shape whose rows are a multiple of the rows in which every output is written."""
+    """Return a shape whose number of rows is a multiple of the rows of every output's chunks."""
     shapes = [sink.chunks for sink in sinks if sink.chunks]
     if not shapes:
         return None
@@ -152,7 +153,7 @@ def _common_rows(sinks: Sequence[Sink]) -> Shape | None:
 def known_results(world: World, task: Task, sources: Sequence[Source]) -> Task:
     """Return the task with its result types, from one trial call on rank 0 if they are not declared.
 
-    Collective. The trial is on zeros, or on the first row where the function fails on those (`result_types`).
+    Collective. The trial is on zeros, or on the first row if the function fails on zeros (`result_types`).
     """
     if task.results is not None:
         return task

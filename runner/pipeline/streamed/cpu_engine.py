@@ -32,7 +32,7 @@ class HostSlot:
 
 
 class HostEngine:
-    """Reads files straight into the padded blocks, unless a halo comes from another part of the file."""
+    """Read files directly into the padded blocks, unless a halo comes from another part of the file."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints

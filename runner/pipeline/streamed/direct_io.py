@@ -17,7 +17,7 @@ from runner.storage.formats.registry import Sink, Source
 
 
 class File(Protocol):
-    """A file that a device reads and writes; methods are called from several threads."""
+    """A file that a device reads and writes. Several threads call the methods."""
 
     def read(self, target: Array, offset: int) -> None: ...
 
@@ -43,9 +43,9 @@ class Direct:
         ]
 
     def reads(self, place: int, window: Window, target: Array) -> list[Step] | None:
-        """Steps that read a window of input `place` into `target`, flat uint8.
+        """Return steps that read a window of input `place` into `target`, flat uint8.
 
-        None if it is not contiguous in the file.
+        None if the window is not contiguous in the file.
         """
         file, source = self._sources[place], self._endpoints.sources[place]
         region, *more = [region for region, _ in window.reads()]
@@ -55,9 +55,9 @@ class Direct:
         return [Step("read", part.nbytes, partial(file.read, part, offset))]
 
     def writes(self, place: int, region: Region, result: Array) -> list[Step] | None:
-        """Steps that write a contiguous result to `region` of output `place`.
+        """Return steps that write a contiguous result to `region` of output `place`.
 
-        None if that is not contiguous in the file.
+        None if the region is not contiguous in the file.
         """
         file = self._sinks[place]
         if file is None or (offset := _write_at(self._endpoints.sinks[place], region)) is None:
@@ -72,7 +72,7 @@ class Direct:
 
 
 def _read_at(source: Source, region: Region) -> int | None:
-    """Byte offset of the region in its file; None if the file's layout differs from memory."""
+    """Return the byte offset of the region in its file; None if the file's layout differs from memory."""
     if not isinstance(source, FlatSource) or source.order != "C" or not source.stored.isnative:
         return None
     return _byte(source.offset, source.shape, source.dtype.itemsize, region)

@@ -58,7 +58,7 @@ def process_chunks(
     queue = ChunkQueue(todo, world.rank, world.size, counters)
     progress = None
     if world.rank == 0:
-        # Across hosts, reading the counters would wait for ranks that are computing.
+        # Across hosts, a read of the counters would wait for ranks that are computing.
         taken = queue.taken if len(world.hosts) == 1 else None
         progress = ChunkProgress(show, queue, taken, world.size, spans, len(todo), left, total)
 
@@ -86,15 +86,16 @@ def process_chunks(
 def _counters(world: World) -> Counters | None:
     try:
         return world.control.counters()
-    except RunError as reason:  # on every rank alike
+    except RunError as reason:  # on all ranks or none
         world.warnings.append(f"no rank takes over chunks of a slower one: {reason}")
         return None
 
 
 class ChunkProgress:
-    """Progress of the run as rank 0 knows it: its own finished chunks, and the chunks that others have taken.
+    """Progress of the run on rank 0: its own finished chunks, and the chunks that others have taken.
 
-    taken: returns how many chunks all ranks have taken; with None the others are assumed as fast as rank 0.
+    taken: returns how many chunks all ranks have taken; if None, all ranks are assumed to be as fast as rank
+    0.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
             write_timeline(Path(timeline), lanes, {**about, "ranks": world.size})
         except MeshrunError as reason:
             what = f"{about['output']} is complete, but {reason.what}"
-            raise RunError(what, got=reason.got, hint="--timeline on another disk, if need be") from reason
+            raise RunError(what, got=reason.got, hint="--timeline on another disk") from reason
 
     world.on_root(write)
 
@@ -206,7 +207,7 @@ def _spans(table: Table) -> list[Span]:
 def threads_of(world: World) -> int:
     """Return the number of I/O threads: this rank's share of the host's cores, at least 2."""
     beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    share = (os.cpu_count() or 1) // beside  # a bound rank's affinity mask holds only its own cores
+    share = (os.cpu_count() or 1) // beside  # not the affinity mask: a bound rank's has only its own cores
     return max(2, min(len(os.sched_getaffinity(0)), share, MOST_THREADS))
 
 

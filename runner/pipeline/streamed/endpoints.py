@@ -19,7 +19,7 @@ from runner.report.spans import Spans, Stage
 from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
 
-PIECE = 8 << 20  # bytes that one thread reads or writes at a time: several threads share a chunk
+PIECE = 8 << 20  # bytes that a thread reads or writes at a time: several threads share a chunk
 
 
 class Step(NamedTuple):
@@ -60,7 +60,7 @@ class Endpoints:
 
     @property
     def largest(self) -> tuple[list[int], list[int]]:
-        """Bytes of the largest padded block of each input (its input is no larger), and of each result."""
+        """Return the bytes of each input's largest padded block (not less than is read) and each result."""
         task = self.task
         blocks, results = [0] * len(task.fields), [0] * len(task.known)
         for region in self.chunks.largest:
@@ -73,7 +73,7 @@ class Endpoints:
         return blocks, results
 
     def reads(self, place: int, window: Window, target: HostArray) -> list[Step]:
-        """Steps that read a window of input `place`, in pieces, into an array of its shape `staged`."""
+        """Return steps that read a window of input `place`, in pieces, into an array of shape `staged`."""
         source = self.sources[place]
         align = source.chunks[0] if source.chunks else 1
         return [
@@ -83,7 +83,7 @@ class Endpoints:
         ]
 
     def writes(self, place: int, region: Region, result: HostArray) -> list[Step]:
-        """Steps that write `region` of output `place`, in pieces."""
+        """Return steps that write `region` of output `place`, in pieces."""
         sink = self.sinks[place]
         align = sink.chunks[0] if sink.chunks else 1
         return [

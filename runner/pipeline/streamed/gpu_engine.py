@@ -1,8 +1,8 @@
-"""GPU engine: each stage has a stream or threads of its own, so that all stages overlap.
+"""GPU engine: each stage has its own stream or threads, so that all stages overlap.
 
-Threads copy between the files and pinned buffers of exact size. Copying straight from and to the files'
-mapped pages was tried and dropped: pinning pages takes longer than copying them, with any number of
-threads, and delays the work that is issued to the device meanwhile.
+Threads copy between the files and pinned buffers of exact size. Copying directly from and to the files'
+mapped pages is slower: pinning pages takes longer than copying them, with any number of threads, and delays
+the work that is issued to the device meanwhile.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BYTES = np.dtype(np.uint8)
 class DeviceSlot:
     """Device and pinned buffers, as bytes, and the state of the chunk in them.
 
-    device, source, loaded: per input; loaded: it was read straight into device memory. target, results,
-    stored: per output; stored: steps that write it straight to its file, None if it is fetched first. marks:
+    device, source, loaded: per input; loaded: it was read directly into device memory. target, results,
+    stored: per output; stored: steps that write it directly to its file, None if it is fetched first. marks:
     stage, bytes moved, begin and end of each device operation.
     """
 
@@ -46,7 +46,7 @@ class DeviceSlot:
 
 
 class DeviceEngine:
-    """Reads and writes many chunks while the device computes.
+    """Read and write many chunks while the device computes.
 
     direct: direct I/O between the files and the device, where available.
     """
@@ -150,7 +150,7 @@ class DeviceEngine:
         slot.marks, slot.results, slot.stored = [], [], []
 
     def _staged(self, slot: DeviceSlot, memory: list[Any]) -> Iterator[Any]:
-        """Yield what is read of each input for the slot's chunk, as an array in `memory`."""
+        """Yield the packed array to read for each input of the slot's chunk, in `memory`."""
         fields = self._endpoints.task.fields
         for window, one, buffer in zip(slot.windows, fields, memory, strict=True):
             yield shaped(buffer, window.staged, one.dtype)

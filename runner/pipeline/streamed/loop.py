@@ -16,7 +16,7 @@ from typing import Any, Literal
 from runner.pipeline.streamed.endpoints import Engine, Step
 from runner.report.spans import Spans
 
-LOOK = 0.01  # seconds between two calls of `idle` while nothing happens
+LOOK = 0.01  # seconds between two calls of `idle` while the main thread waits
 
 Event = tuple[Any, Literal["read", "written"]] | BaseException
 
@@ -49,7 +49,7 @@ def stream(
         except BaseException as failure:  # the pool would drop it silently
             events.put(failure)
 
-    # One more thread for each chunk that may wait for the device.
+    # In addition, a thread for each chunk that may wait for the device.
     pool = ThreadPoolExecutor(threads + depth, "stream", initializer=report_failure, initargs=(engine.join,))
 
     def after(steps: list[Step], event: Event, number: int) -> None:

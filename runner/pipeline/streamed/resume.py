@@ -24,8 +24,8 @@ Fingerprint = dict[str, Any]
 def find_unfinished(journal: Journal, options: StreamOptions, *partials: Path) -> Fingerprint | None:
     """Return the fingerprint of an unfinished run, None if there is none. On rank 0.
 
-    Raises UserError if there is one and --resume was not given. The answer stays valid: this run holds the
-    output's lock.
+    Raises UserError if there is one and --resume was not given. The result stays valid, because this run
+    holds the output's lock.
     """
     if options.timeline is not None:
         check_timeline(Path(options.timeline))
@@ -46,10 +46,10 @@ def start_or_resume(
     create: Callable[[], None],
     check: Callable[[], None],
 ) -> set[int]:
-    """Start the output, or resume the one of `kept`; return what is finished of it. On rank 0.
+    """Start the output, or resume that of `kept`; return the finished chunks. On rank 0.
 
-    create: makes the outputs at `partials`, and returns when they are on the disk: the journal refers to
-    them. check: raises UserError if they were not left by an earlier run of this kind.
+    create: makes the outputs at `partials` and returns when they are on the disk, because the journal refers
+    to them. check: raises UserError if `partials` were not left by an earlier run of this kind.
     """
     done: set[int] = set()
     there = all(os.path.lexists(partial) for partial in partials)
@@ -62,7 +62,7 @@ def start_or_resume(
     if kept is None or not (done or there):
         for partial in partials:
             try:
-                remove_path(partial)  # of a run that ended before its journal was there
+                remove_path(partial)  # of a run that ended before it had a journal
             except OSError as reason:
                 raise write_error(partial, reason) from reason
         transaction.track_partial(*partials)

@@ -59,8 +59,8 @@ class StreamedRun:
     def write(self) -> dict[str, Any]:
         """Write the result under a temporary name; return this part of the run's record.
 
-        Raises UserError if there is an unfinished run that is not resumed or differs from this one, RunError
-        if the input has changed meanwhile.
+        Raises UserError if there is an unfinished run that is not resumed or differs from this one; RunError
+        if the input changed during the run.
         """
         world, options = self.world, self.options
         self.task = known_results(world, self.task, self.sources)
@@ -100,7 +100,7 @@ class StreamedRun:
 
     @property
     def anew(self) -> str:
-        """The command that discards the unfinished run."""
+        """Return the command that discards the unfinished run."""
         return self.journal.anew(*self.partials)
 
     def commit(self) -> None:
@@ -115,7 +115,7 @@ class StreamedRun:
         return {"job": self.task.job.name, **files}
 
     def _start_or_resume(self, kept: dict[str, Any] | None, chunks: Chunks) -> set[int]:
-        """On rank 0."""
+        """Start the outputs or resume them; return the numbers of finished chunks. On rank 0."""
         whole = fingerprint(self.world, self.task, self.sources, chunks, self.inputs)
         whole |= self._containers()
         return start_or_resume(
@@ -130,9 +130,9 @@ class StreamedRun:
         )
 
     def _containers(self) -> dict[str, Any]:
-        """The part of the fingerprint for outputs in containers: their names, and the state of the old file.
+        """Return the fingerprint's part for outputs in containers: their names and the old file's state.
 
-        An unfinished container holds what was in the old one when its run began.
+        An unfinished container has the other arrays that the old one had when its run began.
         """
         names = zip(self.task.job.output_names, self.sinks, strict=True)
         inside = {name: (sink.name, self.inputs.containers.get(sink.path)) for name, sink in names}
@@ -144,7 +144,7 @@ class StreamedRun:
         return {"containers": found} if found else {}
 
     def _check_partials(self) -> None:
-        """Raise UserError for an unfinished output of another user, a link, or a different array."""
+        """Raise UserError if an unfinished output is another user's, a link, or a different array."""
         for sink, (shape, dtype) in zip(self.sinks, self.task.known, strict=True):
             folder = suffix(sink.path) in FOLDERS
             check_own(sink.partial, folder, self.anew, inside=(sink.name or "") if folder else "")
@@ -183,7 +183,7 @@ class StreamedRun:
         world, task = self.world, self.task
         log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, self._sync)) as syncer:
-            syncer.sync()  # before this rank writes: what an earlier run left may not be on the disk yet
+            syncer.sync()  # before this rank writes: output of an earlier run may not be on the disk yet
             found = process_chunks(
                 world,
                 self.options,
@@ -196,6 +196,6 @@ class StreamedRun:
                 total=sum(task.input_bytes(region) for region in task.partition),
                 show=self.show,
             )
-            if len(world.hosts) > 1:  # another host may read the output, or this one may be lost
+            if len(world.hosts) > 1:  # another host may read the output, or this host may fail
                 syncer.sync()
             return found

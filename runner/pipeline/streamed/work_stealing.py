@@ -1,9 +1,9 @@
 """Work stealing: each rank takes the chunks of its own block, then steals from slower ranks.
 
 Neighbouring chunks stay on one rank as long as that costs no time. A rank that has finished its block
-takes chunks one at a time from the rank with most left, so every rank is busy until the last chunk is
-taken. That moment is no later than the end of an ideal run; after it, the run lasts only as long as the
-slowest rank needs for the chunks it already holds.
+takes chunks one at a time from the rank with the most left, so every rank is busy until the last chunk is
+taken. That is no later than the end of an ideal run; after it, the run lasts only as long as the slowest rank
+needs for the chunks that it already has.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class ChunkQueue:
             self.own += 1
             yield chunk
         while (owner := self._fullest()) is not None:
-            # Another rank may have taken it first: look again.
+            # If another rank has taken it first, choose again.
             if (chunk := self._take(owner)) is not None:
                 self.taken_over += 1
                 yield chunk
 
     def taken(self) -> int:
-        """Chunks taken so far by all ranks; without counters, estimated as this rank's times the ranks."""
+        """Return the chunks taken so far by all ranks; without counters, this rank's times the ranks."""
         if self._counters is None:
             return min(self.own * len(self._blocks), len(self._todo))
         pairs = zip(self._counters.read(), self._blocks, strict=True)
@@ -53,9 +53,9 @@ class ChunkQueue:
         return self._todo[position] if position < stop else None
 
     def _fullest(self) -> int | None:
-        """Return the rank with most chunks left; None when none are left.
+        """Return the rank with the most chunks left; None if none are left.
 
-        Ties go to the next rank after this one, so that ranks that finish together pick different victims.
+        Ties go to the next rank after this one, so that ranks that finish together choose different ranks.
         """
         if self._counters is None:
             return None

@@ -252,7 +252,7 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
         record = run_on(1, counted, numbered, target, host_memory=room * takes, depth=5)
         assert record["stream"]["depth"] == depth or (depth is None and record["stream"]["depth"] > 5)
         shutil.rmtree(target)
-    with pytest.raises(UserError, match=r"--host-memory is less than the largest image takes"):
+    with pytest.raises(UserError, match=r"--host-memory is less than the largest image needs"):
         run_on(1, counted, numbered, target, host_memory=takes - 1)
     assert not partial_of(target).exists()
 

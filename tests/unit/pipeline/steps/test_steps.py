@@ -361,7 +361,7 @@ def test_a_run_that_failed_goes_on_with_other_ranks_to_the_same_bits(
     folder = tmp_path / "out0.npy.checkpoint"
     kept = sorted(path.name for path in folder.iterdir())
     assert len(kept) == 2
-    with pytest.raises(meshrun.UserError, match="has left checkpoints, the last after step"):
+    with pytest.raises(meshrun.UserError, match="left checkpoints, the last after step"):
         stepped(tmp_path, fragile, arrays, 30, ranks=second, checkpoint=interval("4"))
     failing[0] = False
     record = resumed(tmp_path, fragile, 30, second)

@@ -239,7 +239,7 @@ def test_chunk_bytes_for_less_than_a_chunk_of_the_output_are_refused() -> None:
 
 
 def test_an_output_of_chunks_is_cut_along_rows_alone() -> None:
-    with pytest.raises(UserError, match=r"out\.zarr is a chunked format.*got --grid 1x2"):
+    with pytest.raises(UserError, match=r"out\.zarr has a chunked format.*got --grid 1x2"):
         rows_of(task(ranks=2, grid="1x2"), sink_chunks=(16, 6))
 
 
