@@ -144,14 +144,15 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("selftest --mutate --device cuda", "--mutate runs its ranks on the CPU; remove --device"),
         ("run mine.py:shortened in.npy out.npy",
          "changes an axis along which the array is cut: got (98, 6) from (100, 6), expected the first axis "
-         "unchanged, or longer or shorter by a factor that is the same for all lengths. Try: a result with the "
-         "input's length along the first axis, which every --grid cuts, or a fixed multiple or part of it"),
+         "unchanged, or longer or shorter by a factor that is the same for all lengths. Try: a result with "
+         "the input's length along the first axis, which every --grid cuts, or a fixed multiple or part of "
+         "it"),
         ("run mine.py:narrowed in.npy out.npy --grid 1x1000 --chunk-bytes 1K",
          "expected the first 2 axes unchanged, or longer or shorter by a factor that is the same for all "
          "lengths. Try: --grid 0, which cuts no other axis"),
         ("run mine.py:thinned in.npy out.npy",
-         "job thinned: its result has 1/8 of the input's length along axis 0, along which the array is cut, and "
-         "that length does not divide: got 100, expected a multiple of 8, such as 104"),
+         "job thinned: its result has 1/8 of the input's length along axis 0, along which the array is cut, "
+         "and that length does not divide: got 100, expected a multiple of 8, such as 104"),
         ("plan mine.py:thinned in.npy --ranks 2", "got 100, expected a multiple of 8, such as 104"),
         ("run mine.py:thinned even.npy out.npy --grid 1x2 --chunk-bytes 4K",
          "has 1/4 of the input's length along axis 1, along which the array is cut, and that length does not "
@@ -160,8 +161,8 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
          "--chunk-bytes is less than 8 rows, which the result needs together, with the halo: got 100 bytes, "
          "expected at least 192"),
         ("run mine.py:thinned even.npy out.npy --steps 2",
-         "job thinned cannot take steps: its result cannot become its input block: got float32 of shape 12x1, "
-         "expected float32 of shape 96x6. Try: one pass, no --steps"),
+         "job thinned cannot take steps: its result cannot become its input block: got float32 of shape "
+         "12x1, expected float32 of shape 96x6. Try: one pass, no --steps"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sentence: str) -> None:
