@@ -171,8 +171,11 @@ def test_chunks_hold_whole_chunks_of_every_output(
     case = Case((120, 3), ((Fraction(p, q), Fraction(1)), (HALF, Fraction(1))), ((1, 0), (0, 0)), "wrap")
     np.save(tmp_path / "in.npy", case.arrays[0])
     targets = [tmp_path / "one.zarr", tmp_path / "two.zarr"]
-    record = run_on(3, case.job, tmp_path / "in.npy", targets, verify="full")
-    assert record["stream"]["rows"] * p // q % rows == 0
+    unit = case.units[0]
+    least = next(n for n in range(unit, 121, unit) if n * p // q % rows == n // 2 % rows == 0)
+    stream = StreamOptions(chunk_bytes=(least + 1) * 3 * 4)
+    record = run_on(3, case.job, tmp_path / "in.npy", targets, verify="full", stream=stream)
+    assert record["stream"]["rows"] == least
     for target, expected in zip(targets, case.expected, strict=True):
         run_on(1, same, target, tmp_path / "whole.npy")
         np.testing.assert_array_equal(np.load(tmp_path / "whole.npy"), expected)
