@@ -184,6 +184,10 @@ def traced(task: Task) -> Program:
     """
     job = task.job
     axes = grid_axes(task)
+    if any(
+        shape[: task.leading] != task.shape[: task.leading] for shape, _ in task.declared(task.shape) or ()
+    ):
+        raise NotTraceable("returns a result of another size than its input")
     inputs = tuple(
         Operand(field.name, np.dtype(field.dtype.newbyteorder("=")), field.shape[axes:])
         for field in task.fields
