@@ -146,7 +146,7 @@ def test_large_arrays_are_cut_into_slabs_and_boxes(
 def test_every_format_holds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, job: Any, of: Callable[[Any], Any]
 ) -> None:
-    monkeypatch.setattr("runner.storage.zarr.CHUNK", 500)  # chunks of a few rows
+    monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 500)  # chunks of a few rows
     array = values(66, 40, 3)
     np.save(tmp_path / "in.npy", array)
     for name in ("in", "back"):
@@ -167,7 +167,7 @@ def test_chunks_hold_whole_chunks_of_every_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, p: int, q: int
 ) -> None:
     """Which two ranks must not write: the sink refuses a region that cuts one."""
-    monkeypatch.setattr("runner.storage.zarr.zarr_chunks", lambda shape, dtype: (rows, *shape[1:]))
+    monkeypatch.setattr("runner.storage.formats.zarr.zarr_chunks", lambda shape, dtype: (rows, *shape[1:]))
     case = Case((120, 3), ((Fraction(p, q), Fraction(1)), (HALF, Fraction(1))), ((1, 0), (0, 0)), "wrap")
     np.save(tmp_path / "in.npy", case.arrays[0])
     targets = [tmp_path / "one.zarr", tmp_path / "two.zarr"]
