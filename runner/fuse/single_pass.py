@@ -83,7 +83,7 @@ def choose_tile(program: Program, width: int | None = None) -> Shape:
     """
     operands = (*program.inputs, *program.outputs)
     largest = max(one.dtype.itemsize * one.components for one in operands)
-    columns = max(1, 1 << ((8 if largest >= 4 else LARGEST_ROW) // largest).bit_length() - 1)
+    columns = 1 << max(1, (8 if largest >= 4 else LARGEST_ROW) // largest).bit_length() - 1
     while width is not None and columns > max(width, 1):
         columns //= 2
     nodes = sum(node.op not in ("load", "constant") for node in program.nodes)
@@ -195,9 +195,7 @@ class _Body:
         self._made = 0
         self._high = [program.footprint(number) for number in range(len(program.inputs))]
         flat = [node for result in program.results for node in result]
-        self._cells = {
-            place: program.graph.shifted(flat, place) for place in product(*map(range, tile))
-        }
+        self._cells = {place: program.graph.shifted(flat, place) for place in product(*map(range, tile))}
         self._nodes = _ordered(node for cell in self._cells.values() for node in cell)
         self._find_place()
         words = self._load()
@@ -219,7 +217,8 @@ class _Body:
         for axis in reversed(range(self.program.axes)):
             tiles = "place" if axis == 0 else f"place % tiles{axis}"
             if axis == last:
-                add(f"int64 x{axis} = (int64({tiles}) * blockDim.x + threadIdx.x) * {self.tile[axis]} - shift;")
+                thread = f"int64({tiles}) * blockDim.x + threadIdx.x"
+                add(f"int64 x{axis} = ({thread}) * {self.tile[axis]} - shift;")
             elif axis == last - 1:
                 add(f"const int64 x{axis} = (int64({tiles}) * blockDim.y + threadIdx.y) * {self.tile[axis]};")
             else:
@@ -235,7 +234,8 @@ class _Body:
         for axis in range(last):
             if self.tile[axis] > 1:
                 most = self.tile[axis]
-                add(f"const int last{axis} = length{axis} - x{axis} < {most} ? int(length{axis} - x{axis}) - 1 : {most - 1};")
+                left = f"length{axis} - x{axis}"
+                add(f"const int last{axis} = ({left} < {most} ? int({left}) : {most}) - 1;")
 
     def _pointer(self, letter: str, number: int, operand: Operand) -> str:
         """Return where the thread's first cell is."""
@@ -244,7 +244,8 @@ class _Body:
         return " + ".join([f"{letter}{number}", *rows, f"x{last} * {operand.components}"])
 
     def _row(self, base: str, name: str, at: Offset, last: Sequence[int] | None = None) -> str:
-        """Return the pointer to a row of the tile. last: rows after the own ones that exist, if it is read."""
+        """Return the pointer to a row of the tile. last: of a row that is read, rows that exist after the
+        own ones, per grid axis."""
         terms = [base]
         for axis, place in enumerate(at):
             if place and last is not None and place > last[axis] and self.tile[axis] > 1:
@@ -256,9 +257,7 @@ class _Body:
     def _load(self) -> int:
         """Write all loads, then all shifts of words; return the number of load instructions."""
         program, count = self.program, 0
-        loads = {
-            (node.input, node.offset, node.component): node for node in self._nodes if node.op == "load"
-        }
+        loads = {(node.input, node.offset, node.component): node for node in self._nodes if node.op == "load"}
         rows: dict[tuple[int, Offset], list[tuple[int, Node]]] = defaultdict(list)
         for (number, offset, component), node in loads.items():
             place = offset[-1] * program.inputs[number].components + component
@@ -274,12 +273,12 @@ class _Body:
             row = self._row(f"from{number}", f"i{number}", at, [high for _, high in self._high[number]])
             if itemsize < 4:
                 size = (max(elements) - first + 1) * itemsize
-                self.lines.append(f"Window<{size}> row{line}({row} + {first});")
-                aligned.append(f"row{line}.align();")
+                self.lines.append(f"auto row{line} = fetch<{size}>({row} + {first});")
+                aligned.append(f"align(row{line});")
                 count += _words(elements, itemsize) + 1
                 for place, node in found:
                     byte = (place - first) * itemsize
-                    self._names[id(node)] = f"row{line}.element<{kind}, {byte}>()"
+                    self._names[id(node)] = f"element<{kind}, {byte}>(row{line})"
                 continue
             self.lines.append(f"const auto* const row{line} = {row};")
             for place, node in sorted(found, key=lambda item: item[0]):
@@ -295,7 +294,8 @@ class _Body:
         for number, output in enumerate(program.outputs):
             self.lines.append(f"auto* const to{number} = {self._pointer('o', number, output)};")
         for at in product(*map(range, self.tile[:-1])):
-            cells = [self._cells[(*at, column)] for column in range(self.tile[-1])]
+            places = [(*at, column) for column in range(self.tile[-1])]
+            cells = [self._cells[place] for place in places]
             for node in _ordered((node for cell in cells for node in cell), done):
                 self._value(node)
             inside = [f"last{axis} >= {place}" for axis, place in enumerate(at) if place]
@@ -315,7 +315,7 @@ class _Body:
         if node.op == "constant":
             self._names[id(node)] = expression(node, self._names)
             return
-        if id(node) in self._names and not self._names[id(node)].startswith("row"):
+        if id(node) in self._names and not self._names[id(node)].startswith("element"):
             return
         text = self._names[id(node)] if node.op == "load" else expression(node, self._names)
         name = self._new(node)
@@ -390,11 +390,11 @@ def launch_arguments(
     if math.prod(tiles) > MOST_BLOCKS:
         raise ValueError(f"{math.prod(tiles)} blocks of threads, more than {MOST_BLOCKS}")
     values: list[int] = []
-    for one in (*sources, *targets):
-        values += [one.address, *(stride // one.itemsize for stride in one.strides[:last])]
+    for rows in (*sources, *targets):
+        values += [rows.address, *(stride // rows.itemsize for stride in rows.strides[:last])]
     values += [*lengths, *tiles[1:], shift]
     kinds = [kind for _, _, kind in _parameters(program)]
-    arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))  # type: ignore[call-arg]
+    arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return Launch((math.prod(tiles),), block, arguments)
 
 
@@ -412,12 +412,14 @@ class _Rows:
         self.itemsize: int = array.dtype.itemsize
         step = self.itemsize
         for length, stride in zip(reversed(row), reversed(array.strides[last:]), strict=True):
-            if stride != step and length > 1:
+            if stride != step and length > 1 and math.prod(array.shape):
                 raise ValueError(f"the rows of {operand.name} are not contiguous: strides {array.strides}")
             step *= length
         cells, left = divmod(math.prod(row), operand.components)
         if left or (operand.trailing and tuple(row[1:]) != operand.trailing):
-            raise ValueError(f"{operand.name} has shape {array.shape}, expected {operand.trailing} at its end")
+            raise ValueError(
+                f"{operand.name} has shape {array.shape}, expected {operand.trailing} at its end"
+            )
         if any(stride % self.itemsize for stride in array.strides):
             raise ValueError(f"strides {array.strides} of {operand.name} are no multiples of an element")
         self.address = _address(array)
