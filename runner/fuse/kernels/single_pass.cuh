@@ -44,9 +44,33 @@ template <typename T, int AT, int BYTES> INLINE T element(const Window<BYTES>& w
 // The largest power of two, up to 16, that divides a number of bytes.
 INLINE constexpr int vector_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
 
-// Write COUNT elements, up to 16 bytes at a time if they begin at a multiple of that.
+// Write all words, of elements of ELEMENT bytes, in whole aligned words but for some elements at both ends.
+template <int ELEMENT, int COUNT> INLINE void store_words(void* to, const uint32 (&words)[COUNT]) {
+    const uint64 address = reinterpret_cast<uint64>(to);
+    const uint32 head = static_cast<uint32>(-address) & 3;  // bytes before the first aligned word
+    uint32* const whole = reinterpret_cast<uint32*>(address + head);
+    const auto part = [&](uint32 at, uint32 word) {
+        if constexpr (ELEMENT == 1) static_cast<uint8*>(to)[at] = static_cast<uint8>(word);
+        else static_cast<uint16*>(to)[at / 2] = static_cast<uint16>(word);
+    };
+#pragma unroll
+    for (uint32 i = 0; i < 4; i += ELEMENT)
+        if (i < head) part(i, words[0] >> (i * 8));
+#pragma unroll
+    for (int i = 0; i < COUNT - 1; ++i) whole[i] = __funnelshift_r(words[i], words[i + 1], head * 8);
+    if (head == 0) {
+        whole[COUNT - 1] = words[COUNT - 1];
+        return;
+    }
+#pragma unroll
+    for (uint32 i = ELEMENT; i < 4; i += ELEMENT)
+        if (i >= head) part((COUNT - 1) * 4 + i, words[COUNT - 1] >> (i * 8));
+}
+
+// Write COUNT elements, up to 16 bytes at a time if they begin at a multiple of that; otherwise small ones in
+// words.
 template <typename T, int COUNT> INLINE void store(T* to, const T (&value)[COUNT]) {
-    constexpr int VECTOR = vector_bytes(COUNT * sizeof(T)), EACH = VECTOR / static_cast<int>(sizeof(T));
+    constexpr int SIZE = sizeof(T), VECTOR = vector_bytes(COUNT * SIZE), EACH = VECTOR / SIZE;
     struct alignas(VECTOR) Pack {
         T value[EACH];
     };
@@ -58,6 +82,16 @@ template <typename T, int COUNT> INLINE void store(T* to, const T (&value)[COUNT
             for (int j = 0; j < EACH; ++j) pack.value[j] = value[i + j];
             *reinterpret_cast<Pack*>(to + i) = pack;
         }
+    } else if constexpr (SIZE < 4 && COUNT * SIZE % 4 == 0 && COUNT * SIZE > 4) {
+        struct alignas(4) Words {
+            uint32 word[COUNT * SIZE / 4];
+        };
+        struct alignas(4) Values {
+            T value[COUNT];
+        } values;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values.value[i] = value[i];
+        store_words<SIZE>(to, numpy::bits<Words>(values).word);
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) to[i] = value[i];
