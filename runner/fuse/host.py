@@ -30,6 +30,8 @@ FLAGS = (
     "-fno-trapping-math", "-w", "-shared", "-fPIC",
 )  # fmt: skip
 MOST_STEPS = 256  # of one call
+MANY_STEPS = 8  # of one call; more are hardly faster
+SHARED = 8  # processors' own caches that the shared one is as large as
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
 
 
@@ -134,7 +136,9 @@ def _compile(text: str, compiler: Compiler, path: Path) -> None:
     except OSError as reason:
         raise NotCompiled(f"cannot run {compiler.path}: {reason.strerror}") from reason
     if done.returncode:
-        first = next((line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line), "")
+        first = next(
+            (line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line), ""
+        )
         raise NotCompiled(f"{compiler.path} failed with status {done.returncode}: {first}")
 
 
@@ -197,8 +201,8 @@ class Kernel:
         own = outs[0].shape[:axes]
         starts = [_pointer(block, [low for low, _ in widths], axes) for block in blocks]
         self.loaded[f"run{self.number}"](
-            _pointers(starts), _strides(blocks, axes), _pointers([_pointer(out, [0] * axes, axes) for out in outs]),
-            _strides(outs, axes), _integers(own),
+            _pointers(starts), _strides(blocks, axes),
+            _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes), _integers(own),
         )  # fmt: skip
 
     def steps(
@@ -226,6 +230,9 @@ class Kernel:
         if count > MOST_STEPS:
             raise ValueError(f"{count} steps in one call, more than {MOST_STEPS}")
         skew = max(widths[0])
+        copies = [
+            sorted(part, key=lambda one: (one.axis == 0, one.axis)) for part in copies
+        ]  # whole rows last
         if strip is None:
             strip = strip_rows(blocks[0], widths, count)
         rows = max(hi[0] for _, hi in boxes) - min(lo[0] for lo, _ in boxes)
@@ -247,7 +254,8 @@ class Kernel:
         self.loaded[f"steps{self.number}"](
             ctypes.c_longlong(count), ctypes.c_longlong(strip), ctypes.c_longlong(skew),
             _pointers(inputs[0] + inputs[1]), _strides(blocks[0], axes),
-            _integers([-1 if feed is None else feed for feed in feeds]), _pointers(unfed), _integers(unfed_strides),
+            _integers([-1 if feed is None else feed for feed in feeds]),
+            _pointers(unfed), _integers(unfed_strides),
             _integers([at for box in boxes for edge in box for at in edge]),
             _integers([at for edge in padded for at in edge]), _integers([len(part) for part in copies]),
             _integers([at for part in copies for one in part for at in (one.axis, one.target, one.source)]),
@@ -263,10 +271,11 @@ def strip_rows(blocks: Sequence[HostArray], widths: Extents, count: int) -> int:
 
 
 def best_steps(blocks: Sequence[HostArray], widths: Extents) -> int:
-    """Return how many steps of one call keep their rows in a cache."""
+    """Return how many steps of one call to take: rows that do not fit a processor's own cache are read from
+    the one that processors share. blocks: those that a step reads."""
     skew = max(widths[0])
-    rows = cache_bytes() // 2 // max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
-    return min(max((rows - 2 * skew) // max(2 * skew, 1), 1), 32) if skew else MOST_STEPS
+    row = max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
+    return min(max(SHARED * cache_bytes() // row // max(2 * skew, 1), 1), MANY_STEPS)
 
 
 def cache_bytes() -> int:
