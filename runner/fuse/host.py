@@ -202,7 +202,8 @@ class Kernel:
         starts = [_pointer(block, [low for low, _ in widths], axes) for block in blocks]
         self.loaded[f"run{self.number}"](
             _pointers(starts), _strides(blocks, axes),
-            _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes), _integers(own),
+            _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes),
+            _integers(own),
         )  # fmt: skip
 
     def steps(

@@ -532,7 +532,10 @@ def _fast_power(base: Traced, exponent: Any) -> Any:
         return None
     if base.dtype.kind == "f":
         return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
-    return np.square if base.dtype.kind in "iu" and isinstance(exponent, int) and exponent == 2 else None
+    squared = isinstance(exponent, int) and exponent == 2
+    if base.dtype.kind == "b":  # depends on NumPy's version
+        return np.square if squared and (np.ones(1, bool) ** 2).dtype == np.int8 else None
+    return np.square if squared else None
 
 
 # NumPy's functions that are no ufuncs
@@ -555,7 +558,7 @@ def _where(condition: Any, *values: Any) -> Any:
     recorder = _recorder_of(condition, *values)
     kind = _common_dtype(values)
     chosen = _operand(recorder, condition)
-    cells = [_operand(recorder, _typed(value, kind)) for value in values]
+    cells = [_operand(recorder, value) for value in values]  # a Python number that is too large wraps
     shape, grid = _check_broadcast([chosen, *cells])
     nodes = _each(
         recorder,
@@ -583,8 +586,12 @@ def _typed(value: Any, kind: np.dtype[Any]) -> Any:
 def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limits: Any) -> Any:
     low, high = limits.get("min", a_min), limits.get("max", a_max)
     recorder = _recorder_of(array, low, high)
+    if array.dtype.kind in "iu":  # of Python's numbers, those beyond the dtype are no limits
+        bounds = np.iinfo(array.dtype)
+        low = None if type(low) is int and low <= bounds.min else low
+        high = None if type(high) is int and high >= bounds.max else high
     if low is None and high is None:
-        return _stored(recorder, array._read(), array.shape, array._grid, array.dtype, out)
+        return _apply(recorder, np.positive, (array,), None, out)
     if low is None or high is None:
         ufunc, other = (np.minimum, high) if low is None else (np.maximum, low)
         return _apply(recorder, ufunc, (array, other), None, out)
@@ -694,6 +701,8 @@ def _reduce(
         total = part.copy() if total is None else ufunc(total, part)
     if total is None:
         raise NotTraceable("reduces an axis without elements")
+    if ufunc is np.add and kind.kind == "f":
+        total = np.add(total, kind.type(0))  # NumPy starts with it: the sum of negative zeros is positive
     return _stored(array._recorder, total._read(), total.shape, total._grid, kind, out)
 
 
