@@ -84,6 +84,14 @@ template <typename R, typename T> INLINE R cast(T x) {
 #else
         if constexpr (IsSame<T, double>::value) return static_cast<Half>(x); else return static_cast<Half>(static_cast<float>(x));
 #endif
+    } else if constexpr (Traits<T>::real && !Traits<R>::real) {
+        // What is out of range wraps as it does in NumPy on x86: through a wider signed integer.
+        if constexpr (sizeof(R) < 4) return static_cast<R>(static_cast<int32>(widen(x)));
+        else if constexpr (IsSame<R, uint32>::value) return static_cast<R>(static_cast<int64>(widen(x)));
+        else if constexpr (IsSame<R, uint64>::value) {
+            const double v = widen(x), half = 9223372036854775808.0;
+            return v >= half ? static_cast<R>(static_cast<int64>(v - half)) ^ (1ull << 63) : static_cast<R>(static_cast<int64>(v));
+        } else return static_cast<R>(widen(x));
     } else return static_cast<R>(widen(x));
 }
 
