@@ -147,13 +147,13 @@ def emit(
     tile: Shape | None = None,
     threads: tuple[int, int] = THREADS,
     width: int | None = None,
-    math: str = "exact",
+    math: str = "strict",
 ) -> Kernel:
     """Write the kernel of a program.
 
     tile: cells that a thread makes, per grid axis; by default as `choose_tile` says. width: cells of the
     last grid axis, of which a tile has no more. threads: of a block, at most, along the last grid axis and
-    the one before. math: "exact" rounds as NumPy does; "fast" lets the compiler contract a * b + c.
+    the one before. math: "strict" rounds as NumPy does; "fast" lets the compiler contract a * b + c.
     """
     tile = choose_tile(program, width) if tile is None else tile
     if len(tile) != program.axes or min(tile) < 1:

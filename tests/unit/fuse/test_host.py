@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +10,12 @@ from fuse_programs import Sample, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.fuse import host
 from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Operand, Program
-from runner.fuse.host import Box, Copy, Kernel, NotCompiled, build, library, source
+from runner.fuse.graph import Program
+from runner.fuse.host import Kernel, library, source
 from runner.fuse.trace import NotTraceable, trace
-from runner.plan.halo import source_index
 from runner.region import HostArray
-from runner.system.compiler import Compiler, cache_folder, find_compiler
+from runner.system.compiler import Compiler
 
 OWN = {1: (71,), 2: (5, 37), 3: (3, 4, 21)}  # cells of each number of axes: whole vectors, and a rest
 BATCH = 25  # programs of one library
@@ -34,7 +28,9 @@ def same(found: HostArray, expected: HostArray) -> bool:
     if (found.dtype, found.shape) != (expected.dtype, expected.shape):
         return False
     bits = f"u{found.itemsize}"
-    return bool(((found.view(bits) == expected.view(bits)) | ((found != found) & (expected != expected))).all())
+    return bool(
+        ((found.view(bits) == expected.view(bits)) | ((found != found) & (expected != expected))).all()
+    )
 
 
 def traced(one: Sample) -> Program:
@@ -64,7 +60,9 @@ def computed(kernel: Kernel, blocks: list[HostArray], widths: tuple[tuple[int, i
 
 @settings(max_examples=max(settings.default.max_examples // 10, 1))
 @given(first=st.integers(0, 2**40))
-def test_random_functions_compile_to_what_they_compute(compiler: Compiler, libraries: Path, first: int) -> None:
+def test_random_functions_compile_to_what_they_compute(
+    compiler: Compiler, libraries: Path, first: int
+) -> None:
     samples = [sample(first + number) for number in range(BATCH)]
     given = [(one, one.blocks(OWN[one.axes], first)) for one in samples]
     taken = []

@@ -70,7 +70,9 @@ def values(kind: np.dtype) -> HostArray:
         rare = [0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 3.7, -3.7, np.inf, -np.inf, np.nan, 1e-8, -7.25, 100, 255.5]
         random = np.random.default_rng(1).normal(size=15) * 5
         limits = np.finfo(kind)
-        return np.array([*rare, *random, limits.max, limits.min, limits.tiny, limits.smallest_subnormal], kind)
+        return np.array(
+            [*rare, *random, limits.max, limits.min, limits.tiny, limits.smallest_subnormal], kind
+        )
     limits = np.iinfo(kind)
     small = [n for n in (0, 1, -1, 2, -2, 3, -3, 5, 7, -7, 8, 31, 63, 64) if n >= limits.min]
     return np.array([*small, limits.max, limits.min, limits.max - 1, limits.min + 1], kind)
