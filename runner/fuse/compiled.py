@@ -40,9 +40,8 @@ class DeviceKernel:
         """Return the kernel for rows of that length: a thread makes no more cells of a row than it has."""
         from runner.device.cuda import kernel_of_text
 
-        cells = (
-            out[(0,) * (self.program.axes - 1)].size // self.program.outputs[0].components if out.size else 1
-        )
+        row = math.prod(out.shape[self.program.axes - 1 :])
+        cells = max(row // self.program.outputs[0].components, 1)
         width = min(cells, self._widest)
         if width not in self._kernels:
             kernel = single_pass.emit(self.program, width=width, math=self.arithmetic)
