@@ -73,7 +73,7 @@ class StepKernel:
     source: includes files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells that
     are read on each side, per axis of the kernel. margin: columns on each side of a tile that another tile
     computes; valid: columns between them. shared: bytes of shared memory of a block. registers: of a thread,
-    estimated.
+    estimated. wraps: whether the boundary does.
     """
 
     program: Program
@@ -88,6 +88,7 @@ class StepKernel:
     valid: int
     shared: int
     registers: int
+    wraps: bool
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,7 @@ def build(
         program, layout.feeds, steps, chosen, _source(layout, boundary, cval, name, constants), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin,
         chosen.warps * tile * layout.widest if vector == 1 else 0, layout.registers(steps, chosen),
+        boundary == "wrap",
     )  # fmt: skip
 
 
@@ -233,9 +235,14 @@ def arguments(
         raise ValueError("blocks whose rows do not begin where a vector may")
     y, x = axes if len(axes) == 2 else (Axis(1, 0, 1), *axes)
     tiles = math.ceil(x.own / kernel.valid)
+    inside = [_inside(kernel, x, tile) for tile in range(tiles)]
+    low = inside.index(True) if True in inside else tiles
+    high = inside[::-1].index(True) if True in inside else 0
     height = tuning.rows or _height(kernel, tiles, y.own)
-    grid = (math.ceil(tiles / tuning.warps), math.ceil(y.own / height), 1)
-    values = [height, *(number for axis in (x, y) for number in _numbers(axis))]
+    shorter = max(math.ceil(height / 2), 1) if low + high < tiles else height
+    warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
+    grid = (math.ceil(warps / tuning.warps), 1, 1)
+    values = [low, high, tiles, height, shorter, *(number for axis in (x, y) for number in _numbers(axis))]
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]
         for array in (inputs[place], out):
@@ -274,6 +281,14 @@ def _margin(layout: _Layout, steps: int, tuning: Tuning) -> int:
     return math.ceil(((steps - 1) * width + max(width, others)) / unit) * unit
 
 
+def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
+    """Return whether all columns of a tile are cells of the array and in memory, and its results own cells."""
+    first = tile * kernel.valid - kernel.margin
+    last = first + kernel.valid + 2 * kernel.margin
+    inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
+    return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
+
+
 def _height(kernel: StepKernel, tiles: int, rows: int) -> int:
     """Return rows of a strip: of all strips together, the warps that the processors hold at once."""
     strips = max(PROCESSORS * kernel.tuning.resident // tiles, 1)
@@ -298,9 +313,9 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
     """Return the whole text of a kernel."""
     defined = [f"#define {one} {value}" for one, value in constants.items()]
     defined.append(f"#define BOUNDARY {boundary.upper()}")
-    planes, fields, given = [], [], ["height", *(f"{a}_{n}" for a in "xy" for n in range(5))]
+    planes, fields, given = [], [], ["low_tiles", "high_tiles", "tiles", "height", "edge_height", *(f"{a}_{n}" for a in "xy" for n in range(5))]
     values = ["{int(x_0), int(x_1), int(x_2), int(x_3), int(x_4)}"]
-    values += [values[0].replace("x", "y"), "int(height)"]
+    values += [values[0].replace("x", "y"), *(f"int({one})" for one in given[:5])]
     for number, plane in enumerate(layout.state):
         operand = layout.operand(plane)
         kind = ctype(operand.dtype)
@@ -324,7 +339,7 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             '#include "operations.cuh"',
             '#include "steps.cuh"',
             "namespace steps {",
-            "struct Arguments { Axis x, y; int height;",
+            "struct Arguments { Axis x, y; int low_tiles, high_tiles, tiles, height, edge_height;",
             *fields,
             "};",
             "}",

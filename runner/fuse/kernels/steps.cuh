@@ -8,19 +8,21 @@
 #ifdef __CUDACC_RTC__
 #define INLINE_MEMBER __device__ __forceinline__
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #else
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define UNROLL
+#define NO_UNROLL
 #endif
 
 namespace steps {
 
 enum Boundary { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT };
-constexpr int LANES = 32;
+constexpr int LANES = 32, NEVER = -2147483647 - 1;
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
 INLINE int most(int a, int b) { return a > b ? a : b; }
-constexpr int modulo(int a, int n) { return (a % n + n) % n; }
+INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
 
 // One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
 // `length` cells. before, after: cells that are valid in memory beside the own ones.
@@ -54,11 +56,22 @@ struct Axis {
         return clamped(source(place));
     }
     INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
+    // The place before the first cell that is a copy of another, and that of the first one after the last.
+    INLINE_MEMBER int low() const { return BOUNDARY != WRAP ? -start : whole() ? 0 : NEVER; }
+    INLINE_MEMBER int high() const { return BOUNDARY != WRAP ? length - start : whole() ? own : NEVER; }
     // Whether the places from `first` to before `last` are cells of the array and valid in memory.
     INLINE_MEMBER bool inside(int first, int last) const {
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
     }
 };
+
+// The same value, which the compiler does not know: what depends on it is not kept between rows.
+INLINE int opaque(int value) {
+#ifdef __CUDACC_RTC__
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+}
 
 // A value of another lane of the warp.
 template <typename T> INLINE T from_lane(T value, int lane) {

@@ -143,11 +143,23 @@ INLINE void fill_rows(T (&ring)[SLOTS][C], const Axis& y, int row, int here, T c
 template <bool EDGE, int LEVEL>
 INLINE void compute(const Rows& rows, int here, const Place& at, Row& out);  // the generated text
 
+// Put a new row into a ring: in its slot, or after the others, which move up.
+template <bool EDGE, typename T> INLINE void push(T (&ring)[SLOTS][C], const T (&row)[C], int slot) {
+    UNROLL for (int c = 0; c < C; ++c) {
+        if constexpr (EDGE) {
+            UNROLL for (int s = 1; s < SLOTS; ++s) ring[s - 1][c] = ring[s][c];
+            ring[SLOTS - 1][c] = row[c];
+        } else ring[slot][c] = row[c];
+    }
+}
+
+// Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
+// array begins; in the loop for edges, which is not unrolled, in the order of rows.
 template <bool EDGE, int LEVEL>
 INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory) {
     if constexpr (LEVEL <= K) {
         at.row -= RY;
-        const int here = modulo(phase - LEVEL * RY, SLOTS);
+        const int slot = modulo(phase - LEVEL * RY, SLOTS), here = EDGE ? RY : slot;
         Row out;
         if constexpr (EDGE && LEVEL > 1 && RY > 0 && BOUNDARY != WRAP) {
             if (!at.all.y.beyond(at.row) && (at.all.y.beyond(at.row - RY) || at.all.y.beyond(at.row + RY))) {
@@ -158,65 +170,143 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         }
         compute<EDGE, LEVEL>(rows, here, at, out);
         if constexpr (LEVEL < K) {
-#define X(n, T, constant)                                                                              \
+#define X(n, T, constant)                                                                                \
     if constexpr (EDGE && RX > 0 && BOUNDARY != WRAP) fill_columns(out.w##n, at.all.x, x0, T(constant)); \
-    UNROLL for (int c = 0; c < C; ++c) rows.w##n[LEVEL][here][c] = out.w##n[c];
+    push<EDGE>(rows.w##n[LEVEL], out.w##n, slot);
             PLANES(X)
 #undef X
             levels<EDGE, LEVEL + 1>(rows, phase, at, x0, first, last, memory);
         } else if (at.row >= first && at.row < last) {
-#define X(n, T, constant) store<EDGE>(out.w##n, at.all.out##n, at.all.out_pitch##n, STRIDE##n, at, x0, memory);
+#define X(n, T, constant) \
+    store<EDGE>(out.w##n, at.all.out##n, at.all.out_pitch##n, STRIDE##n, at, x0, memory);
             PLANES(X)
 #undef X
         }
     }
 }
 
-// Compute the rows from `first` to before `last` of the tile that starts at column x0.
+// Take over the next row of level 0, ask for another, and compute a row of each level.
 template <bool EDGE>
+INLINE void advance(Rows& rows, Row (&ahead)[AHEAD], int phase, Place at, int x0, int first, int last, char* memory) {
+    const Place next{at.all, at.column, at.row + AHEAD};
+#define X(n, T, constant)                                                                             \
+    {                                                                                                 \
+        T row[C];                                                                                     \
+        UNROLL for (int c = 0; c < C; ++c) {                                                          \
+            row[c] = ahead[0].w##n[c];                                                                \
+            UNROLL for (int p = 1; p < AHEAD; ++p) ahead[p - 1].w##n[c] = ahead[p].w##n[c];           \
+        }                                                                                             \
+        load<EDGE>(ahead[AHEAD - 1].w##n, all.in##n, all.in_pitch##n, STRIDE##n, next, x0, T(constant)); \
+        if constexpr (!EDGE && VECTOR == 1) gather(row, memory);                                      \
+        push<EDGE>(rows.w##n[0], row, phase);                                                         \
+    }
+    const Arguments& all = at.all;
+    PLANES(X)
+#undef X
+    levels<EDGE, 1>(rows, phase, at, x0, first, last, memory);
+}
+
+// Rotate the rings from the order of rows to that of slots for a next row of phase 0.
+INLINE void rotate(Rows& rows) {
+    const Rows old = rows;
+    UNROLL for (int k = 0; k < K; ++k)
+        UNROLL for (int s = 0; s < SLOTS; ++s)
+            UNROLL for (int c = 0; c < C; ++c) {
+#define X(n, T, constant) rows.w##n[k][modulo(s - k * RY, SLOTS)][c] = old.w##n[k][s][c];
+                PLANES(X)
+#undef X
+            }
+}
+INLINE void rotate_back(Rows& rows) {
+    const Rows old = rows;
+    UNROLL for (int k = 0; k < K; ++k)
+        UNROLL for (int s = 0; s < SLOTS; ++s)
+            UNROLL for (int c = 0; c < C; ++c) {
+#define X(n, T, constant) rows.w##n[k][s][c] = old.w##n[k][modulo(s - k * RY, SLOTS)][c];
+                PLANES(X)
+#undef X
+            }
+}
+
+// Compute the rows from `first` to before `last` of the tile that starts at column x0. Rows from the edges of
+// the array, and tiles at them, take the loop for edges, the others the unrolled one.
 INLINE void strip(const Arguments& all, int x0, int first, int last, char* memory) {
     Rows rows = {};
     Row ahead[AHEAD];
     Place at{all, x0 + int(threadIdx.x % LANES) * C, first - K * RY};
+    const int end = last + K * RY;
+    const bool between = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
+    const int low = all.y.low(), high = all.y.high();
+    int from = end, until = end;
+    if (between) {
+        from = low == NEVER ? at.row : most(at.row, low + (K + 1) * RY + BEYOND);
+        if (high != NEVER) until = least(end, high - most(AHEAD, BEYOND));
+        if (until <= from) from = end;
+    }
     UNROLL for (int p = 0; p < AHEAD; ++p) {
-        Place next{all, at.column, at.row + p};
-#define X(n, T, constant) load<EDGE>(ahead[p].w##n, all.in##n, all.in_pitch##n, STRIDE##n, next, x0, T(constant));
+        const Place next{all, at.column, at.row + p};
+#define X(n, T, constant) \
+    load<true>(ahead[p].w##n, all.in##n, all.in_pitch##n, STRIDE##n, next, x0, T(constant));
         PLANES(X)
 #undef X
     }
-    for (int y = at.row; y < last + K * RY; y += SLOTS) {
-        UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
-            at.row = y + phase;
-            Place next{all, at.column, at.row + AHEAD};
-#define X(n, T, constant)                                                                             \
-    UNROLL for (int c = 0; c < C; ++c) {                                                              \
-        rows.w##n[0][phase][c] = ahead[0].w##n[c];                                                    \
-        UNROLL for (int p = 1; p < AHEAD; ++p) ahead[p - 1].w##n[c] = ahead[p].w##n[c];               \
-    }                                                                                                 \
-    load<EDGE>(ahead[AHEAD - 1].w##n, all.in##n, all.in_pitch##n, STRIDE##n, next, x0, T(constant));    \
-    if constexpr (!EDGE && VECTOR == 1) gather(rows.w##n[0][phase], memory);
-            PLANES(X)
-#undef X
-            levels<EDGE, 1>(rows, phase, at, x0, first, last, memory);
+    while (true) {
+        NO_UNROLL for (; at.row < from; ++at.row) {
+            at.column = opaque(at.column);
+            advance<true>(rows, ahead, 0, at, x0, first, last, memory);
         }
+        if (from >= end) return;
+        rotate(rows);
+        if constexpr (VECTOR == 1) {
+            UNROLL for (int p = 0; p < AHEAD; ++p) {
+#define X(n, T, constant) spread(ahead[p].w##n, memory);
+                PLANES(X)
+#undef X
+            }
+        }
+        const int whole = until < end ? until - SLOTS + 1 : end;  // rows of no use may follow the last one
+        NO_UNROLL for (; at.row < whole; at.row += SLOTS) {
+            UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
+                const Place here{all, at.column, at.row + phase};
+                advance<false>(rows, ahead, phase, here, x0, first, last, memory);
+            }
+        }
+        rotate_back(rows);
+        if constexpr (VECTOR == 1) {
+            UNROLL for (int p = 0; p < AHEAD; ++p) {
+#define X(n, T, constant) gather(ahead[p].w##n, memory);
+                PLANES(X)
+#undef X
+            }
+        }
+        from = end;
     }
 }
 
+// The warps of the tiles at the edges, in shorter strips, come before those of the others.
 INLINE void run(const Arguments& all) {
 #ifdef __CUDACC_RTC__
     extern __shared__ __align__(16) char memory[];
 #else
     char* memory = emulated::shared();
 #endif
-    const int warp = threadIdx.x / LANES;
-    const int x0 = int(blockIdx.x * WARPS + warp) * VALID - MARGIN;
-    const int first = int(blockIdx.y) * all.height, last = least(first + all.height, all.y.own);
-    if (x0 + MARGIN >= all.x.own) return;
-    char* mine = memory + warp * TILE * WIDEST;
-    const bool inside = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own &&
-                        all.y.inside(first - K * RY - BEYOND, last + K * RY + BEYOND);
-    if (inside) strip<false>(all, x0, first, last, mine);
-    else strip<true>(all, x0, first, last, mine);
+    const int warp = threadIdx.x / LANES, edges = all.low_tiles + all.high_tiles;
+    const int others = all.tiles - edges;
+    int number = int(blockIdx.x) * WARPS + warp, height = all.edge_height, tile;
+    const int short_strips = (all.y.own + height - 1) / height;
+    if (number < edges * short_strips) {
+        tile = number % edges;
+        if (tile >= all.low_tiles) tile += others;
+        number /= edges;
+    } else {
+        number -= edges * short_strips;
+        if (others == 0) return;
+        tile = all.low_tiles + number % others;
+        number /= others;
+        height = all.height;
+    }
+    const int first = number * height, last = least(first + height, all.y.own);
+    if (first < last) strip(all, tile * VALID - MARGIN, first, last, memory + warp * TILE * WIDEST);
 }
 
 }  // namespace steps

@@ -27,7 +27,8 @@ static std::vector<ucontext_t> threads;
 static std::vector<Barrier> warps;
 static Barrier block;
 static std::vector<char> memory;
-static char lanes[1024][16];
+static char lanes[2][1024][16];  // in turn: a thread is at most one exchange ahead of another
+static std::vector<unsigned char> turns;
 
 inline void wait(Barrier& at) {
     const unsigned before = at.passed;
@@ -39,10 +40,10 @@ inline void wait(Barrier& at) {
 }
 template <typename T> T from_lane(T value, int lane) {
     const unsigned me = threadIdx.x, warp = me / 32;
-    std::memcpy(lanes[me], &value, sizeof(T));
+    auto& buffer = lanes[turns[me] ^= 1];
+    std::memcpy(buffer[me], &value, sizeof(T));
     wait(warps[warp]);
-    std::memcpy(&value, lanes[warp * 32 + lane % 32], sizeof(T));
-    wait(warps[warp]);
+    std::memcpy(&value, buffer[warp * 32 + lane % 32], sizeof(T));
     return value;
 }
 inline char* shared() { return memory.data(); }
@@ -60,6 +61,7 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
         std::vector<bool> running(count, true);
         warps.assign(count / 32, Barrier{32});
         block = Barrier{count};
+        turns.assign(count, 0);
         call = kernel;
         for (unsigned i = 0; i < count; ++i) {
             getcontext(&threads[i]);
