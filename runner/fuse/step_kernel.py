@@ -121,7 +121,9 @@ class _Layout:
     @cached_property
     def radius(self) -> tuple[int, ...]:
         """Cells that are read on each side, per axis."""
-        return tuple(max(self.reach(place, axis) for place in self.feeds) for axis in range(self.program.axes))
+        return tuple(
+            max(self.reach(place, axis) for place in self.feeds) for axis in range(self.program.axes)
+        )
 
     @property
     def beyond(self) -> int:
@@ -313,7 +315,18 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
     """Return the whole text of a kernel."""
     defined = [f"#define {one} {value}" for one, value in constants.items()]
     defined.append(f"#define BOUNDARY {boundary.upper()}")
-    planes, fields, given = [], [], ["low_tiles", "high_tiles", "tiles", "height", "edge_height", *(f"{a}_{n}" for a in "xy" for n in range(5))]
+    planes, fields, given = (
+        [],
+        [],
+        [
+            "low_tiles",
+            "high_tiles",
+            "tiles",
+            "height",
+            "edge_height",
+            *(f"{a}_{n}" for a in "xy" for n in range(5)),
+        ],
+    )
     values = ["{int(x_0), int(x_1), int(x_2), int(x_3), int(x_4)}"]
     values += [values[0].replace("x", "y"), *(f"int({one})" for one in given[:5])]
     for number, plane in enumerate(layout.state):

@@ -240,9 +240,7 @@ def check(
         cells = one
         for axis, (place, length) in enumerate(zip(axes, shape, strict=True)):
             first = place.start - place.before
-            cells = cells.take(
-                np.arange(first, place.start + place.own + place.after) % length, axis
-            )
+            cells = cells.take(np.arange(first, place.start + place.own + place.after) % length, axis)
         blocks.append(cells)
 
     def laid_out(cells: Any) -> Any:
@@ -257,8 +255,7 @@ def check(
             block[...] = np.nan
         block[tuple(slice(a, a + n) for a, n in zip(lead, cells.shape, strict=False))] = cells
         inner = [
-            slice(a + place.before, a + place.before + place.own)
-            for a, place in zip(lead, axes, strict=True)
+            slice(a + place.before, a + place.before + place.own) for a, place in zip(lead, axes, strict=True)
         ]
         return block, tuple(inner)
 
@@ -374,7 +371,9 @@ def test_bits_of_any_program(
     case = Case(function, tuple(one.dtype.str[1:] for one in program.inputs), width, feeds)
     columns = data.draw(st.sampled_from([1, 2, 4]))
     try:
-        kernel = build(program, feeds, boundary, 2, steps, Tuning(columns, 1, data.draw(st.integers(1, 3)), rows=7))
+        kernel = build(
+            program, feeds, boundary, 2, steps, Tuning(columns, 1, data.draw(st.integers(1, 3)), rows=7)
+        )
     except NotFusable:
         assert columns == 1
         return
