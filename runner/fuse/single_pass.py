@@ -75,7 +75,8 @@ class Launch:
 def choose_tile(program: Program, width: int | None = None) -> Shape:
     """Return the cells that a thread makes, per grid axis: ROWS x COLUMNS, and one plane.
 
-    COLUMNS: 16 bytes of the largest element that is written or read, 8 bytes if that has 4 bytes or more.
+    COLUMNS: 16 bytes of the largest cell that is written or read; 8 bytes if that has 4 bytes or more and
+    there are rows.
     ROWS: 8, but halved while what a thread loads takes more than 96 registers, or while it computes more
     than 1500 nodes, which take the compiler half a second; then COLUMNS is halved, too.
 
@@ -83,7 +84,8 @@ def choose_tile(program: Program, width: int | None = None) -> Shape:
     """
     operands = (*program.inputs, *program.outputs)
     largest = max(one.dtype.itemsize * one.components for one in operands)
-    columns = 1 << max(1, (8 if largest >= 4 else LARGEST_ROW) // largest).bit_length() - 1
+    row = LARGEST_ROW if largest < 4 or program.axes == 1 else LARGEST_ROW // 2
+    columns = 1 << max(1, row // largest).bit_length() - 1
     while width is not None and columns > max(width, 1):
         columns //= 2
     nodes = sum(node.op not in ("load", "constant") for node in program.nodes)

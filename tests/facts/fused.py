@@ -78,7 +78,8 @@ EXAMPLES = [
     ("gray_scott", "float32", 2, ()), ("gray_scott", "float64", 2, ()), ("wave", "float32", 2, ()),
     ("wave", "float64", 2, ()), ("diffusion3d", "float32", 3, ()), ("diffusion3d", "float64", 3, ()),
     ("axpy", "float32", 1, ()), ("axpy", "float64", 2, ()), ("axpy", "uint8", 4, ()),
-    ("blend", "uint8", 2, (3,)), ("grayscale", "uint8", 2, (3,)),
+    ("axpy", "int64", 2, ()), ("axpy", "uint32", 1, ()), ("blend", "uint8", 2, (3,)),
+    ("grayscale", "uint8", 2, (3,)),
 ]  # fmt: skip
 
 

@@ -17,9 +17,6 @@ from runner.fuse.single_pass import Kernel, emit, launch_arguments
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
-# What a GPU's library functions, whose last bits differ, are in: power.
-INEXACT = ("edges",)
-
 
 def launch(kernel: Kernel, blocks: list[Any], outs: list[Any], widths: Any) -> None:
     from runner.device.cuda import kernel_of_text
@@ -29,16 +26,13 @@ def launch(kernel: Kernel, blocks: list[Any], outs: list[Any], widths: Any) -> N
     compiled(call.grid, call.block, call.arguments)
 
 
-def check(program: Program, kernel: Kernel, own: tuple[int, ...], odd: int, exact: bool = True) -> None:
+def check(program: Program, kernel: Kernel, own: tuple[int, ...], odd: int) -> None:
     """Compare all outputs of own cells, and that nothing else is written."""
     blocks, outs = cases(program, own, odd, cupy)
     widths = widths_of(program)
     launch(kernel, blocks, outs, widths)
     for out, expected in zip(outs, evaluate(program, [one.get() for one in blocks], widths), strict=True):
-        if exact:
-            same(out.get(), expected)
-        else:
-            np.testing.assert_allclose(out.get(), expected, rtol=1e-2 if out.dtype == "f2" else 1e-6)
+        same(out.get(), expected)
         out[...] = 1
         base = out.base if out.base is not None else out
         assert int((base != 1).sum()) == int((base == 0).sum())
@@ -52,10 +46,10 @@ def test_an_example_gives_the_bits_of_its_function(
     kernel = emit(program, width=5)
     for own in [(1, 2, 3, 5), (3, 1, 9, 17), (2, 3, 5, 301), (2, 2, 67, 5001)]:
         for odd in (0, 1, 2, 3):
-            check(program, kernel, own[-axes:], odd, name not in INEXACT)
+            check(program, kernel, own[-axes:], odd)
     own = (2, 2, 131, 4099)[-axes:]
-    check(program, emit(program), own, 0, name not in INEXACT)
-    check(program, emit(program), own, 1, name not in INEXACT)
+    check(program, emit(program), own, 0)
+    check(program, emit(program), own, 1)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -41,7 +41,7 @@ def test_an_example_gives_the_bits_of_its_function(
     widths = halo(name, axes)
     narrow, wide = emit(merged, width=5 * count), emit(merged)
     run_narrow, run_wide = host(tmp_path, [narrow, wide])
-    for own, odd in [(shape, odd) for shape in shapes(axes) for odd in (0, 1, 2, 3)]:
+    for own, odd in [(shape, odd) for shape in shapes(axes) for odd in (0, 1, 3)]:
         blocks, outs = [], []
         for number, one in enumerate(program.inputs):
             grid = tuple(n + a + b for n, (a, b) in zip(own, widths, strict=True))
@@ -103,7 +103,7 @@ def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
     assert choose_tile(example("heat", "uint8"))[1] <= 16
     assert choose_tile(example("heat", "float32"), width=1) == (8, 1)
     assert choose_tile(example("diffusion3d", "float32", 3))[0] == 1
-    assert choose_tile(example("axpy", "float32", 1)) == (2,)
+    assert choose_tile(example("axpy", "float32", 1)) == (4,)
 
 
 def test_rows_too_short_for_a_tile_are_refused() -> None:
