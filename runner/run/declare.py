@@ -270,7 +270,9 @@ def map_blocks(
     boundary: what lies beyond the array: reflect, mirror, nearest, constant or wrap, as scipy.ndimage.
     cval: the constant of boundary="constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of that shape,
-        without halo: those of the first input. With several outputs it returns one pair for each.
+        without halo: those of the first input. With several outputs it returns one pair for each. Along
+        axes along which the array is cut, a result is as long as the block, or longer or shorter by a
+        factor that is the same for all lengths that divide; blocks, chunks and calls hold such lengths.
         Default: the same shape; the dtype that the function returns, or, when it names `out`, the
         input's.
     reference: (blocks, **parameters) -> expected result, all float64, by another way than the
