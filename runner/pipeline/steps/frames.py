@@ -159,8 +159,6 @@ class Frames:
             return
         for future in self._writing:
             future.cancel()
-        if self._pictures is not None:
-            self._pictures.abandon()
         self._pool.shutdown()
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from pathlib import Path
@@ -82,6 +83,27 @@ def test_an_animation_has_a_frame_for_every_second_step(tmp_path: Path, suffix: 
         expected = colored(np.roll(np.arange(63.0).reshape(9, 7), step, 0), 0, 70, "inferno")
         np.testing.assert_array_equal(picture, expected)
     assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_gif_grows_with_each_frame(tmp_path: Path) -> None:
+    """No frame waits for the end of the run; also one like the one before, or with a part that changed."""
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 256, (40, 30), np.uint8) for _ in range(2)]
+    pictures += [pictures[-1], pictures[-1].copy(), pictures[-1].copy()]
+    pictures[3][17:20, 5:29] = 255
+    pictures[4][39, 29] ^= 1
+    writer = frame_files.picture_writer(tmp_path / "film.gif", palette("viridis"), "0123456789abcdef")
+    table = np.frombuffer(palette("viridis"), np.uint8).reshape(256, 3)
+    for number, picture in enumerate(pictures):
+        writer.write(number, picture)
+        (partial,) = tmp_path.glob(".*.partial")
+        with Image.open(io.BytesIO(partial.read_bytes() + b";")) as film:
+            assert film.n_frames == number + 1
+    writer.close()
+    with Image.open(tmp_path / "film.gif") as film:
+        assert (film.info["loop"], film.info["duration"]) == (0, 50)
+        for one, picture in zip(ImageSequence.Iterator(film), pictures, strict=True):
+            np.testing.assert_array_equal(np.asarray(one.convert("RGB")), table[picture])
 
 
 @pytest.mark.parametrize("devices", [False, True])
