@@ -101,6 +101,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         "exchange_fraction": 0.0,
         "checkpoints": 0,
         "frames": 0,
+        "first_frame": None,
         "passes": details.pop("passes"),
         **_rates(world, task, steps, seconds),
     }
@@ -129,7 +130,7 @@ def run_steps(run: RunContext) -> Record:
         run.transaction,
     )
     state = find_state(checkpoints, resume=options.stream.resume)
-    frames = open_frames(world, task, steps, state.step if state else 0)
+    frames = open_frames(world, task, steps, state.step if state else 0, state.colors if state else None)
     sinks = create_outputs(run, task)
     unfinished = [sink.partial for sink in sinks]
     if frames is not None:
@@ -190,6 +191,7 @@ def run_steps(run: RunContext) -> Record:
         "exchange_fraction": _exchange_fraction(run, seconds),
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
+        "first_frame": frames.first if frames and frames.written else None,
         "passes": None,
         **_rates(world, task, stepper.taken, seconds),
     }

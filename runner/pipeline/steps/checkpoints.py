@@ -24,7 +24,7 @@ from runner.pipeline.store import Store
 from runner.plan.step_options import SaveInterval
 from runner.plan.task import Task
 from runner.report.phases import Phases
-from runner.storage.checkpoint_folder import CheckpointFolder, SavedState
+from runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
 from runner.storage.formats import Source, open_sink, rename
 from runner.storage.paths import split
 from runner.storage.transaction import OutputTransaction
@@ -37,7 +37,8 @@ LOOKS = 8  # how often ranks look at the clock within an interval of seconds
 @dataclass
 class Checkpoints:
     """Writes checkpoints of one run. interval: None: none, only one to resume from is looked for. before:
-    called on every rank before one is written, to complete what a run that is resumed from it will not."""
+    called on every rank before one is written, to complete what a run that is resumed from it will not. It
+    returns, on rank 0, the colours of the pictures so far."""
 
     world: World
     task: Task
@@ -47,7 +48,7 @@ class Checkpoints:
     steps: int
     inputs: Inputs
     transaction: OutputTransaction
-    before: Callable[[], None] | None = None
+    before: Callable[[], Colors | None] | None = None
     written: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -110,8 +111,7 @@ class Checkpoints:
         phases = stepper.phases
         stepper.settle()
         with phases("checkpoint"):
-            if self.before is not None:
-                self.before()
+            colors = None if self.before is None else self.before()
             place_of = world.on_root(folder.begin)
             quiet = Phases(world.backend.synchronize)
             for place in stepper.fed:
@@ -124,7 +124,7 @@ class Checkpoints:
                 store.finish()
                 world.collective_call(sink.sync)
                 world.on_root(partial(rename, sink.partial, sink.path))
-            world.on_root(lambda: folder.commit(stepper.done, self.fingerprint()))
+            world.on_root(lambda: folder.commit(stepper.done, self.fingerprint(), colors))
         self.written += 1
         self.set_hint()
 

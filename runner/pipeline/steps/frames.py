@@ -26,6 +26,7 @@ from runner.plan.step_options import StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.colors import indices, palette, value_range
+from runner.storage.checkpoint_folder import Colors
 from runner.storage.frame_files import (
     ARRAYS,
     ArrayOfFrames,
@@ -58,7 +59,8 @@ class Snapshot:
 
 @dataclass
 class Frames:
-    """Writes frames: an observer of the steps. first: the step of the first frame."""
+    """Writes frames: an observer of the steps. first: the step of the first frame. colors: those of the
+    checkpoint that the run is resumed from."""
 
     world: World
     task: Task
@@ -67,6 +69,7 @@ class Frames:
     every: int
     path: Path
     first: int = 0
+    colors: Colors | None = None
     written: int = field(default=0, init=False)
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
@@ -85,6 +88,8 @@ class Frames:
             len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
         )
         self._range = self.options.frame_range
+        if self._range is None and self.colors is not None and self.colors.field == self._field.name:
+            self._range = self.colors.low, self.colors.high
         self._array: ArrayOfFrames | None = None
         self._pictures: PictureWriter | None = None
 
@@ -145,13 +150,15 @@ class Frames:
         assert self._pool is not None
         self._pool.shutdown()
 
-    def flush(self) -> None:
+    def flush(self) -> Colors | None:
         """Wait until the pictures of all steps so far are written: a run that is resumed now does not make
-        them again. Collective; nothing for one file, which a resumed run begins anew."""
-        if self.partial is None:
-            self._deliver()
-            while self._writing:
-                self._writing.popleft().result()
+        them again. Return their range of colours, on rank 0. Collective; nothing for an array."""
+        if self._as_array:
+            return None
+        self._deliver()
+        while self._writing:
+            self._writing.popleft().result()
+        return None if self._range is None else Colors(self._field.name, *self._range)
 
     def abandon(self) -> None:
         """End all threads; the run has failed. On any rank, at any time."""
@@ -269,11 +276,14 @@ class Frames:
         self._pictures.write(snapshot.step, picture)
 
 
-def open_frames(world: World, task: Task, options: StepOptions, first: int) -> Frames | None:
+def open_frames(
+    world: World, task: Task, options: StepOptions, first: int, colors: Colors | None = None
+) -> Frames | None:
     """Check the options of frames and return what writes them; None if there are none. Collective.
 
-    first: the step at which the run starts. Raises UserError before the first step for an unknown format, an
-    unknown field, or frames that do not fit the disk.
+    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. Raises
+    UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
+    disk.
     """
     if options.frames is None or options.every is None:
         return None
@@ -291,7 +301,7 @@ def open_frames(world: World, task: Task, options: StepOptions, first: int) -> F
         return frames
 
     place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, every, path, -(-first // every) * every)
+    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors)
 
 
 def whole_slices(shape: Shape) -> tuple[slice, ...]:

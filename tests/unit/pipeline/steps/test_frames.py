@@ -19,6 +19,7 @@ from runner.comm.threads import run_ranks
 from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
+from runner.report.summary import render
 from runner.run.execute import Options, run
 from runner.storage import frame_files
 from runner.world.world import open_world
@@ -257,7 +258,7 @@ def test_a_run_that_fails_leaves_no_unfinished_frames_and_no_thread(tmp_path: Pa
 def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
     tmp_path: Path, ranks: int, fail: int
 ) -> None:
-    """The checkpoint after step 7 comes between a frame and the next one."""
+    """The checkpoint after step 7 comes between a frame and the next one. The colours are the first run's."""
     failing = [True]
 
     @meshrun.map_blocks(halo=1, boundary="constant")
@@ -268,18 +269,57 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
 
     def film(name: str, **more: Any) -> Any:
         field = np.zeros((9, 7))
-        return filmed(tmp_path, name, 12, ranks=ranks, field=field, job=fragile, frame_range=(0, 12), **more)
+        return filmed(tmp_path, name, 12, ranks=ranks, field=field, job=fragile, **more)
 
     with pytest.raises(ValueError, match="power"):
         film("film", every=5, checkpoint=SaveInterval(steps=7))
     failing[0] = False
-    film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
-    film("other", every=5)
+    record = film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (1, 10)
+    assert "1 frame written, from step 10 on" in render(record)
+    record = film("other", every=5)
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (3, 0)
+    assert "3 frames written\n" in render(record)
     found, expected = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("film", "other")
     )
     assert sorted(found) == ["frame-000000.png", "frame-000005.png", "frame-000010.png"]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, (-0.5, 0.5)),  # of the first frame of the first run: 0 everywhere
+        ({"frame_range": (0.0, 20.0)}, (0, 20)),
+        ({"frame_field": "other"}, (2.0, 6.0)),  # of its own first frame: 4 everywhere
+    ],
+)
+def test_a_resumed_animation_has_the_colours_of_the_first_run(
+    tmp_path: Path, more: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    failing = [True]
+
+    @meshrun.map_blocks(outputs=2)
+    def fragile(field: Any, other: Any) -> Any:
+        if failing[0] and field.max() >= 5:
+            raise ValueError("as if the power went")
+        return field + 1, other + 1
+
+    start = np.zeros((9, 7))
+    checkpoint = SaveInterval(steps=4)
+    with pytest.raises(ValueError, match="power"):
+        filmed(tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint)
+    failing[0] = False
+    filmed(
+        tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint, resume=True, **more
+    )
+    film = [
+        np.asarray(one.convert("RGB")) for one in ImageSequence.Iterator(Image.open(tmp_path / "film.gif"))
+    ]
+    assert len(film) == 5
+    for step, picture in zip(range(4, 9), film, strict=True):
+        np.testing.assert_array_equal(picture, colored(start + step, *expected))
 
 
 def test_a_picture_that_cannot_be_finished_is_removed(
