@@ -27,6 +27,7 @@ from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.colors import indices, palette, value_range
 from runner.storage.checkpoint_folder import Colors
+from runner.storage.formats import Source
 from runner.storage.frame_files import (
     ARRAYS,
     ArrayOfFrames,
@@ -121,9 +122,31 @@ class Frames:
             self._array = array
             world.on_root(array.sink.create)
         elif world.rank == 0:
-            self._pictures = picture_writer(self.path, palette(self.options.frame_colors), world.run_id)
+            self.open()
         if stepper.done % self.every == 0:
             self.observe(stepper)
+
+    def open(self) -> None:
+        """Begin a file or folder of pictures."""
+        self._pictures = picture_writer(self.path, palette(self.options.frame_colors), self.world.run_id)
+
+    def show(self, step: int, source: Source) -> None:
+        """Make the picture of a field that is in a file; on rank 0. Only the rows that it shows are read."""
+        ranges = [range(*one.indices(n)) for one, n in zip(self._slices, self._field.shape, strict=True)]
+        low, high = tuple(one[0] for one in ranges[1:]), tuple(one[-1] + 1 for one in ranges[1:])
+        shown: tuple[Any, ...] = (0, *(slice(None, None, one.step) for one in ranges[1:]))
+        cells = np.empty(self.shape, self._field.dtype)
+        for number, row in enumerate(ranges[0]):
+            region = Region((row, *low), (row + 1, *high))
+            whole = np.empty(region.shape, self._field.dtype)
+            source.read(region, whole)
+            cells[number] = whole[shown]
+        self._write_picture(step, cells)
+
+    def close(self) -> None:
+        """Complete the pictures, on rank 0."""
+        if self._pictures is not None:
+            self._pictures.close()
 
     def next_step(self, done: int) -> int:
         return next_multiple(done, self.every)
@@ -143,8 +166,7 @@ class Frames:
         def complete() -> None:
             if self._array is not None:
                 self._array.complete(self.written)
-            if self._pictures is not None:
-                self._pictures.close()
+            self.close()
 
         self.world.on_root(complete)
         assert self._pool is not None
@@ -265,6 +287,9 @@ class Frames:
         if self._array is not None:
             self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
             return
+        self._write_picture(snapshot.step, whole)
+
+    def _write_picture(self, step: int, whole: HostArray) -> None:
         assert self._pictures is not None
         if whole.dtype.kind == "c":
             whole = np.abs(whole)
@@ -273,7 +298,7 @@ class Frames:
         picture = indices(whole.reshape(_flat(self.shape)), *self._range)
         if len(picture) == 1 and len(self._field.shape) == 1:
             picture = np.repeat(picture, LINE, axis=0)
-        self._pictures.write(snapshot.step, picture)
+        self._pictures.write(step, picture)
 
 
 def open_frames(

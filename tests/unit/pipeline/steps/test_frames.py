@@ -39,7 +39,7 @@ def filmed(
         np.save(folder / "a.npy", field)
         np.save(folder / "b.npy", np.zeros(field.shape, np.int16))
     devices, job = options.pop("devices", False), options.pop("job", moves)
-    stream = StreamOptions(resume=options.pop("resume", False))
+    stream = StreamOptions(resume=options.pop("resume", False), chunk_bytes=options.pop("chunk_bytes", None))
     of_steps = StepOptions(steps, frames=str(folder / frames), every=options.pop("every", 2), **options)
 
     def rank(control: Control) -> Any:
@@ -161,6 +161,39 @@ def test_a_vector_field_shows_its_first_component_and_a_volume_its_middle_plane(
     solid = meshrun.map_blocks(halo=1)(lambda block: block[1:-1, 1:-1, 1:-1])
     task = plan_task(solid, {}, [((10, 8, 6), np.dtype(np.float32))], 2)
     assert picture_slices(task, 0) == (slice(5, 6, 1), slice(0, 8, 1), slice(0, 6, 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("suffix", ["", ".gif", ".webp"])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_frames_of_a_run_in_chunks_are_those_of_a_run_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, suffix: str, axes: int
+) -> None:
+    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", 9)
+    monkeypatch.setattr("runner.pipeline.steps.frames.ANIMATED", 9)
+    field = np.random.default_rng(0).random((40, 7, 3)[:axes])
+    job = meshrun.map_blocks(halo=((1, 1), (0, 0)), boundary="wrap")(lambda block: block[:-2] + block[2:])
+    expected = filmed(tmp_path, f"film{suffix}", 11, field=field, job=job, every=3)
+    record = filmed(
+        tmp_path,
+        f"chunks{suffix}",
+        11,
+        field=field,
+        job=job,
+        every=3,
+        ranks=ranks,
+        chunk_bytes=field.nbytes // 2,
+    )
+    assert record["stream"]["chunks"] > 1
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (4, 0)
+    assert expected["steps"]["frames"] == 4
+    found, wanted = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        if not suffix
+        else (tmp_path / f"{name}{suffix}").read_bytes()
+        for name in ("chunks", "film")
+    )
+    assert found == wanted
 
 
 def test_what_is_not_finite_has_a_colour_of_its_own() -> None:
