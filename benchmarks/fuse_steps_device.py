@@ -233,7 +233,7 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
             values = tuple(map(np.int64, launch.values))
             time_ = seconds(
                 lambda: function(launch.grid, launch.block, values, shared_mem=launch.shared),
-                3,  # noqa: B023
+                3,
             )
             rate = moved * kernel.steps / time_
             rows.append(
