@@ -59,7 +59,7 @@ def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
 
 
 def _in_chunks(run: RunContext, task: Task) -> Record:
-    """task: cut into a block for each rank, its results known."""
+    """Run streamed. task: cut into a block for each rank, its results known."""
     world, options = run.world, run.options
     if options.overlap is not None:
         raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
@@ -68,7 +68,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     if own_grid:
         world.collective_call(lambda: check_blocks(grid))
     blocks = world.collective_call(lambda: planned(run, count, grid))
-    if blocks.leading == task.leading:  # else another axis is cut, and the result types must be found again
+    if blocks.leading == task.leading:  # else other axes are cut, and the result types must be found again
         blocks = replace(blocks, results=task.results)
     streamed = StreamedRun(
         world,
@@ -89,7 +89,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
         raise
     commit(run, streamed.sinks)
     streamed.commit()
-    # No forecast for resumed runs, nor for chunks with a grid of their own.
+    # No forecast for resumed runs, nor for a grid of chunks that differs from the ranks'.
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
     sink_chunks = file_chunks(streamed.sinks)
@@ -105,9 +105,9 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
 
 
 def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
-    """Rename every finished file of outputs to its final name. Collective.
+    """Rename every finished output file to its final name. Collective.
 
-    RunError if an old one has changed since the run began: the change is not in the new one, and both stay.
+    RunError if an old file has changed since the run began: the new one lacks the change, and both are kept.
     """
 
     def rename() -> None:
@@ -121,7 +121,7 @@ def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
         new = next(sink.partial for sink in sinks if sink.path == changed)
         raise RunError(
             f"{changed} changed while this run wrote a new version of it without that change, {new}",
-            expected="one program at a time that writes it",
+            expected="only one program writes it at a time",
             hint="rm -r one of the two, and rename the other",
             everywhere=True,
         )

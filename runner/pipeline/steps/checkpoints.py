@@ -89,7 +89,7 @@ class Checkpoints:
         self.world.on_root(self.folder.remove)
 
     def distrust(self) -> None:
-        """Set the failure's hint to starting again: if the results are wrong, checkpoints may be wrong, too."""
+        """Set the failure's hint to starting again: the checkpoints may be as wrong as the results."""
         if self.transaction.recovery_hint is not None:
             self.transaction.set_recovery_hint(self.folder.discard)
 

@@ -1,7 +1,7 @@
 """Files of frames: a folder of PNG pictures, one animated picture, or an array with a time axis.
 
-A writer is called by one thread. `write` takes frames in order; `close` completes the file, `abandon` ends
-without completing it.
+One thread calls a writer. `write` takes frames in order; `close` completes the file; `abandon` ends without
+completing it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WAITING = 32  # frames of an animation that wait to be encoded
 
 
 def check_frames(path: Path, *, resume: bool) -> None:
-    """Raise UserError for a name that no frames can be written to."""
+    """Raise UserError for a path that frames cannot be written to."""
     suffix = path.suffix.lower()
     if suffix in (*ANIMATIONS, *ARRAYS):
         check_place(path, "file of frames", folder=suffix == ".zarr", beside=32)
@@ -68,7 +68,7 @@ def check_room(path: Path, needed: int, frames: int) -> None:
 
 
 class PictureWriter(Protocol):
-    """Takes pictures as uint8 arrays of (rows, columns), indices of colours."""
+    """Writes pictures: uint8 arrays of (rows, columns) with indices of colours."""
 
     def write(self, step: int, picture: HostArray) -> None: ...
 
@@ -103,10 +103,10 @@ class PictureFolder:
 
 
 class Animation:
-    """One animated picture, encoded by a thread of its own while frames arrive.
+    """One animated picture, which a thread encodes while frames arrive.
 
-    It gets its name when it is complete. Only a GIF's encoder takes frames one by one: those of the others
-    are kept until then.
+    It is renamed to its final name when it is complete. Only the encoder of GIFs takes frames one by one: for
+    other formats all frames are kept until the end.
     """
 
     def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
@@ -132,7 +132,7 @@ class Animation:
 
     def abandon(self) -> None:
         self._abandoned = True
-        with contextlib.suppress(queue.Full):  # the encoder sees it at the next frame
+        with contextlib.suppress(queue.Full):  # the encoder checks `_abandoned` at the next frame
             self._frames.put_nowait(None)
         self._pool.shutdown()
 
@@ -142,7 +142,7 @@ class Animation:
             try:
                 return self._frames.put(frame, timeout=0.1)
             except queue.Full:
-                if self._encoding.done():  # it has failed: nobody takes frames any more
+                if self._encoding.done():  # it has failed and takes no more frames
                     return self._result()
 
     def _result(self) -> None:
@@ -185,7 +185,7 @@ def _as_palette(image: Any) -> Any:
 
 
 class ArrayOfFrames:
-    """An array whose first axis is time: .npy, of which every rank writes its part, or .zarr."""
+    """An array whose first axis is time: .npy, to which every rank writes its part, or .zarr."""
 
     def __init__(self, path: Path, frames: int, shape: Shape, dtype: np.dtype[Any], run_id: str) -> None:
         self.sink: Sink = open_sink(path, (frames, *shape), dtype, run_id)
@@ -207,7 +207,7 @@ class ArrayOfFrames:
         self.sink.write(Region(start, stop), cells[None])
 
     def complete(self, frames: int) -> None:
-        """Give the file its name, with so many frames; on one rank."""
+        """Rename the file, with so many frames, to its final name. On one rank."""
         if frames < self._frames:
             self._shorten(frames)
         rename(self.sink.partial, self.sink.path)
