@@ -125,6 +125,7 @@ def _reference(
     check=_check,
     reference=_reference,
     strided_out=True,
+    fuse="off",
     trials=[
         ((67, 41, 3), "uint8", {"kernel": "1 2 1; 2 4 2; 1 2 1", "normalize": True}),
         ((31, 50), "float32", {"kernel": "0.5 1 -2 3"}),

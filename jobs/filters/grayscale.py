@@ -85,6 +85,7 @@ def _reference(
 
 
 @meshrun.map_blocks(
+    fuse="off",
     out=_result,
     check=_check,
     reference=_reference,

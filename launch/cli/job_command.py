@@ -183,7 +183,7 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
         *form_options(taken),
-        *(step_options() if steps else ()),
+        *((*fuse_options(), *step_options()) if steps else ()),
         *stream_options(),
         debug_option(),
     ]
@@ -219,6 +219,25 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
     """--input-NAME, and --NAME if the job has no such parameter."""
     short = [] if name in taken else [f"--{name}"]
     return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
+
+
+def fuse_options() -> list[click.Option]:
+    """Whether a job's function becomes one kernel."""
+    from runner.job.declaration import FUSE, FUSE_MATH
+
+    return [
+        click.Option(
+            ["--fuse"],
+            type=click.Choice(FUSE),
+            help="Compute the function as one kernel: where it can be traced, or fail.  [default: auto]",
+        ),
+        click.Option(
+            ["--fuse-math"],
+            type=click.Choice(FUSE_MATH),
+            default=FUSE_MATH[0],
+            help="fast: that kernel may contract a*b+c, which changes the last bits.  [default: strict]",
+        ),
+    ]
 
 
 def step_options() -> list[click.Option]:

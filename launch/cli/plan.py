@@ -160,6 +160,7 @@ def forecast(
 ) -> None:
     """Print the plan of one job, and write it to the file `json` if given."""
     from runner.errors import UserError
+    from runner.pipeline.fusing import with_inferred_halo
     from runner.plan.chunking import not_streamed
     from runner.plan.forecast import by_ranks
     from runner.plan.forecast import forecast as predicted
@@ -177,7 +178,9 @@ def forecast(
         check_place(named("--json", json), "plan")
     arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)
     machine = choose_machine(gpu)
-    task = plan_task(job, job.complete(parameters), arrays, ranks, grid=grid, boundary=boundary, cval=cval)
+    given = job.complete(parameters)
+    job = with_inferred_halo(job, arrays, given)
+    task = plan_task(job, given, arrays, ranks, grid=grid, boundary=boundary, cval=cval)
     task = settle_work(task)
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
     if hosts is not None and hosts > ranks:

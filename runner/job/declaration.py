@@ -12,6 +12,8 @@ from runner.errors import UserError
 from runner.job.signature import Kind, Parameter
 
 Halo = int | Sequence[int | tuple[int, int]] | Callable[..., Any]
+FUSE = ("auto", "require", "off")  # whether a function becomes one kernel
+FUSE_MATH = ("strict", "fast")
 Trials = Sequence[tuple[tuple[int, ...], str, dict[str, Any]]]  # (shape, dtype, parameters)
 
 
@@ -22,6 +24,7 @@ class Job:
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
     the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
+    fuse: whether the function of a "map" job becomes one kernel, one of FUSE.
     """
 
     name: str
@@ -32,7 +35,7 @@ class Job:
     arrays: tuple[str, ...] = ("input",)
     output_names: tuple[str, ...] = ("output",)
     feeds: tuple[str | None, ...] = ()
-    halo: Halo = 0
+    halo: Halo | None = None
     boundary: str = "reflect"
     cval: float = 0.0
     out: Callable[..., Any] | None = None
@@ -44,13 +47,16 @@ class Job:
     trials: Trials = ()
     strided_out: bool = False
     whole_rows: bool = False
+    fuse: str = "auto"
 
     @property
     def summary(self) -> str:
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     def halo_for(self, parameters: dict[str, Any]) -> Any:
-        """Return the declared halo; a job may compute it from its parameters."""
+        """Return the declared halo, 0 if none is; a job may compute it from its parameters."""
+        if self.halo is None:
+            return 0
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
     def complete(self, parameters: dict[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:

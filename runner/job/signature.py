@@ -46,7 +46,9 @@ RESERVED = (
     "help",
     "debug",
 )
-STEP_OPTIONS = (  # of map jobs only
+MAP_OPTIONS = (  # of map jobs only
+    "fuse",
+    "fuse_math",
     "steps",
     "steps_per_exchange",
     "until",
@@ -111,7 +113,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
-        if parameter.name in RESERVED or (kind == "map" and parameter.name in STEP_OPTIONS):
+        if parameter.name in RESERVED or (kind == "map" and parameter.name in MAP_OPTIONS):
             raise UserError(
                 f"job {function.__name__}: a parameter has the name of one of the command's own options",
                 got=parameter.name,

@@ -146,13 +146,13 @@ def result_of(world: World, task: Task, block: Array) -> Array:
     for (first, last), window in windows([block], parts, sum(task.widths[0])):
         if whole is None and task.results is not None:
             whole = _empty(world, task)
-        out = whole[first:last] if task.fills else None
+        out = whole[task.output_rows((first, last), 0)] if task.fills else None
         (found,) = call_rows(world, task, region, window, (first, last), [out] if task.fills else None)
         if whole is None:
             task = task.with_results(types_of(task, [found]))
             whole = _empty(world, task)
         if found is not out:
-            whole[first:last] = found
+            whole[task.output_rows((first, last), 0)] = found
     if whole is None:  # without cells
         whole = _empty(world, task if task.results else task.with_results(types_without_cells(task)))
     return whole

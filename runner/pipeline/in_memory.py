@@ -66,9 +66,11 @@ class Pipeline:
         cut = [axis for axis, parts in enumerate(partition.grid) if parts > 1]
         # Rows that need no other rank are one contiguous range only when the array is cut along axis 0.
         # All ranks decide by the smallest block: different decisions would cause a deadlock.
-        smallest = partition.shape[0] // partition.grid[0]
-        self.overlap = self.overlap and cut == [0] and smallest > sum(self.task.widths[0])
-        self._interior = (low, rows - high) if self.overlap else (0, rows)
+        smallest = partition[partition.size - 1].shape[0]
+        self._unit = self.task.units[0]
+        top, bottom = (-(-width // self._unit) * self._unit for width in self.task.widths[0])
+        self.overlap = self.overlap and cut == [0] and smallest > top + bottom
+        self._interior = (top, rows - bottom) if self.overlap else (0, rows)
         self._halo = low + high
         self._outs: list[Array] | None = None  # on a device: whole results, for a job that fills them
         self._first: list[tuple[Rows, Results]] = []  # the piece that `prepare` has computed, if any
@@ -85,7 +87,7 @@ class Pipeline:
         """Prepare `blocks` for the first call, and determine the results' shapes and dtypes.
 
         If these are not declared, and always on a device, where kernels must be compiled, the first call is
-        made here: on one slab, or on one row on a device. `results` yields its results first.
+        made here: on one slab, or on a device on as few rows as possible. `results` yields its results first.
         """
         backend = self.world.backend
         # Bytes received from other ranks, and as many sent.
@@ -144,13 +146,12 @@ class Pipeline:
         return rows, results
 
     def _begin_on_device(self, blocks: Blocks) -> None:
-        """Compute the interior's last row on a copy; the first would leave the other rows unaligned."""
+        """Compute the interior's last rows on a copy; the first would leave the other rows unaligned."""
         region = self.region
         if region.size:
             self._outs = result_buffers(self.task, region.shape, self.world.backend)
-            last = self._interior[1]
-            rows = (last - 1, last)
-            window = [block[last - 1 : last + self._halo].copy() for block in blocks]
+            first, last = rows = (self._interior[1] - self._unit, self._interior[1])
+            window = [block[first : last + self._halo].copy() for block in blocks]
             self._first = [(rows, self._call(rows, window, self._outs))]
 
     def _on_device(self, blocks: Blocks) -> Iterator[tuple[Region, Results]]:
@@ -161,7 +162,7 @@ class Pipeline:
         if region.size == 0:
             return
         begin = backend.mark()
-        first, last = self._interior[0], self._interior[1] - 1
+        first, last = self._interior[0], self._interior[1] - self._unit
         found = [*self._first]
         if first < last:
             window = [block[first : last + self._halo] for block in blocks]
@@ -268,7 +269,9 @@ def call_rows(
     part, ranks, backend = region.rows(first, last), (world.rank, world.size, world.here.host), world.backend
     here = BlockContext(*ranks, part.start, part.shape, task.shape, backend.stream, backend.xp)
     if outs is not None:
-        outs = [out[first:last] if out.shape[0] > last - first else out for out in outs]
+        places = [task.output_rows(rows, number) for number in range(len(outs))]
+        whole = any(out.shape[0] > to.stop - to.start for out, to in zip(outs, places, strict=True))
+        outs = [out[to] for out, to in zip(outs, places, strict=True)] if whole else outs
     results = task.call(window, here, outs)
     if task.results is not None:
         check_types(task, results)
@@ -309,11 +312,12 @@ def windows(blocks: Blocks, ranges: Iterable[Rows], halo: int) -> Iterator[tuple
 
 
 def slabs(task: Task, region: Region, rows: Rows) -> Iterator[Rows]:
-    """Split `rows` of `region` into pieces whose input fits a cache."""
+    """Split `rows` of `region` into pieces of whole units whose input fits a cache."""
     if region.size == 0:
         return
     row_bytes = max(task.input_bytes(region) // region.shape[0], 1)
-    step = max(SLAB // row_bytes, 4 * sum(task.widths[0]), 1)
+    unit = task.units[0]
+    step = -(-max(SLAB // row_bytes, 4 * sum(task.widths[0]), 1) // unit) * unit
     for begin in range(*rows, step):
         yield begin, min(begin + step, rows[1])
 

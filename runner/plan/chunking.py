@@ -179,7 +179,7 @@ def plan_chunks(task: Task, facts: Facts, options: StreamOptions, kept_rows: int
     budget = Budget(facts.limits, options.under_way)
     if options.chunk_bytes is not None:
         budget.check_chunk(options.chunk_bytes)
-    align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
+    align = _rows_together(task, facts.files)
     blocks = [block for block in task.partition if block.size]
     fitting = (_rows_that_fit(task, block, facts, options, budget, kept_rows) for block in blocks)
     rows = min(fitting, default=0)
@@ -200,13 +200,24 @@ def plan_chunks(task: Task, facts: Facts, options: StreamOptions, kept_rows: int
 def _rows_that_fit(
     task: Task, block: Region, facts: Facts, options: StreamOptions, budget: Budget, kept_rows: int | None
 ) -> int:
-    align = facts.files.sink_chunks[0] if facts.files.sink_chunks else 1
+    align = _rows_together(task, facts.files)
     wanted = kept_rows or _wanted_rows(task, block, facts, options, align)
     one, two = (
         memory_use(task, _extended(block, rows), asynchronous=facts.asynchronous, files=facts.files)
         for rows in (align, 2 * align)
     )
     return budget.rows(one, two, wanted=max(wanted, align), align=align)
+
+
+def _rows_together(task: Task, files: Files) -> int:
+    """Return what the rows of a chunk are multiples of: whole rows of results, and whole chunks of files."""
+    unit = task.units[0]
+    if not files.sink_chunks:
+        return unit
+    rows = files.sink_chunks[0]
+    shapes = [shape for shape, _ in task.results or ((task.shape, task.dtype),)]
+    of_a_unit = [task.scaled((unit,), shape)[0] for shape in shapes]
+    return unit * math.lcm(*(rows // math.gcd(rows, each) for each in of_a_unit))
 
 
 def _extended(block: Region, rows: int) -> Region:
@@ -219,7 +230,9 @@ def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions
     row = task.padded_bytes(_extended(block, 1)) // (1 + low + high)
     if options.chunk_bytes is not None:
         if (rows := options.chunk_bytes // row - low - high) < align:
-            least = "a row" if align == 1 else f"the {align} rows of a chunk of the output"
+            least = "a row" if align == 1 else f"{align} rows, which the result needs together,"
+            if facts.files.sink_chunks:
+                least = f"the {align} rows of a chunk of the output"
             raise UserError(
                 f"--chunk-bytes is less than {least} with the halo",
                 got=f"{options.chunk_bytes:,} bytes",

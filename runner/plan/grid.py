@@ -18,16 +18,20 @@ from runner.region import Region, Shape
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
 
 
-def bounds(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Return start and stop of block `index` of `length` elements cut into `parts`."""
-    quotient, remainder = divmod(length, parts)
+def bounds(length: int, parts: int, index: int, unit: int = 1) -> tuple[int, int]:
+    """Return start and stop of block `index` of `length` elements cut into `parts`.
+
+    unit: both are multiples of it, as `length` is.
+    """
+    quotient, remainder = divmod(length // unit, parts)
     start = index * quotient + min(index, remainder)
-    return start, start + quotient + (index < remainder)
+    return unit * start, unit * (start + quotient + (index < remainder))
 
 
-def owner(length: int, parts: int, position: int) -> int:
+def owner(length: int, parts: int, position: int, unit: int = 1) -> int:
     """Return the block that holds element `position`: the inverse of `bounds`."""
-    quotient, remainder = divmod(length, parts)
+    quotient, remainder = divmod(length // unit, parts)
+    position //= unit
     in_long_blocks = remainder * (quotient + 1)
     if position < in_long_blocks:
         return position // (quotient + 1)
@@ -38,15 +42,28 @@ def owner(length: int, parts: int, position: int) -> int:
 class Partition:
     """An array's shape cut by a grid; `partition[rank]` is that rank's region.
 
-    `grid` has one entry per axis of `shape`; their product is the number of ranks.
+    `grid` has one entry per axis of `shape`; their product is the number of ranks. units: per leading axis,
+    what lengths of blocks are multiples of, as the array's is; 1 along the other axes.
     """
 
     shape: Shape
     grid: Shape
+    units: Shape = ()
 
     @cached_property
     def size(self) -> int:
         return math.prod(self.grid)
+
+    def unit(self, axis: int) -> int:
+        return self.units[axis] if axis < len(self.units) else 1
+
+    def bounds(self, axis: int, coordinate: int) -> tuple[int, int]:
+        """Return start and stop along `axis` of the blocks at a grid coordinate."""
+        return bounds(self.shape[axis], self.grid[axis], coordinate, self.unit(axis))
+
+    def owner(self, axis: int, position: int) -> int:
+        """Return the grid coordinate of the blocks that hold cell `position` of `axis`."""
+        return owner(self.shape[axis], self.grid[axis], position, self.unit(axis))
 
     def coordinates(self, rank: int) -> Shape:
         place = []
@@ -62,10 +79,7 @@ class Partition:
         return rank
 
     def __getitem__(self, rank: int) -> Region:
-        cuts = [
-            bounds(length, parts, coordinate)
-            for length, parts, coordinate in zip(self.shape, self.grid, self.coordinates(rank), strict=True)
-        ]
+        cuts = [self.bounds(axis, coordinate) for axis, coordinate in enumerate(self.coordinates(rank))]
         return Region(tuple(a for a, _ in cuts), tuple(b for _, b in cuts))
 
     def __iter__(self) -> Iterator[Region]:

@@ -23,7 +23,7 @@ from itertools import product
 from typing import Literal, get_args
 
 from runner.errors import UserError
-from runner.plan.grid import Partition, bounds, owner
+from runner.plan.grid import Partition, owner
 from runner.region import Shape
 
 Boundary = Literal["reflect", "mirror", "nearest", "constant", "wrap"]
@@ -106,26 +106,31 @@ def axis_copies(
 ) -> list[AxisCopy]:
     """Return the copies that fill block `coordinate` along `axis`; the first one is its own cells."""
     length, parts = partition.shape[axis], partition.grid[axis]
-    start, stop = bounds(length, parts, coordinate)
+    start, stop = partition.bounds(axis, coordinate)
     if start == stop:
         return []
     low, high = width
     found = [AxisCopy(low, stop - start, start, 1, coordinate)]
     for first, last in ((start - low, start), (stop, stop + high)):
-        found += copies_beyond(length, parts, range(first, last), first - (start - low), boundary)
+        found += copies_beyond(
+            length, parts, range(first, last), first - (start - low), boundary, partition.unit(axis)
+        )
     return found
 
 
 def copies_beyond(
-    length: int, parts: int, positions: range, target: int, boundary: str
+    length: int, parts: int, positions: range, target: int, boundary: str, unit: int = 1
 ) -> Iterator[AxisCopy]:
-    """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block."""
+    """Yield copies that fill `positions` of an axis, inside or outside, from `target` of a padded block.
+
+    parts, unit: of the axis, as for `owner`.
+    """
     open_copy: AxisCopy | None = None
     for offset, position in enumerate(positions):
         source = source_index(position, length, boundary)
         if source is None:
             continue
-        place = owner(length, parts, source)
+        place = owner(length, parts, source, unit)
         if open_copy is not None and place == open_copy.owner:
             step = source - (open_copy.source + open_copy.step * (open_copy.count - 1))
             if step in (-1, 0, 1) and (open_copy.count == 1 or step == open_copy.step):
@@ -191,7 +196,7 @@ def _transfer(partition: Partition, receiver: int, box: Sequence[AxisCopy]) -> T
     owners = [copy.owner for copy in box]
     source = []
     for axis, copy in enumerate(box):
-        origin, _ = bounds(partition.shape[axis], partition.grid[axis], copy.owner)
+        origin, _ = partition.bounds(axis, copy.owner)
         first, last = copy.source_range
         source.append(slice(first - origin, last - origin))
     return Transfer(

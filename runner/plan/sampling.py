@@ -31,12 +31,19 @@ def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: st
     """Yield one rank's boxes: at its block's corners, reaching into the neighbours' blocks, and random ones.
 
     If a block is at the array's edge, so is its corner box: the boxes of all ranks include all edges.
-    seed: determines the random boxes.
+    Boxes hold whole units of the partition. seed: determines the random boxes.
     """
+    counted = _counted_in_units(partition)
+    return (_cells(partition, box) for box in _sample(counted, rank, cut_axes, seed, _per_unit(partition)))
+
+
+def _sample(
+    partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: str, cells_of_one: int
+) -> Iterator[Region]:
     shape = partition.shape
     if 0 in shape:
         return
-    box = box_shape(shape, cut_axes, CELLS)
+    box = box_shape(shape, cut_axes, CELLS // cells_of_one)
     region = partition[rank]
     if region.size:
         axes = zip(region.start, region.stop, box, cut_axes, strict=True)
@@ -50,13 +57,35 @@ def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: st
 
 
 def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> Iterator[Region]:
-    """Yield this rank's share of boxes that cover the array; they are cut elsewhere than the blocks."""
-    shape = partition.shape
+    """Yield this rank's share of boxes that cover the array; they are cut elsewhere than the blocks.
+
+    Boxes hold whole units of the partition.
+    """
+    shape = _counted_in_units(partition).shape
     if 0 in shape:
         return
-    for number, region in enumerate(cover(shape, box_shape(shape, cut_axes, FULL_CELLS))):
+    box = box_shape(shape, cut_axes, FULL_CELLS // _per_unit(partition))
+    for number, region in enumerate(cover(shape, box)):
         if number % partition.size == rank:
-            yield region
+            yield _cells(partition, region)
+
+
+def _counted_in_units(partition: Partition) -> Partition:
+    """Return the same blocks of an array with one cell for each unit."""
+    lengths = (length // partition.unit(axis) for axis, length in enumerate(partition.shape))
+    return Partition(tuple(lengths), partition.grid)
+
+
+def _per_unit(partition: Partition) -> int:
+    return math.prod(partition.units)
+
+
+def _cells(partition: Partition, region: Region) -> Region:
+    """Return a region that is counted in units, in cells."""
+    start, stop = (
+        tuple(n * partition.unit(axis) for axis, n in enumerate(edge)) for edge in (region.start, region.stop)
+    )
+    return Region(start, stop)
 
 
 def cover(shape: Shape, box: Shape) -> Iterator[Region]:

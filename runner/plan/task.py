@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.region import Array, Region, Shape
 
 NUMBERS = "biufc"  # kinds of dtypes
+LONG = 720_720 * 10**6  # cells: one more or less does not show in a factor, and most numbers divide it
+FACTOR_MOST = 1000  # of the denominator of a factor
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
@@ -40,11 +43,19 @@ class Field:
         return tuple(n + sum(width) for n, width in zip(cells, self.widths, strict=True))
 
 
+class TaskKernel(Protocol):
+    """Computes what a job's function returns, to the bit."""
+
+    def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+        """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+
+
 @dataclass(frozen=True)
 class Task:
     """One map job, its parameters, and its input arrays with their partition.
 
     results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
+    kernel: is called in place of the function; the results are known then.
     `shape`, `dtype`, `partition` and `widths` are those of the first input, in whose indices regions and the
     block context are given.
     """
@@ -56,6 +67,7 @@ class Task:
     cval: float
     results: tuple[ArrayType, ...] | None = None
     steps: int = 1
+    kernel: TaskKernel | None = None
 
     @property
     def shape(self) -> Shape:
@@ -90,17 +102,37 @@ class Task:
 
     @property
     def fills(self) -> bool:
-        """Whether the job fills the parameter `out` instead of returning its results."""
-        return "out" in self.job.services
+        """Whether the results are filled in arrays of the runner's, instead of being returned."""
+        return self.kernel is not None or "out" in self.job.services
+
+    @property
+    def strided_out(self) -> bool:
+        """Whether the results that are filled may have their rows apart in memory."""
+        return self.kernel is not None or self.job.strided_out
 
     @property
     def has_halo(self) -> bool:
         return any(width != (0, 0) for width in self.widths)
 
-    @property
+    @cached_property
     def leading(self) -> int:
-        """Number of leading axes that inputs and results share: up to the last cut axis."""
+        """Number of leading axes that inputs and results share: up to the last cut axis.
+
+        Along them a result is as long as the inputs, or longer or shorter by a factor.
+        """
         return max(axis + 1 for axis, cut in enumerate(self.cut_axes) if cut)
+
+    @cached_property
+    def units(self) -> Shape:
+        """Per leading axis, the fewest cells whose results are whole cells of every output.
+
+        Blocks, chunks and calls hold multiples of them: 2 where a result is half as long.
+        """
+        shapes = [shape for shape, _ in self.results or ()]
+        return tuple(
+            max(math.lcm(*(length // max(math.gcd(length, shape[axis]), 1) for shape in shapes)), 1)
+            for axis, length in enumerate(self.shape[: self.leading])
+        )
 
     def field_region(self, number: int, region: Region) -> Region:
         """Return the region of input `number` beside `region`, which is in the first input's indices."""
@@ -110,10 +142,20 @@ class Task:
         """Return the region of output `number` that holds the result for `region` of the first input."""
         return self._beside(region, self.known[number][0])
 
+    def output_rows(self, rows: tuple[int, int], number: int) -> slice:
+        """Return where the result for some rows is in a block's. rows: counted from the block's first."""
+        first, last = (self.scaled((row,), self.known[number][0])[0] for row in rows)
+        return slice(first, last)
+
+    def scaled(self, cells: Shape, shape: Shape) -> Shape:
+        """Return places or lengths along leading axes of the inputs as those of an array of `shape`."""
+        axes = zip(cells[: self.leading], shape, self.shape, strict=False)
+        return tuple(n * other // max(length, 1) for n, other, length in axes)
+
     def _beside(self, region: Region, shape: Shape) -> Region:
         tail = shape[self.leading :]
         return Region(
-            region.start[: self.leading] + (0,) * len(tail), region.stop[: self.leading] + tuple(tail)
+            self.scaled(region.start, shape) + (0,) * len(tail), self.scaled(region.stop, shape) + tail
         )
 
     def input_bytes(self, region: Region) -> int:
@@ -133,12 +175,14 @@ class Task:
     def result_bytes(self, region: Region) -> int:
         """Bytes of all results for a region; one that is not known counts as large as the first input."""
         types = self.results or ((self.shape, self.dtype),) * len(self.job.output_names)
-        cells = math.prod(region.shape[: self.leading])
-        return sum(cells * math.prod(shape[self.leading :]) * dtype.itemsize for shape, dtype in types)
+        return sum(self._beside(region, shape).size * dtype.itemsize for shape, dtype in types)
 
     def declared(self, shape: Shape) -> tuple[ArrayType, ...] | None:
         """Shape and dtype of each result for own cells of `shape`; None if only a call can tell."""
         job = self.job
+        if self.kernel is not None:
+            leading = shape[: self.leading]
+            return tuple((leading + known[self.leading :], dtype) for known, dtype in self.known)
         if job.out is not None:
             found = job.out(shape, self.dtype, **self.parameters)
             pairs = [found] if len(job.output_names) == 1 else found
@@ -164,12 +208,24 @@ class Task:
             replace(field, partition=Partition(field.shape, _grid_of(grid, len(field.shape))))
             for field in self.fields
         )
-        return replace(self, fields=fields)
+        return replace(self, fields=fields).in_units()
+
+    def in_units(self) -> Task:
+        """Return the task with its blocks cut at multiples of `units`."""
+        if all(unit == 1 for unit in self.units):
+            return self
+        cut = (replace(field.partition, units=self.units) for field in self.fields)
+        pairs = zip(self.fields, cut, strict=True)
+        return replace(self, fields=tuple(replace(field, partition=partition) for field, partition in pairs))
 
     def call(
         self, blocks: Sequence[Array], here: BlockContext, outs: Sequence[Array] | None
     ) -> tuple[Array, ...]:
         """Call the job on padded blocks; return its results, checked (RunError for a wrong type or shape)."""
+        if self.kernel is not None:
+            assert outs is not None
+            self.kernel(blocks, outs)
+            return tuple(outs)
         out = None if outs is None else outs[0] if len(outs) == 1 else tuple(outs)
         services = {"out": out, "xp": here.xp, "here": here}
         wanted = {name: services[name] for name in self.job.services}
@@ -178,8 +234,8 @@ class Task:
             returned = tuple(outs)
         results = self._separate(returned)
         declared = self.declared(here.block) or (None,) * len(results)
-        for name, result, expected in zip(self.job.output_names, results, declared, strict=True):
-            self._check(result, here, None if expected is None else expected[0], name)
+        for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
+            self._check(result, here, None if expected is None else expected[0], number)
         return results
 
     def _separate(self, returned: Any) -> tuple[Array, ...]:
@@ -196,10 +252,10 @@ class Task:
             expected=f"a tuple: {', '.join(names)}",
         )
 
-    def _check(self, result: Any, here: BlockContext, declared: Shape | None, output: str) -> None:
-        leading = here.block[: self.leading]
-        name = self.job.name
-        which = f" for {output}" if len(self.job.output_names) > 1 else ""
+    def _check(self, result: Any, here: BlockContext, declared: Shape | None, number: int) -> None:
+        leading = self.scaled(here.block, self.results[number][0] if self.results else self.shape)
+        name, outputs = self.job.name, self.job.output_names
+        which = f" for {outputs[number]}" if len(outputs) > 1 else ""
         if not isinstance(result, here.xp.ndarray):
             several = isinstance(result, (tuple, list))
             raise RunError(
@@ -271,11 +327,12 @@ def plan_task(
     task = Task(job, parameters, tuple(fields), chosen, constant)
     _check_same_grid(task)
     declared = task.declared(shape)
-    if declared is not None:
-        for result, _ in declared:
-            if result[: task.leading] != shape[: task.leading]:
-                raise _changes_a_cut_axis(task, result)
-        task = replace(task, results=declared)
+    if declared is None:
+        return task
+    for number, (result, _) in enumerate(declared):
+        _check_factors(task, number, result)
+    task = replace(task, results=declared).in_units()
+    _check_units(task)
     return task
 
 
@@ -297,19 +354,80 @@ def _check_same_grid(task: Task) -> None:
             )
 
 
+def _check_factors(task: Task, number: int, result: Shape) -> None:
+    """Raise UserError if output `number`, of shape `result`, differs along a cut axis by no fixed factor."""
+    if len(result) < task.leading:
+        raise _changes_a_cut_axis(task, result)
+    for axis, (length, found) in enumerate(zip(task.shape[: task.leading], result, strict=False)):
+        if length == found:
+            continue
+        factor = _factor(task, number, axis)
+        if factor is None:
+            raise _changes_a_cut_axis(task, result)
+        if length % factor.denominator:
+            unit, name = factor.denominator, task.job.output_names[number]
+            raise UserError(
+                f"job {task.job.name}: its {_what(task.job.output_names, name)} has {factor} of the input's "
+                f"length along axis {axis}, along which the array is cut, and that length does not divide",
+                got=length,
+                expected=f"a multiple of {unit}, such as {(length // unit + 1) * unit}",
+                hint=None if axis < _always_cut(task) else _uncut(_always_cut(task)),
+            )
+
+
+def _factor(task: Task, number: int, axis: int) -> Fraction | None:
+    """Return result length / input length along `axis`; None if it is not the same for all lengths.
+
+    Only lengths that divide count: whether others are rounded up or down does not matter.
+    """
+
+    def declared(length: int) -> int:
+        found = task.declared((*task.shape[:axis], length, *task.shape[axis + 1 :]))
+        assert found is not None
+        return found[number][0][axis]
+
+    try:
+        factor = Fraction(declared(LONG), LONG).limit_denominator(FACTOR_MOST)
+        unit = factor.denominator
+        several = task.shape[axis] // unit
+        tried = [unit * many for many in (1, max(several, 1), several + 1)]
+        return factor if factor > 0 and all(declared(n) == n * factor for n in tried) else None
+    except (UserError, ArithmeticError, LookupError, TypeError, ValueError):  # of a shape not the input's
+        return None
+
+
+def _check_units(task: Task) -> None:
+    """Raise UserError if a block of one unit of each axis would give results of another shape."""
+    if 0 in task.shape or all(shape[: task.leading] == task.shape[: task.leading] for shape, _ in task.known):
+        return
+    block = task.units + task.shape[task.leading :]
+    for (whole, _), (shape, _) in zip(task.known, task.declared(block) or (), strict=True):
+        if shape[: task.leading] != task.scaled(block, whole):
+            raise _changes_a_cut_axis(task, whole)
+
+
 def _changes_a_cut_axis(task: Task, result: Shape) -> UserError:
-    """Axis 0 and axes up to the last with a halo are always cut; others only by --grid."""
-    always = max((axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0)), default=1)
+    always = _always_cut(task)
     axes = f"lengths along the first {always} axes" if always > 1 else "length along the first axis"
-    hint = f"a result with the input's {axes}, which every --grid cuts"
+    hint = f"a result with the input's {axes}, which every --grid cuts, or a fixed multiple or part of it"
     if result[:always] == task.shape[:always]:
-        hint = f"--grid {'x'.join('0' * always)}, which cuts no other axis"
+        hint = _uncut(always)
     return UserError(
         f"job {task.job.name}: the result changes an axis along which the array is cut",
         got=f"{result} from {task.shape}",
-        expected=f"the first {f'{task.leading} axes' if task.leading > 1 else 'axis'} unchanged",
+        expected=f"the first {f'{task.leading} axes' if task.leading > 1 else 'axis'} unchanged, or longer "
+        "or shorter by a factor that is the same for all lengths",
         hint=hint,
     )
+
+
+def _always_cut(task: Task) -> int:
+    """Return the number of leading axes that every --grid cuts: axis 0, and up to the last with a halo."""
+    return max((axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0)), default=1)
+
+
+def _uncut(always: int) -> str:
+    return f"--grid {'x'.join('0' * always)}, which cuts no other axis"
 
 
 def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
@@ -334,6 +452,14 @@ def check_feeds(task: Task) -> None:
     fields = {field.name: field for field in task.fields}
     for output, name, (shape, dtype) in zip(job.output_names, job.feeds, task.known, strict=True):
         if name is None:
+            if shape[: task.leading] != task.shape[: task.leading]:
+                raise UserError(
+                    f"job {job.name} cannot take steps: its {_what(job.output_names, output)} has other "
+                    "lengths along the axes along which arrays are cut",
+                    got="x".join(map(str, shape)),
+                    expected=f"{'x'.join(map(str, task.shape[: task.leading]))} first",
+                    hint="one pass, no --steps",
+                )
             continue
         field = fields[name]
         if (shape, dtype) != (field.shape, field.dtype):

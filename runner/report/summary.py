@@ -105,6 +105,17 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
     return notes
 
 
+def _fusion_notes(fused: Record) -> list[str]:
+    if fused["compiler"]:
+        operations = counted(fused["operations"], "operation")
+        return [f"  one kernel by {fused['compiler']}: {operations} for each cell"]
+    if fused["quiet"]:
+        return []
+    place = f"line {fused['line']} " if fused["line"] else ""
+    hint = f"; write {fused['hint']}" if fused["hint"] else ""
+    return [f"  not one kernel: {place}{fused['why']}{hint}"]
+
+
 def _notes(record: Record) -> list[str]:
     notes = []
     limits = {
@@ -116,6 +127,8 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"  limit: {', '.join(limits.values())}, read plus written")
     if record["overlap"]:
         notes.append("  the exchange overlapped the kernel and is included in its time")
+    if record.get("fused"):
+        notes += _fusion_notes(record["fused"])
     if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):

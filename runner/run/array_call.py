@@ -11,6 +11,7 @@ import numpy as np
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.job.declaration import Job
+from runner.pipeline.fusing import fused, with_inferred_halo
 from runner.pipeline.halo_exchange import HaloPlan
 from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.pipeline.result_type import with_known_results
@@ -70,7 +71,7 @@ def _iterated(
             backend: Any = stack.enter_context(borrowed(arrays[0]))
         else:
             backend, arrays = CpuBackend(), [np.asarray(array) for array in arrays]
-        stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters))
+        stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
         with on_own_stream(backend) if on_device else contextlib.nullcontext():
             stepper.advance(min(every - stepper.done % every, steps - stepper.done))
@@ -79,8 +80,13 @@ def _iterated(
         yield found[0] if len(found) == 1 else found
 
 
-def _stepper(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Stepper:
-    task = with_known_results(_planned(job, arrays, parameters), world.backend)
+def _stepper(
+    world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
+) -> Stepper:
+    task = _planned(job, arrays, parameters)
+    if job.fuse != "off":
+        task, _ = fused(world, task, None, "strict", steps)
+    task = with_known_results(task, world.backend)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
     stepper.start(_blocks(world, stepper.plans, arrays))
@@ -89,7 +95,7 @@ def _stepper(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str
 
 def _planned(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Task:
     types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
-    return plan_task(job, parameters, types, 1)
+    return plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
 
 
 def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[Any]:
@@ -120,7 +126,10 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
                 world, job, parameters, [source], [], Options(), OutputTransaction(), no_progress, phases
             )
         )
-    pipeline = Pipeline(world, _planned(job, arrays, parameters), phases)
+    task = _planned(job, arrays, parameters)
+    if job.fuse != "off":
+        task, _ = fused(world, task, None, "strict")
+    pipeline = Pipeline(world, task, phases)
     blocks = _blocks(world, pipeline.halos.plans, arrays)
     task = pipeline.prepare(blocks)
     wholes = [world.backend.empty(*known) for known in task.known]

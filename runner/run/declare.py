@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from runner.errors import MeshrunError, UserError
-from runner.job.declaration import Halo, Job, Trials
+from runner.job.declaration import FUSE, Halo, Job, Trials
 from runner.job.signature import FORM, Kind, fitted, read_signature
 from runner.plan.halo import BOUNDARIES, Boundary
 
@@ -52,6 +52,8 @@ class DeclaredJob(Job):
         boundary: Boundary | None = None,
         cval: float | None = None,
         overlap: bool | None = None,
+        fuse: Literal["auto", "require", "off"] | None = None,
+        fuse_math: Literal["strict", "fast"] = "strict",
         oversubscribe: bool = False,
         input_shape: str | Sequence[int] | None = None,
         input_dtype: Any = None,
@@ -94,6 +96,9 @@ class DeclaredJob(Job):
         grid: number of blocks per axis: "2x4" or (2, 4).
         boundary, cval: cells beyond the array; the constant of "constant". None: as the job declares.
         overlap: overlap computation with communication. None: chosen by device.
+        fuse: compute the function as one kernel: where it can be traced ("auto"), or fail ("require").
+            None: as the job declares.
+        fuse_math: "fast" lets that kernel contract a * b + c, which changes the last bits.
         oversubscribe: let ranks share a GPU.
         input_shape, input_dtype, input_order: for an input without a header: "1000x512" or (1000, 512); a
             dtype or its name; "C" or "F". Also shape, dtype and order, if the job has no such parameter.
@@ -133,6 +138,8 @@ class DeclaredJob(Job):
             "boundary": boundary,
             "cval": cval,
             "overlap": overlap,
+            "fuse": fuse,
+            "fuse_math": fuse_math,
             "oversubscribe": oversubscribe,
             **{f"input_{name}": short.get(name) if value is None else value for name, value in form.items()},
             "chunk_bytes": chunk_bytes,
@@ -210,7 +217,7 @@ def map_blocks(function: Callable[..., Any], /) -> DeclaredJob: ...
 @overload
 def map_blocks(
     *,
-    halo: Halo = 0,
+    halo: Halo | None = None,
     boundary: str = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
@@ -221,12 +228,13 @@ def map_blocks(
     outputs: int | Sequence[str] = 1,
     feeds: Sequence[str | None] | None = None,
     strided_out: bool = False,
+    fuse: Literal["auto", "require", "off"] = "auto",
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def map_blocks(
     function: Callable[..., Any] | None = None,
     *,
-    halo: Halo = 0,
+    halo: Halo | None = None,
     boundary: str = "reflect",
     cval: float = 0.0,
     out: Callable[..., Any] | None = None,
@@ -237,6 +245,7 @@ def map_blocks(
     outputs: int | Sequence[str] = 1,
     feeds: Sequence[str | None] | None = None,
     strided_out: bool = False,
+    fuse: Literal["auto", "require", "off"] = "auto",
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function that computes the results for blocks, which it gets with their halo.
@@ -256,6 +265,8 @@ def map_blocks(
     ----------
     halo: cells needed beyond the block: one number for every axis that all inputs have, or one number
         or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
+        Default: the cells by which the function's result is smaller than its block, if the function can be
+        traced; else 0.
     boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage.
     cval: the constant of boundary="constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of the first input with
@@ -271,6 +282,8 @@ def map_blocks(
     outputs: how many results the function returns, as a tuple, or their names.
     strided_out: the function can fill an `out` whose rows are not contiguous with each other: time steps
         then fill the next block in place. Default: `out` is C-contiguous.
+    fuse: compute the function as one kernel if it can be traced ("auto"), fail if it cannot ("require"), or
+        always call it ("off"). `--fuse` takes precedence.
     feeds: for each output, the name of the input that it becomes in the next step of `--steps`; None:
         no input. Default: by position.
     """
@@ -278,6 +291,8 @@ def map_blocks(
     def declare(function: Callable[..., Any]) -> DeclaredJob:
         if boundary not in BOUNDARIES:
             raise UserError("unknown boundary", got=boundary, expected=", ".join(BOUNDARIES))
+        if fuse not in FUSE:
+            raise UserError("unknown value of fuse=", got=fuse, expected=", ".join(FUSE))
         beside = {
             "halo": halo if callable(halo) else None,
             "out": out,
@@ -296,6 +311,7 @@ def map_blocks(
             trials=trials,
             output_names=results,
             strided_out=strided_out,
+            fuse=fuse,
             feeds=_fed_arrays(declared, results, feeds),
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from runner.errors import RunError, UserError, tell
 from runner.job.declaration import Job
+from runner.pipeline.fusing import with_inferred_halo
 from runner.pipeline.images import StreamedFolder
 from runner.pipeline.in_memory import OnProgress
 from runner.pipeline.inputs import Inputs
@@ -88,10 +89,9 @@ class FolderRun:
         }
 
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
-        options = self.options
-        return plan_task(
-            self.job, self.parameters, [(shape, dtype)], 1, boundary=options.boundary, cval=options.cval
-        )
+        options, types = self.options, [(shape, dtype)]
+        job = with_inferred_halo(self.job, types, self.parameters)
+        return plan_task(job, self.parameters, types, 1, boundary=options.boundary, cval=options.cval)
 
     def _warn(self, sentence: str) -> None:
         self.world.warnings.append(sentence)

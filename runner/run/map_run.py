@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from runner.errors import RunError, UserError
+from runner.pipeline.fusing import fused, with_inferred_halo
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import Store
@@ -35,6 +36,7 @@ def run_map(run: RunContext) -> Record:
         return run_steps(run)
     other = has_own_grid(options.grid, world.size)
     task = world.collective_call(lambda: planned(run, world.size, None if other else options.grid))
+    task = fuse(run, task)
     whole = options.overlap is not None  # applies only to runs in memory
     known = in_chunks(world, task, run.sources, run.targets, options.stream, whole)
     if known is not None:
@@ -44,13 +46,25 @@ def run_map(run: RunContext) -> Record:
     return _in_one_piece(run, task)
 
 
+def fuse(run: RunContext, task: Task, steps: int = 1) -> Task:
+    """Return the task with a kernel in place of its function, where it can be had. Collective.
+
+    steps: how often the function is called on the whole arrays.
+    """
+    if (run.options.fuse or run.job.fuse) != "off":
+        with run.phases("prepare"):
+            task, run.fusion = fused(run.world, task, run.options.fuse, run.options.fuse_math, steps)
+    return task
+
+
 def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
     """Return the task cut into so many blocks; raises UserError if inputs and options do not fit."""
     options = run.options
+    types = [(source.shape, source.dtype) for source in run.sources]
     return plan_task(
-        run.job,
+        with_inferred_halo(run.job, types, run.parameters),
         run.parameters,
-        [(source.shape, source.dtype) for source in run.sources],
+        types,
         blocks,
         grid=grid,
         boundary=options.boundary,
@@ -69,7 +83,9 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
         world.collective_call(lambda: check_blocks(grid))
     blocks = world.collective_call(lambda: planned(run, count, grid))
     if blocks.leading == task.leading:  # else other axes are cut, and the result types must be found again
-        blocks = replace(blocks, results=task.results)
+        blocks = replace(blocks, results=task.results, kernel=task.kernel)
+    elif task.kernel is not None:
+        blocks = fuse(run, blocks)
     streamed = StreamedRun(
         world,
         blocks,
@@ -96,7 +112,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     files = Files(True, sink_chunks is not None, file_chunks(run.sources), sink_chunks)
     plan = world.on_root(lambda: _beside_plan(run, task, wall, True, files) if foreseen else None)
     return {
-        **describe_task(streamed.task),
+        **describe_task(streamed.task, run),
         "overlap": False,
         "verify": proof,
         "plan": plan,
@@ -180,7 +196,13 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     foreseen = all(one.parallel for one in run.sources) and all(one.parallel for one in sinks)
     files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
     plan = world.on_root(lambda: _beside_plan(run, task, wall, False, files) if foreseen else None)
-    return {**describe_task(task), "overlap": pipeline.overlap, "verify": proof, "plan": plan, "stream": None}
+    return {
+        **describe_task(task, run),
+        "overlap": pipeline.overlap,
+        "verify": proof,
+        "plan": plan,
+        "stream": None,
+    }
 
 
 def check_nothing_unfinished(run: RunContext) -> None:
@@ -205,12 +227,13 @@ def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], dealt: bool = Fal
         )
 
 
-def describe_task(task: Task) -> Record:
+def describe_task(task: Task, run: RunContext) -> Record:
     """Return a task's part of the record."""
     return {
         "grid": list(task.partition.grid),
         "halo": [list(width) for width in task.widths],
         "boundary": task.boundary,
+        "fused": asdict(run.fusion) if run.fusion else None,
         "result": type_record(task.known[0]),
         "results": [type_record(known) for known in task.known],  # `execute` adds them to "outputs"
     }

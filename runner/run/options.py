@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from runner.errors import MeshrunError, UserError, tell
-from runner.job.declaration import Job
+from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
+from runner.pipeline.fusing import Fusion
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
@@ -33,6 +34,8 @@ CHOICES = {
     "verify": VERIFY,
     "boundary": BOUNDARIES,
     "input_order": ("C", "F"),
+    "fuse": FUSE,
+    "fuse_math": FUSE_MATH,
     "frame_colors": COLORS,
 }
 FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
@@ -45,9 +48,9 @@ COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
 class Options:
     """Values of the command's options with the same names.
 
-    overlap: None: chosen by device. boundary, cval: None: the job's own. form: declared form of an input
-    without a header. stream, steps: options of streamed runs, and of runs that take steps. rates: file of
-    this machine's measured rates.
+    overlap: None: chosen by device. boundary, cval, fuse: None: the job's own. form: declared form of an
+    input without a header. stream, steps: options of streamed runs, and of runs that take steps. rates: file
+    of this machine's measured rates.
     """
 
     device: DeviceChoice = "auto"
@@ -57,6 +60,8 @@ class Options:
     boundary: str | None = None
     cval: float | None = None
     overlap: bool | None = None
+    fuse: str | None = None
+    fuse_math: str = "strict"
     oversubscribe: bool = False
     debug: bool = False
     form: Form | None = None
@@ -241,6 +246,7 @@ class RunContext:
     proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)
     stepped: OnSteps = no_steps
+    fusion: Fusion | None = None
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and print it once."""

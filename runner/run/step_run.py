@@ -25,6 +25,7 @@ from runner.run.map_run import (
     commit,
     create_outputs,
     describe_task,
+    fuse,
     planned,
 )
 from runner.run.options import RunContext
@@ -69,7 +70,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     """Take the steps in passes over chunks; return this part of the run's record. Collective."""
     world, options = run.world, run.options
     whole = world.collective_call(lambda: planned(run, 1, None))
-    whole = replace(whole, results=task.results)
+    whole = replace(whole, results=task.results, kernel=task.kernel)
     sinks = create_outputs(run, task)
     partials = [sink.partial for sink in sinks]
     streamed = StreamedSteps(
@@ -104,7 +105,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         "passes": details.pop("passes"),
         **_rates(world, task, steps, seconds),
     }
-    about = {**describe_task(task), "overlap": False, "verify": proof, "plan": None, "steps": record}
+    about = {**describe_task(task, run), "overlap": False, "verify": proof, "plan": None, "steps": record}
     return {**about, **details}
 
 
@@ -114,7 +115,7 @@ def run_steps(run: RunContext) -> Record:
     assert steps.steps is not None
     task = world.collective_call(lambda: planned(run, world.size, options.grid))
     check_nothing_unfinished(run)
-    task = known_results(world, task, run.sources)
+    task = known_results(world, fuse(run, task, steps.steps), run.sources)
     world.collective_call(lambda: check_feeds(task))
     if in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
@@ -193,7 +194,7 @@ def run_steps(run: RunContext) -> Record:
         "passes": None,
         **_rates(world, task, stepper.taken, seconds),
     }
-    about = describe_task(task)
+    about = describe_task(task, run)
     return {
         **about,
         "overlap": stepper.overlap,

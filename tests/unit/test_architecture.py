@@ -19,7 +19,7 @@ FLOORS = (
     ("runner.errors", "runner.region", "runner.files", "runner.lock"),
     ("runner.system", "runner.job", "runner.storage", "runner.report"),
     ("runner.device", "runner.plan"),
-    ("runner.comm",),
+    ("runner.comm", "runner.fuse"),
     ("runner.world",),
     ("runner.pipeline",),
     ("runner.run",),

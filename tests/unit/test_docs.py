@@ -74,6 +74,8 @@ def test_the_jobs_pages_examples_compute_what_they_say() -> None:
     height, faster = shown["swell"](array, speed, depth, step=0.2)
     np.testing.assert_allclose(faster, speed + 0.2 * depth * ndimage.laplace(array), rtol=1e-12)
     np.testing.assert_allclose(height, array + 0.2 * faster, rtol=1e-12)
+    cells = np.arange(24.0).reshape(4, 6)
+    np.testing.assert_array_equal(shown["coarsen"](cells), [[3.5, 5.5, 7.5], [15.5, 17.5, 19.5]])
     assert shown["totals"](array) == {"sum": pytest.approx(array.sum()), "max": array.max()}
     array = np.random.default_rng(4).integers(0, 99, (1031, 2053))  # several tiles
     peak = int(array.argmax())

@@ -20,7 +20,10 @@ from runner.world.world import open_world
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-NAMES = ("heat", "wave", "gray_scott", "life", "diffusion3d", "blend", "argmax", "column_mean")
+NAMES = (
+    *("heat", "wave", "gray_scott", "life", "diffusion3d", "blend", "upsample", "downsample"),
+    *("argmax", "column_mean"),
+)
 RANKS = pytest.mark.parametrize("ranks", [1, 3])
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -216,6 +219,42 @@ def test_a_blend_is_numpys(tmp_path: Path, ranks: int, weight: float) -> None:
     total = (4 - quarters) * first.astype(int) + quarters * second.astype(int)
     low, rest = total // 4, total % 4
     np.testing.assert_array_equal(mixed, low + ((rest > 2) | ((rest == 2) & (low % 2 == 1))))
+
+
+@RANKS
+def test_a_plane_stays_a_plane_at_another_size(tmp_path: Path, ranks: int) -> None:
+    """A cell's value is linear in the place of its middle, up to the edges, where there are no neighbours."""
+
+    def plane(rows: int, columns: int, cell: float) -> Any:
+        down, right = np.ogrid[cell / 2 : rows * cell : cell, cell / 2 : columns * cell : cell]
+        return 8 * down + 16 * right + 32
+
+    inside = np.s_[1:-1, 1:-1]
+    (large,) = results(tmp_path, "upsample", [plane(10, 9, 1)], None, ranks=ranks)
+    np.testing.assert_array_equal(large[inside], plane(20, 18, 0.5)[inside])
+    (small,) = results(tmp_path, "downsample", [plane(20, 18, 1)], None, ranks=ranks)
+    np.testing.assert_array_equal(small[inside], plane(10, 9, 2)[inside])
+
+
+@RANKS
+def test_no_light_is_lost_in_a_picture_of_another_size(tmp_path: Path, ranks: int) -> None:
+    picture = np.zeros((14, 12, 3), np.uint8)
+    picture[5, 4], picture[8:11, 2:9] = 192, 64
+    (large,) = results(tmp_path, "upsample", [picture], None, ranks=ranks)
+    assert large.shape == (28, 24, 3)
+    assert large.sum() == 4 * picture.sum()
+    (small,) = results(tmp_path, "downsample", [large], None, ranks=ranks)
+    assert small.shape == picture.shape
+    assert small.dtype == np.uint8
+    assert small.sum() == pytest.approx(picture.sum(), rel=0.01)  # halves are rounded
+
+
+@RANKS
+def test_flat_pictures_stay_flat_whatever_their_value(tmp_path: Path, ranks: int) -> None:
+    for name in ("upsample", "downsample"):
+        for value in (0, 100, 255):
+            (after,) = results(tmp_path, name, [np.full((6, 4, 3), value, np.uint8)], None, ranks=ranks)
+            assert (after == value).all()
 
 
 # ---- their inputs and commands

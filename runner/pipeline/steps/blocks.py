@@ -56,7 +56,7 @@ class StepBlocks:
         self._finals: list[Array] = []  # None for an output that feeds an input
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
-        self._fills_in_place = task.fills and task.job.strided_out and None not in self.feeds
+        self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
 
     def own(self, place: int) -> Array:
         """Return the own cells of input `place` as they are now; a view."""

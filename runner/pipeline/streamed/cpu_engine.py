@@ -82,7 +82,7 @@ class HostEngine:
                 return
             parts = slabs(task, region, (0, region.shape[0]))
             for part, cells in windows(slot.blocks, parts, sum(task.widths[0])):
-                outs = [result[slice(*part)] for result in slot.results]
+                outs = [result[task.output_rows(part, place)] for place, result in enumerate(slot.results)]
                 if task.fills:
                     for out in outs:
                         poison(out)

@@ -130,6 +130,16 @@ def _wrong_write_offset() -> AbstractContextManager[None]:
     return _replaced(NpySink, "_at", lambda sink, element: original(sink, max(element - 1, 0)))
 
 
+def _misplaced_result() -> AbstractContextManager[None]:
+    original = Task.output_region
+
+    def one_row_off(task: Task, region: Region, number: int = 0) -> Region:
+        found = original(task, region, number)
+        return found if found.start[0] == 0 else found.rows(-1, found.shape[0] - 1)
+
+    return _replaced(Task, "output_region", one_row_off)
+
+
 def _stale_result() -> AbstractContextManager[None]:
     original = Task.call
     kept: dict[Any, Any] = {}
@@ -296,6 +306,7 @@ MUTATIONS = (
     Mutation("unflipped reflection", "mirrored cells arrive in forward order", _unflipped),
     Mutation("wrong offset, read", "blocks start one row late in the input", _wrong_read_offset),
     Mutation("wrong offset, write", "results are written one element early in the file", _wrong_write_offset),
+    Mutation("wrong place", "the results of a block are written one row early", _misplaced_result),
     Mutation("stale buffer", "the result of an earlier call is returned again", _stale_result),
     Mutation("dropped remainder", "rows that do not fill a slab are skipped", _dropped_remainder),
     Mutation("unwritten block", "the last rank writes nothing", _unwritten_block),

@@ -74,6 +74,27 @@ def in_place(block: Any, *, out: Any, xp: Any) -> None:
     stencil.function(block, out=out, xp=xp)
 
 
+def _expected_half(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    windows = np.lib.stride_tricks.sliding_window_view(block, (4, 4))[::2, ::2]
+    sums: np.ndarray[Any, Any] = np.einsum("abij,ij->ab", windows, WEIGHTS[:4, :4])
+    return sums
+
+
+@map_blocks(
+    halo=1,
+    out=lambda shape, dtype: ((shape[0] // 2, shape[1] // 2), np.dtype(np.float32)),
+    reference=_expected_half,
+)
+def half(block: Any, *, out: Any, xp: Any) -> None:
+    """A sum over 2x2 cells and their neighbours, so that the result has half as many rows and columns."""
+    rows, columns = out.shape
+    sums = xp.zeros((rows, columns), np.float64)
+    for i in range(4):
+        for j in range(4):
+            sums += WEIGHTS[i, j] * block[i : i + 2 * rows : 2, j : j + 2 * columns : 2]
+    out[...] = sums
+
+
 @map_blocks(halo=STEP_HALO, outputs=2)
 def stepping(now: Any, before: Any, *, xp: Any) -> Any:
     """Compute two sums over 4x4 neighbours in two fields, modulo 2^32. No two of the 64 weights are equal and
@@ -113,6 +134,7 @@ def trials(ranks: int, device: DeviceChoice) -> Iterator[Trial]:
             options = Options(device=device, verify="full", boundary=boundary, grid=grid)
             cut = "rows" if grid is None else "rows and columns"
             yield Trial(f"stencil, {boundary}, {cut} cut", stencil, (61, 43), "float32", {}, options)
+            yield Trial(f"half as long, {boundary}, {cut} cut", half, (62, 46), "float32", {}, options)
         for every in (1, 2):
             steps = StepOptions(3, steps_per_exchange=every)
             options = Options(device=device, verify="full", boundary=boundary, grid="0x0", steps=steps)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from runner.job.declaration import Job
 from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
 from runner.pipeline.streamed.dispatch import threads_of
-from runner.plan.grid import owner
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
@@ -71,6 +70,7 @@ def verify(
     rank's verified cells and their total. Raises RunError on every rank for a wrong cell.
     """
     begin = time.perf_counter()
+    task = replace(task, kernel=None)  # the function itself is what is compared with
     if world.rank == 0:
         for sink in sinks:
             leave_cache(place_of(sink))
@@ -169,7 +169,7 @@ def compare_output(
     task: Task, number: int, written: Source, box: Region, expected: HostArray, tolerance: HostArray | float
 ) -> Mismatch | None:
     """Compare a box of the written output `number` with `expected`; None if nothing is wrong."""
-    region = task.output_region(box, number)
+    region = _place(task, box, written.shape)
     got = np.empty(region.shape, written.dtype)
     written.read(region, got)
     bad = differs(got, expected, tolerance)
@@ -181,6 +181,14 @@ def compare_output(
     names = task.job.output_names
     name = names[number] if len(names) > 1 else ""
     return Mismatch(index, got[first], expected[first], allowed, int(bad.sum()), got.size, box, name)
+
+
+def _place(task: Task, box: Region, shape: Shape) -> Region:
+    """Where the results for a box of the first input are, in a written array of `shape`."""
+    axes = zip(box.start, box.stop, task.shape, shape, strict=False)
+    parts = [(a * found // n, b * found // n) for a, b, n, found in axes][: task.leading]
+    parts += [(0, n) for n in shape[task.leading :]]
+    return Region(tuple(a for a, _ in parts), tuple(b for _, b in parts))
 
 
 def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
@@ -346,8 +354,10 @@ def verify_result(
 def mismatch_error(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
     by = f" of {mismatch.output}" if mismatch.output else ""
     if not dealt:
-        leading = zip(mismatch.index, task.shape, task.partition.grid, strict=False)
-        place = [owner(length, parts, i) for i, length, parts in leading]
+        names = task.job.output_names
+        shape, _ = task.known[names.index(mismatch.output) if mismatch.output else 0]
+        axes = enumerate(zip(mismatch.index[: task.leading], shape, task.shape, strict=False))
+        place = [task.partition.owner(axis, i * length // n) for axis, (i, n, length) in axes]
         place += [0] * (len(task.shape) - len(place))
         by += f", computed by [{world.ranks[task.partition.rank(place)]}],"
     return failure(mismatch, by)

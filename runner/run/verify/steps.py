@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from typing import Any
 
@@ -41,77 +42,77 @@ from runner.storage.formats.registry import Sink, Source, read_back, reopen
 from runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
-SLAB_CELLS = 1 << 19  # cells of a call: few enough for a cache, enough to share the work among threads
+TILE_BYTES = (
+    2 << 20
+)  # of a field in a call: few enough for a cache, enough that threads rarely wait for the GIL
+PASS_STEPS = (16, 8, 4, 2)  # taken on a tile before the next one, if few cells are computed twice
+REPEATED = 1.1  # cells computed in a pass, over those that it gives
 CONES = 4  # a box is at least so many times as long as the cells that its steps need beyond it
 BOX_CELLS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells of one input from `start` on. own: a call of the function may have the memory.
+
+    Along an axis that wraps around they may begin before the array and end after it.
+    """
+
+    array: HostArray
+    start: Shape
+    own: bool = False
 
 
 class PlainLoop:
     """Steps over the cells that decide one box.
 
-    `_fields` are arrays over the ranges `_start` to `_stop`, which shrink from step to step; along an axis
-    that wraps around they may begin before the array and end after it.
+    Each pass takes several steps on one tile after the other, with its data in a processor's cache, and gives
+    a range of cells from a larger one. Threads share the tiles of a pass.
     """
 
     def __init__(
         self, task: Task, files: Sequence[Source], box: Region, steps: int, pool: ThreadPoolExecutor
     ) -> None:
-        self._task, self._box, self._steps, self._pool = task, box, steps, pool
+        self._task, self._files, self._box, self._steps, self._pool = task, files, box, steps, pool
         names = [field.name for field in task.fields]
         self._feeds = [None if name is None else names.index(name) for name in task.job.feeds]
-        self._whole = self._wraps_whole()
-        self._start, self._stop = self._needed(steps)
-        self._fields = [self._read(place, file) for place, file in enumerate(files)]
-        self._results: list[HostArray] = []
         self._memory: dict[int, list[HostArray]] = {}
 
     def run(self) -> list[HostArray]:
         """Take the steps; return the results of the box, as its outputs hold them."""
-        for step in range(1, self._steps + 1):
-            start, stop = self._needed(self._steps - step)
-            self._results = self._step(start, stop)
-            fields = [field[self._inside(place, start, stop)] for place, field in enumerate(self._fields)]
-            for number, feed in enumerate(self._feeds):
-                if feed is not None:
-                    fields[feed] = self._results[number]
-            self._fields, self._start, self._stop = fields, start, stop
-        ends = zip(self._box.start, self._box.stop, self._start, strict=True)
+        start, stop = self._needed(self._box.start, self._box.stop, self._steps)
+        fields = [self._read(place, file, start, stop) for place, file in enumerate(self._files)]
+        results: list[HostArray] = []
+        each, tile = self._pass_of([b - a for a, b in zip(start, stop, strict=True)])
+        left = self._steps
+        while left:
+            count = min(each, left)
+            left -= count
+            start, stop = self._needed(self._box.start, self._box.stop, left)
+            results = self._pass(fields, start, stop, count, tile)
+            fields = self._fed(fields, results, start, own=False)
+        ends = zip(self._box.start, self._box.stop, start, strict=True)
         cut = tuple(slice(a - origin, b - origin) for a, b, origin in ends)[: self._task.leading]
-        return [result[cut] for result in self._results]
+        return [result[cut] for result in results]
 
-    def _wraps_whole(self) -> tuple[bool, ...]:
-        """Whether each axis wraps around and the cells needed of it are all: then it is kept whole."""
-        return tuple(
-            self._task.boundary == "wrap" and b - a + self._steps * (low + high) >= n
-            for a, b, n, (low, high) in zip(
-                self._box.start, self._box.stop, self._task.shape, self._task.widths, strict=True
-            )
-        )
+    def _needed(self, start: Shape, stop: Shape, steps: int) -> tuple[Shape, Shape]:
+        """Return start and stop of the cells that decide a range after so many steps."""
+        ends = [
+            _decisive(a, b, n, width, self._task.boundary, steps)
+            for a, b, n, width in zip(start, stop, self._task.shape, self._task.widths, strict=True)
+        ]
+        return tuple(a for a, _ in ends), tuple(b for _, b in ends)
 
-    def _needed(self, steps: int) -> tuple[Shape, Shape]:
-        """Return start and stop of the cells that decide the box after so many steps."""
-        starts, stops = [], []
-        for axis, (low, high) in enumerate(self._task.widths):
-            a, b, n = self._box.start[axis], self._box.stop[axis], self._task.shape[axis]
-            first, last = a - steps * low, b + steps * high
-            if self._whole[axis]:
-                first, last = 0, n
-            elif self._task.boundary != "wrap":
-                first, last = max(first, 0), min(last, n)
-            starts.append(first)
-            stops.append(last)
-        return tuple(starts), tuple(stops)
-
-    def _read(self, place: int, file: Source) -> HostArray:
+    def _read(self, place: int, file: Source, start: Shape, stop: Shape) -> Cells:
         """Read the cells of input `place`, beyond the array's ends where it wraps around."""
         field = self._task.fields[place]
-        start, stop = self._of_field(place, self._start, self._stop)
+        start, stop = self._of_field(place, start, stop)
         array = np.empty([b - a for a, b in zip(start, stop, strict=True)], field.dtype)
         for into, region in _wrapped(start, stop, field.shape):
             part = np.empty(region.shape, field.dtype)
             file.read(region, part)
             array[into] = part
-        return array
+        return Cells(array, start)
 
     def _of_field(self, place: int, start: Shape, stop: Shape) -> tuple[Shape, Shape]:
         if place == 0:
@@ -119,60 +120,105 @@ class PlainLoop:
         shared, tail = self._task.leading, self._task.fields[place].shape[self._task.leading :]
         return start[:shared] + (0,) * len(tail), stop[:shared] + tuple(tail)
 
-    def _inside(self, place: int, start: Shape, stop: Shape) -> tuple[slice, ...]:
-        """Return the slices of a smaller range in the array of input `place`."""
-        origin, _ = self._of_field(place, self._start, self._stop)
-        first, last = self._of_field(place, start, stop)
-        return tuple(slice(a - o, b - o) for a, b, o in zip(first, last, origin, strict=True))
+    def _fed(
+        self, fields: Sequence[Cells], results: Sequence[HostArray], start: Shape, *, own: bool
+    ) -> list[Cells]:
+        """Return the fields after a step whose results begin at `start`."""
+        found = list(fields)
+        for feed, result in zip(self._feeds, results, strict=True):
+            if feed is not None:
+                found[feed] = Cells(result, self._of_field(feed, start, start)[0], own)
+        return found
 
-    def _step(self, start: Shape, stop: Shape) -> list[HostArray]:
-        """Compute one step over a range, slab by slab."""
+    def _pass_of(self, shape: Sequence[int]) -> tuple[int, Shape]:
+        """Return the number of steps of a pass over so many cells, and the shape of its tiles."""
+        task = self._task
+        largest = max(one.dtype.itemsize * math.prod(one.shape[task.leading :]) for one in task.fields)
+        tile = list(shape)
+        while math.prod(tile[: task.leading]) * largest > TILE_BYTES:
+            longest, _, axis = max((n, -axis, axis) for axis, n in enumerate(tile) if task.cut_axes[axis])
+            if longest == 1:
+                break
+            tile[axis] = -(-longest // 2)
+        for count in PASS_STEPS:
+            pairs = zip(tile, shape, task.widths, strict=True)
+            wider = [min(n + (count - 1) * sum(width) / 2, m) / n for n, m, width in pairs]
+            if math.prod(wider) <= REPEATED:
+                return count, tuple(tile)
+        return 1, tuple(tile)
+
+    def _pass(
+        self, fields: Sequence[Cells], start: Shape, stop: Shape, steps: int, tile: Shape
+    ) -> list[HostArray]:
+        """Take so many steps of all tiles of a range; return the results."""
         task = self._task
         shape = tuple(b - a for a, b in zip(start, stop, strict=True))
         results = [
             self._buffer(number, shape[: task.leading] + known[task.leading :], dtype)
             for number, (known, dtype) in enumerate(task.known)
         ]
-        rows = max(SLAB_CELLS // max(math.prod(shape[1:]), 1), 1)
 
-        def compute(ends: tuple[int, int]) -> None:
-            first, last = ends
-            low, high = (first, *start[1:]), (last, *stop[1:])
-            blocks = [self._padded(place, low, high) for place in range(len(task.fields))]
-            offset = tuple(a % n if n else a for a, n in zip(low, task.shape, strict=True))
-            cells = tuple(b - a for a, b in zip(low, high, strict=True))
-            here = BlockContext(0, 1, "", offset, cells, task.shape, None, np)
-            with np.errstate(all="ignore"):
-                found = task.call(blocks, here, result_buffers(task, cells, CpuBackend()))
-            for result, one in zip(results, found, strict=True):
-                result[first - start[0] : last - start[0]] = one
+        def take(part: Region) -> None:
+            first = tuple(a + b for a, b in zip(start, part.start, strict=True))
+            last = tuple(a + b for a, b in zip(start, part.stop, strict=True))
+            into = [result[part.slices[: task.leading]] for result in results]
+            self._take(fields, first, last, steps, into)
 
-        list(self._pool.map(compute, _rows_between(start[0], stop[0], rows, task.shape[0])))
+        list(self._pool.map(take, cover(shape, tile)))
         return results
 
+    def _take(
+        self, fields: Sequence[Cells], start: Shape, stop: Shape, steps: int, into: list[HostArray]
+    ) -> None:
+        """Take so many steps of one tile; write the results."""
+        leading = self._task.leading
+        for remaining in reversed(range(steps)):
+            first, last = self._needed(start, stop, remaining)
+            cells = tuple(b - a for a, b in zip(first, last, strict=True))[:leading]
+            results = into
+            if remaining:
+                results = [np.empty(cells + known[leading:], dtype) for known, dtype in self._task.known]
+            self._step(fields, first, last, results)
+            fields = self._fed(fields, results, first, own=True)
+
+    def _step(self, fields: Sequence[Cells], start: Shape, stop: Shape, into: Sequence[HostArray]) -> None:
+        """Compute one step of a range, in parts where the array wraps around; write the results."""
+        task = self._task
+        for place, region in _wrapped(start, stop, task.shape):
+            low = tuple(a + part.start for a, part in zip(start, place, strict=True))
+            high = tuple(a + part.stop for a, part in zip(start, place, strict=True))
+            blocks = [self._padded(number, cells, low, high) for number, cells in enumerate(fields)]
+            here = BlockContext(0, 1, "", region.start, region.shape, task.shape, None, np)
+            with np.errstate(all="ignore"):
+                found = task.call(blocks, here, result_buffers(task, region.shape, CpuBackend()))
+            for result, one in zip(into, found, strict=True):
+                result[place[: task.leading]] = one
+
     def _buffer(self, number: int, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
-        """Return memory for result `number` that the step before does not use: two buffers take turns."""
+        """Return memory for result `number` that the pass before does not use: two buffers take turns."""
         kept = self._memory.setdefault(number, [])
         size = math.prod(shape)
         kept.append(kept.pop(0) if len(kept) == 2 else np.empty(size, dtype))
         return kept[-1][:size].reshape(shape)
 
-    def _padded(self, place: int, start: Shape, stop: Shape) -> HostArray:
+    def _padded(self, place: int, cells: Cells, start: Shape, stop: Shape) -> HostArray:
         """Return the cells of a range with their halo; beyond the array's ends as the boundary says."""
         task, field = self._task, self._task.fields[place]
         first, last = self._of_field(place, start, stop)
-        origin, _ = self._of_field(place, self._start, self._stop)
-        block, outside = self._fields[place], []
+        block, outside = cells.array, []
         for axis, (low, high) in enumerate(field.widths):
+            origin, length = cells.start[axis], field.shape[axis]
             wanted = np.arange(first[axis] - low, last[axis] + high)
-            if task.boundary == "wrap" and axis < task.leading and not self._whole[axis]:
+            if task.boundary == "wrap" and axis < task.leading and cells.array.shape[axis] < length:
                 index = wanted
             else:
-                index = sources(wanted, field.shape[axis], task.boundary)
-            beyond = (wanted < 0) | (wanted >= field.shape[axis])
+                index = sources(wanted, length, task.boundary)
+            beyond = (wanted < 0) | (wanted >= length)
             outside.append(beyond if task.boundary == "constant" else np.zeros_like(beyond))
-            block = _taken(block, np.where(outside[axis], origin[axis], index) - origin[axis], axis)
-        if np.may_share_memory(block, self._fields[place]) or not block.flags.c_contiguous:
+            block = _taken(block, np.where(outside[axis], origin, index) - origin, axis)
+        is_all = cells.own and block.size == cells.array.size
+        shared = np.may_share_memory(block, cells.array) and not is_all
+        if shared or not block.flags.c_contiguous:
             block = np.array(block, order="C")  # the function's, which may change it
         for axis, beyond in enumerate(outside):
             if beyond.any():
@@ -196,6 +242,7 @@ def verify_steps(
     cell where that is less work. progress: called with this rank's verified cells, and with all of them.
     """
     begin = time.perf_counter()
+    task = replace(task, kernel=None)  # the function itself is what is compared with
     if world.rank == 0:
         for sink in sinks:
             leave_cache(place_of(sink))
@@ -285,12 +332,26 @@ def _taken(block: HostArray, index: HostArray, axis: int) -> HostArray:
     return np.take(block, index, axis)
 
 
-def _rows_between(first: int, last: int, step: int, length: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of at most `step` rows, cut where the array wraps around."""
-    while first < last:
-        stop = min(first + step, last, (first // length + 1) * length)
-        yield first, stop
-        first = stop
+def _decisive(
+    start: int, stop: int, length: int, width: tuple[int, int], boundary: str, steps: int
+) -> tuple[int, int]:
+    """Return the positions along an axis that decide a range after so many steps.
+
+    Where the axis wraps around they may go beyond its ends, unless they are all.
+    """
+    low, high = width
+    if boundary == "wrap":
+        first, last = start - steps * low, stop + steps * high
+        return (0, length) if last - first >= length else (first, last)
+    for _ in range(steps):
+        first, last = start - low, stop + high
+        if boundary in ("reflect", "mirror"):  # cells beyond an end are copies of those as far inside
+            first, last = min(first, 2 * length - 1 - last), max(last, 1 - first)
+        first, last = max(first, 0), min(last, length)
+        if (first, last) == (start, stop):
+            break
+        start, stop = first, last
+    return start, stop
 
 
 def _wrapped(start: Shape, stop: Shape, shape: Shape) -> Iterator[tuple[tuple[slice, ...], Region]]:

@@ -16,7 +16,7 @@ import meshrun
 import runner
 from runner.errors import UserError
 from runner.job.declaration import Job
-from runner.job.signature import RESERVED, STEP_OPTIONS
+from runner.job.signature import MAP_OPTIONS, RESERVED
 from runner.run.declare import DeclaredJob, job, map_blocks, reduce_blocks
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def test_every_keyword_of_run_is_reserved() -> None:
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
     assert keywords
-    assert {*keywords, "help"} == {*RESERVED, *STEP_OPTIONS}
+    assert {*keywords, "help"} == {*RESERVED, *MAP_OPTIONS}
 
 
 def unnamed_options(block, *rest):

@@ -165,7 +165,7 @@ def test_here_tells_the_place_and_random_numbers_follow_the_cell(tmp_path: Path)
 def test_a_function_that_returns_nonsense_is_told_what(tmp_path: Path, function: Any, words: str) -> None:
     np.save(tmp_path / "in.npy", np.ones((9, 4)))
     with pytest.raises(RunError, match=words):
-        run_simulated(meshrun.map_blocks(function), 2, tmp_path / "in.npy", tmp_path / "out.npy")
+        run_simulated(meshrun.map_blocks(halo=0)(function), 2, tmp_path / "in.npy", tmp_path / "out.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
 

@@ -45,8 +45,21 @@ SHAPES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 7, 8, 13]), min_size=1, max_si
 
 @st.composite
 def partitions(draw: st.DrawFn) -> Partition:
-    shape = draw(SHAPES)
-    return Partition(shape, tuple(draw(st.integers(1, 5)) for _ in shape))
+    """Of some: in units of several cells along some leading axes."""
+    counted = draw(SHAPES)
+    units = tuple(draw(st.lists(st.integers(1, 3), max_size=len(counted))))
+    shape = tuple(n * unit for n, unit in itertools.zip_longest(counted, units, fillvalue=1))
+    return Partition(shape, tuple(draw(st.integers(1, 5)) for _ in shape), units)
+
+
+@given(partitions())
+def test_blocks_begin_and_end_at_units(partition: Partition) -> None:
+    for rank, region in enumerate(partition):
+        for axis, ends in enumerate(zip(region.start, region.stop, strict=True)):
+            assert not any(end % partition.unit(axis) for end in ends)
+            assert ends == partition.bounds(axis, partition.coordinates(rank)[axis])
+            for cell in range(*ends):
+                assert partition.owner(axis, cell) == partition.coordinates(rank)[axis]
 
 
 @given(partitions())

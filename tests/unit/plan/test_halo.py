@@ -56,13 +56,14 @@ def padded_block(
 def cases(draw: st.DrawFn) -> tuple[Partition, Widths]:
     ndim = draw(st.integers(1, 3))
     lengths = st.sampled_from([1, 1, 2, 3, 4, 5, 7, 11, 13])
-    shape = tuple(draw(lengths) for _ in range(ndim))
+    units = tuple(draw(st.sampled_from([1, 1, 2, 3])) for _ in range(ndim))
+    shape = tuple(draw(lengths) * unit for unit in units)
     room, grid = 8, []
     for _ in range(ndim):
         grid.append(draw(st.integers(1, room)))
         room //= grid[-1]
     widths = tuple((draw(st.integers(0, n)), draw(st.integers(0, n))) for n in shape)
-    return Partition(shape, tuple(draw(st.permutations(grid)))), widths
+    return Partition(shape, tuple(draw(st.permutations(grid))), units), widths
 
 
 @given(cases(), st.sampled_from(BOUNDARIES))

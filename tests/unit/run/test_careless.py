@@ -34,13 +34,17 @@ def size(world, input, output):
     open(output, "w").close()
     return {"size": world.size}
 
-@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0] // 2, *shape[1:]), dtype))
-def halved(block, *, out):
-    out[...] = block[::2]
+@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0] - 2, *shape[1:]), dtype))
+def shortened(block, *, out):
+    out[...] = block[1:-1]
 
-@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0], shape[1] // 2), dtype))
+@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0], 3), dtype))
 def narrowed(block, *, out):
     out[...] = block[:, ::2]
+
+@meshrun.map_blocks(out=lambda shape, dtype: ((shape[0] // 8, shape[1] // 4), dtype))
+def thinned(block, *, out):
+    out[...] = block[::8, :4:4]
 """
 
 
@@ -66,6 +70,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
     np.save("in.npy", np.arange(600, dtype=np.float32).reshape(100, 6))
+    np.save("even.npy", np.load("in.npy")[:96])
     Path("mine.py").write_text(JOBS)
     Path("text.txt").write_text("words\n")
     Path("folder").mkdir()
@@ -137,20 +142,40 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
          "--shape has more axes than an array can have: got maximum supported dimension"),
         ("run mine.py:same -- in.npy out.npy --verify", "unexpected extra argument (--verify)"),
         ("selftest --mutate --device cuda", "--mutate runs its ranks on the CPU; remove --device"),
-        ("run mine.py:halved in.npy out.npy",
-         "changes an axis along which the array is cut: got (50, 6) from (100, 6), expected the first axis "
-         "unchanged. Try: a result with the input's length along the first axis, which every --grid cuts"),
+        ("run mine.py:shortened in.npy out.npy",
+         "changes an axis along which the array is cut: got (98, 6) from (100, 6), expected the first axis "
+         "unchanged, or longer or shorter by a factor that is the same for all lengths. Try: a result with "
+         "the input's length along the first axis, which every --grid cuts, or a fixed multiple or part of "
+         "it"),
         ("run mine.py:narrowed in.npy out.npy --grid 1x1000 --chunk-bytes 1K",
-         "expected the first 2 axes unchanged. Try: --grid 0, which cuts no other axis"),
+         "expected the first 2 axes unchanged, or longer or shorter by a factor that is the same for all "
+         "lengths. Try: --grid 0, which cuts no other axis"),
+        ("run mine.py:thinned in.npy out.npy",
+         "job thinned: its result has 1/8 of the input's length along axis 0, along which the array is cut, "
+         "and that length does not divide: got 100, expected a multiple of 8, such as 104"),
+        ("plan mine.py:thinned in.npy --ranks 2", "got 100, expected a multiple of 8, such as 104"),
+        ("run mine.py:thinned even.npy out.npy --grid 1x2 --chunk-bytes 4K",
+         "has 1/4 of the input's length along axis 1, along which the array is cut, and that length does not "
+         "divide: got 6, expected a multiple of 4, such as 8. Try: --grid 0, which cuts no other axis"),
+        ("run mine.py:thinned even.npy out.npy --chunk-bytes 100",
+         "--chunk-bytes is less than 8 rows, which the result needs together, with the halo: got 100 bytes, "
+         "expected at least 192"),
+        ("run mine.py:thinned even.npy out.npy --steps 2",
+         "job thinned cannot take steps: its result cannot become its input block: got float32 of shape "
+         "12x1, expected float32 of shape 96x6. Try: one pass, no --steps"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sentence: str) -> None:
     assert sentence in refused(line)
 
 
-def test_the_advice_for_a_result_of_another_shape_can_be_taken() -> None:
-    assert main(["run", "mine.py:narrowed", "in.npy", "out.npy", "--grid", "0"]) == 0
-    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy")[:, ::2])
+@pytest.mark.parametrize(
+    ("job", "file", "cells"),
+    [("narrowed", "in.npy", np.s_[:, ::2]), ("thinned", "even.npy", np.s_[::8, :4:4])],
+)
+def test_the_advice_for_a_result_of_another_shape_can_be_taken(job: str, file: str, cells: Any) -> None:
+    assert main(["run", f"mine.py:{job}", file, "out.npy", "--grid", "0"]) == 0
+    np.testing.assert_array_equal(np.load("out.npy"), np.load(file)[cells])
 
 
 @pytest.mark.parametrize("dtype", ["object", "S3"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from queued_device import QueuedBackend
 
@@ -16,6 +16,7 @@ import meshrun
 from runner import files
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
+from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
 from runner.run.execute import Options, execute, run
@@ -98,7 +99,15 @@ def weighted(widths: Any) -> Any:
     return function
 
 
-@settings(max_examples=100)
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the size of the tiles that a verification takes be as before at the end."""
+    for name in ("TILE_BYTES", "REPEATED"):
+        monkeypatch.setattr(verify_steps, name, getattr(verify_steps, name))
+
+
+@pytest.mark.usefixtures("tiles")
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("steps")
@@ -125,6 +134,8 @@ def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_f
     arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
     places = [None if name is None else ("block", "other").index(name) for name in feeds]
     expected = plain_loop(function, arrays, steps, widths, boundary, places, 9)
+    verify_steps.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 2 << 20]))  # `tiles` puts it back
+    verify_steps.REPEATED = data.draw(st.sampled_from([1.1, 50.0]))
     found, record = stepped(
         folder, job, arrays, steps, ranks=ranks, grid=grid, steps_per_exchange=every, overlap=overlap,
         devices=data.draw(st.booleans()), verify=data.draw(st.sampled_from(["off", "full", "sample"])),
@@ -217,6 +228,29 @@ def test_k_is_lowered_where_blocks_are_too_small(tmp_path: Path, capsys: pytest.
     assert record["steps"]["steps_per_exchange"] == 2
     assert "--steps-per-exchange 5 is lowered to 2" in record["warnings"][0]
     assert "--steps-per-exchange 5 is lowered to 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_a_verification_in_tiles_finds_a_single_wrong_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str
+) -> None:
+    """Also one that a step changes on its way only: six steps of tiles that a pass of several steps takes."""
+    monkeypatch.setattr(verify_steps, "TILE_BYTES", 256)
+    monkeypatch.setattr(verify_steps, "REPEATED", 50.0)
+    job = meshrun.map_blocks(halo=1, boundary=boundary)(lambda block: block[:-2, 1:-1] + block[1:-1, 2:])
+    start = np.arange(24 * 20, dtype=np.uint32).reshape(24, 20)
+    stepped(tmp_path, job, [start], 6, verify="full")
+    step, calls = Stepper._step, []
+
+    def wrong(stepper: Stepper, *arguments: Any) -> None:
+        step(stepper, *arguments)
+        calls.append(1)
+        if len(calls) == 3:
+            stepper.own(0)[13, 11] ^= 1
+
+    monkeypatch.setattr(Stepper, "_step", wrong)
+    with pytest.raises(meshrun.RunError, match="verification failed"):
+        stepped(tmp_path, job, [start], 6, verify="full")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -1,0 +1,235 @@
+"""Expression graph of a function on blocks: what each result cell is computed from.
+
+A node is one value per own cell. Nodes are made by a `Graph`, which returns the same node for the same
+expression, so that a common subexpression is computed once, and two programs are equal if their text is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from runner.region import Shape
+
+Offset = tuple[int, ...]
+Extents = tuple[tuple[int, int], ...]  # per grid axis: cells before and after the own cell
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One value per own cell.
+
+    op: "load", "constant", "cast", "where" (of a bool and two values) or the name of a NumPy ufunc. All
+        operands of a ufunc have the dtype that NumPy's loop computes in; the operation is rounded to it.
+    dtype: of the value. operands: in the ufunc's order.
+    input, offset, component: of a load: which input, how far from the own cell along each grid axis, and
+        which element of the trailing axes, in C order. value: of a constant, a NumPy scalar.
+    line: in the user's file, where the value is computed first; 0 if unknown.
+    """
+
+    op: str
+    dtype: np.dtype[Any]
+    operands: tuple[Node, ...] = ()
+    input: int = -1
+    offset: Offset = ()
+    component: int = 0
+    value: Any = None
+    line: int = 0
+
+
+class Graph:
+    """Makes nodes, each expression once."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Key, Node] = {}
+
+    def load(self, number: int, dtype: np.dtype[Any], offset: Offset, component: int = 0) -> Node:
+        key = ("load", number, offset, component)
+        return self._node(key, lambda: Node("load", dtype, (), number, offset, component))
+
+    def constant(self, value: Any, dtype: np.dtype[Any]) -> Node:
+        """Return a constant. value: a NumPy scalar or array of one element of that dtype."""
+        scalar = np.asarray(value, dtype).reshape(())[()]
+        return self._node(
+            ("constant", dtype.str, scalar.tobytes()), lambda: Node("constant", dtype, value=scalar)
+        )
+
+    def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
+        """Return an operation; one on constants is computed here, by NumPy."""
+        if op == "cast" and operands[0].dtype == dtype:
+            return operands[0]
+        if all(node.op == "constant" for node in operands):
+            values = [np.full(1, node.value, node.dtype) for node in operands]
+            return self.constant(compute(op, dtype, values), dtype)
+        key = (op, dtype.str, *map(id, operands))
+        return self._node(key, lambda: Node(op, dtype, tuple(operands), line=line))
+
+    def shifted(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
+        """Return the values of other cells: those `shift` cells away along the grid axes."""
+        if not any(shift):
+            return list(nodes)
+        done: dict[int, Node] = {}
+
+        def of(node: Node) -> Node:
+            if id(node) not in done:
+                if node.op == "load":
+                    offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
+                    done[id(node)] = self.load(node.input, node.dtype, offset, node.component)
+                elif node.op == "constant":
+                    done[id(node)] = node
+                else:
+                    moved = [of(operand) for operand in node.operands]
+                    done[id(node)] = self.operation(node.op, node.dtype, moved, node.line)
+            return done[id(node)]
+
+        return [of(node) for node in nodes]
+
+    def _node(self, key: Key, make: Any) -> Node:
+        if key not in self._nodes:
+            self._nodes[key] = make()
+        return self._nodes[key]
+
+
+def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
+    """Return what NumPy computes for one operation on arrays."""
+    with np.errstate(all="ignore"):
+        if op == "cast":
+            return values[0].astype(dtype)
+        if op == "where":
+            return np.where(*values)
+        return getattr(np, op)(*values)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input or output of a program. trailing: lengths of the axes after the grid axes."""
+
+    name: str
+    dtype: np.dtype[Any]
+    trailing: Shape = ()
+
+    @property
+    def components(self) -> int:
+        return math.prod(self.trailing)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """What a function computes for each own cell.
+
+    axes: number of grid axes, the leading axes that inputs and outputs share. results: of each output, a
+    node per component.
+    """
+
+    axes: int
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    results: tuple[tuple[Node, ...], ...]
+    graph: Graph = field(repr=False)
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, operands before what uses them."""
+        found: dict[int, Node] = {}
+
+        def visit(node: Node) -> Iterator[Node]:
+            if id(node) in found:
+                return
+            for operand in node.operands:
+                yield from visit(operand)
+            if id(node) not in found:
+                found[id(node)] = node
+                yield node
+
+        return tuple(node for result in self.results for one in result for node in visit(one))
+
+    @property
+    def loads(self) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.op == "load")
+
+    @property
+    def operations(self) -> int:
+        """Operations for each own cell, without loads, constants and casts."""
+        return sum(node.op not in ("load", "constant", "cast") for node in self.nodes)
+
+    def footprint(self, number: int) -> Extents:
+        """Return how far from the own cell input `number` is read, per grid axis: cells before and after."""
+        offsets = [node.offset for node in self.loads if node.input == number]
+        return tuple(
+            (max((-one[axis] for one in offsets), default=0), max((one[axis] for one in offsets), default=0))
+            if offsets
+            else (0, 0)
+            for axis in range(self.axes)
+        )
+
+    def text(self) -> str:
+        """Return the program as text, a line per node; equal for equal programs."""
+        number = {id(node): place for place, node in enumerate(self.nodes)}
+        lines = [
+            *(f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs),
+            *(f"%{number[id(node)]} = {_text(node, number)}" for node in self.nodes),
+        ]
+        for one, result in zip(self.outputs, self.results, strict=True):
+            cells = " ".join(f"%{number[id(node)]}" for node in result)
+            lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")
+        return "\n".join(lines)
+
+
+def _text(node: Node, number: dict[int, int]) -> str:
+    if node.op == "load":
+        return f"load {node.input} {node.offset} {node.component}"
+    if node.op == "constant":
+        return f"constant {node.dtype} {node.value!r} {node.value.tobytes().hex()}"
+    return f"{node.op} {node.dtype} " + " ".join(f"%{number[id(one)]}" for one in node.operands)
+
+
+def merge_components(program: Program) -> tuple[Program, int]:
+    """Return the program for arrays whose trailing axes are merged into the last grid axis, and how many
+    elements a cell then is; the program as it is, and 1, if it does not treat all components alike.
+
+    An offset of one cell along the last grid axis becomes one of so many elements.
+    """
+    trailing = {one.trailing for one in (*program.inputs, *program.outputs)}
+    count = program.outputs[0].components
+    if len(trailing) != 1 or count < 2:
+        return program, 1
+    graph = Graph()
+    merged: dict[tuple[int, int], Node] = {}
+
+    def of(node: Node, component: int) -> Node | None:
+        key = id(node), component
+        if key in merged:
+            return merged[key]
+        if node.op == "load":
+            if node.component != component:
+                return None
+            offset = (*node.offset[:-1], node.offset[-1] * count)
+            made = graph.load(node.input, node.dtype, offset)
+        elif node.op == "constant":
+            made = graph.constant(node.value, node.dtype)
+        else:
+            operands = [of(operand, component) for operand in node.operands]
+            if None in operands:
+                return None
+            made = graph.operation(node.op, node.dtype, [one for one in operands if one], node.line)
+        merged[key] = made
+        return made
+
+    results = []
+    for result in program.results:
+        cells = [of(node, component) for component, node in enumerate(result)]
+        if cells[0] is None or any(cell is not cells[0] for cell in cells):
+            return program, 1
+        results.append((cells[0],))
+
+    def flat(one: Operand) -> Operand:
+        return Operand(one.name, one.dtype)
+
+    inputs, outputs = tuple(map(flat, program.inputs)), tuple(map(flat, program.outputs))
+    return Program(program.axes, inputs, outputs, tuple(results), graph), count

@@ -1,0 +1,276 @@
+// NumPy's operations on single values, for CUDA (NVRTC) and for a C++17 compiler on the host.
+//
+// Each rounds as NumPy's loop for that dtype: no contraction (--fmad=false, -ffp-contract=off), integers wrap,
+// division of integers by zero is 0, NaN passes through minimum and maximum. Half is computed in float and
+// rounded after each operation, as NumPy does. Functions such as exp and pow are the platform's own.
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#include <cuda_fp16.h>
+#define INLINE __device__ __forceinline__
+typedef __half Half;
+#else
+#include <cmath>
+#include <cstring>
+#define INLINE static inline __attribute__((always_inline, unused))
+#ifdef __FLT16_MAX__
+typedef _Float16 Half;
+#else
+struct Half;  // no 16-bit floats with this compiler
+#endif
+#endif
+
+typedef signed char int8;
+typedef unsigned char uint8;
+typedef short int16;
+typedef unsigned short uint16;
+typedef int int32;
+typedef unsigned int uint32;
+typedef long long int64;
+typedef unsigned long long uint64;
+
+namespace numpy {
+
+template <typename T> struct Traits { static constexpr bool real = false, half = false; typedef T Compute; };
+template <> struct Traits<float> { static constexpr bool real = true, half = false; typedef float Compute; };
+template <> struct Traits<double> { static constexpr bool real = true, half = false; typedef double Compute; };
+template <> struct Traits<Half> { static constexpr bool real = true, half = true; typedef float Compute; };
+template <typename T> struct Same { typedef T type; };
+template <typename T> struct Unsigned { typedef unsigned long long type; };
+template <> struct Unsigned<int8> { typedef uint32 type; };
+template <> struct Unsigned<uint8> { typedef uint32 type; };
+template <> struct Unsigned<int16> { typedef uint32 type; };
+template <> struct Unsigned<uint16> { typedef uint32 type; };
+template <> struct Unsigned<int32> { typedef uint32 type; };
+template <> struct Unsigned<uint32> { typedef uint32 type; };
+template <typename A, typename B> struct IsSame { static constexpr bool value = false; };
+template <typename A> struct IsSame<A, A> { static constexpr bool value = true; };
+template <typename T> constexpr bool is_bool = IsSame<T, bool>::value;
+template <typename T> constexpr bool is_signed = T(-1) < T(0);
+
+// The value as the type that is computed in, and back, rounded.
+template <typename T> INLINE typename Traits<T>::Compute widen(T x) {
+#ifdef __CUDACC_RTC__
+    if constexpr (Traits<T>::half) return __half2float(x); else return x;
+#else
+    return static_cast<typename Traits<T>::Compute>(x);
+#endif
+}
+template <typename T> INLINE T narrow(typename Traits<T>::Compute x) {
+#ifdef __CUDACC_RTC__
+    if constexpr (Traits<T>::half) return __float2half_rn(x); else return x;
+#else
+    return static_cast<T>(x);
+#endif
+}
+template <typename T, typename B> INLINE T bits(B pattern) {
+    T value;
+#ifdef __CUDACC_RTC__
+    static_assert(sizeof(T) == sizeof(B), "");
+    value = *reinterpret_cast<const T*>(&pattern);
+#else
+    std::memcpy(&value, &pattern, sizeof(T));
+#endif
+    return value;
+}
+
+template <typename R, typename T> INLINE R cast(T x) {
+    if constexpr (IsSame<R, T>::value) return x;
+    else if constexpr (is_bool<R>) {
+        if constexpr (Traits<T>::half) return widen(x) != 0; else return x != 0;
+    } else if constexpr (Traits<R>::half) {
+#ifdef __CUDACC_RTC__
+        if constexpr (IsSame<T, double>::value) return __double2half(x); else return __float2half_rn(static_cast<float>(x));
+#else
+        if constexpr (IsSame<T, double>::value) return static_cast<Half>(x); else return static_cast<Half>(static_cast<float>(x));
+#endif
+    } else return static_cast<R>(widen(x));
+}
+
+template <typename T> INLINE bool truth(T x) { return cast<bool>(x); }
+template <typename T> INLINE bool isnan(T x) {
+    if constexpr (Traits<T>::real) { const auto v = widen(x); return v != v; } else return false;
+}
+
+// Arithmetic. Integers of less than 32 bits are computed in 32 and wrap when they are narrowed.
+#define ARITHMETIC(NAME, SIGN, BOOL)                                                                   \
+    template <typename T> INLINE T NAME(T a, T b) {                                                    \
+        if constexpr (is_bool<T>) return a BOOL b;                                                     \
+        else if constexpr (Traits<T>::real) return narrow<T>(widen(a) SIGN widen(b));                  \
+        else return static_cast<T>(static_cast<typename Unsigned<T>::type>(a)                          \
+                                       SIGN static_cast<typename Unsigned<T>::type>(b));               \
+    }
+ARITHMETIC(add, +, |)
+ARITHMETIC(subtract, -, ^)
+ARITHMETIC(multiply, *, &)
+#undef ARITHMETIC
+
+template <typename T> INLINE T divide(T a, T b) { return narrow<T>(widen(a) / widen(b)); }
+
+template <typename T> INLINE T fmod(T a, T b) {
+    if constexpr (Traits<T>::real) {
+        if constexpr (sizeof(T) == 8) return ::fmod(a, b); else return narrow<T>(::fmodf(widen(a), widen(b)));
+    } else {
+        if (b == 0) return 0;
+        if constexpr (is_signed<T>) { if (b == T(-1)) return 0; }
+        return static_cast<T>(a % b);
+    }
+}
+
+// As npy_divmod (numpy/core/src/npymath): the quotient's floor and a remainder with the sign of b.
+template <typename T> INLINE T divmod(T a, T b, T& remainder) {
+    T mod = sizeof(T) == 8 ? T(::fmod(double(a), double(b))) : T(::fmodf(float(a), float(b)));
+    if (b == 0) { remainder = mod; return a / b; }
+    T quotient = (a - mod) / b;
+    if (mod != 0) {
+        if ((b < 0) != (mod < 0)) { mod += b; quotient -= T(1); }
+    } else mod = sizeof(T) == 8 ? T(::copysign(0.0, double(b))) : T(::copysignf(0.0f, float(b)));
+    T whole;
+    if (quotient != 0) {
+        whole = sizeof(T) == 8 ? T(::floor(double(quotient))) : T(::floorf(float(quotient)));
+        if (quotient - whole > T(0.5)) whole += T(1);
+    } else whole = sizeof(T) == 8 ? T(::copysign(0.0, double(a / b))) : T(::copysignf(0.0f, float(a / b)));
+    remainder = mod;
+    return whole;
+}
+template <typename T> INLINE T floor_divide(T a, T b) {
+    if constexpr (Traits<T>::real) {
+        typename Traits<T>::Compute rest, x = widen(a), y = widen(b);
+        return y == 0 ? narrow<T>(x / y) : narrow<T>(divmod(x, y, rest));
+    } else {
+        if (b == 0) return 0;
+        if constexpr (is_signed<T>) {
+            if (b == T(-1)) return static_cast<T>(typename Unsigned<T>::type(0) - static_cast<typename Unsigned<T>::type>(a));
+            const T quotient = static_cast<T>(a / b);
+            return static_cast<T>(a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient);
+        } else return static_cast<T>(a / b);
+    }
+}
+template <typename T> INLINE T remainder(T a, T b) {
+    if constexpr (Traits<T>::real) {
+        typename Traits<T>::Compute rest;
+        divmod(widen(a), widen(b), rest);
+        return narrow<T>(rest);
+    } else {
+        if (b == 0) return 0;
+        if constexpr (is_signed<T>) {
+            if (b == T(-1)) return 0;
+            const T rest = static_cast<T>(a % b);
+            return static_cast<T>(rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest);
+        } else return static_cast<T>(a % b);
+    }
+}
+
+template <typename T> INLINE T negative(T x) {
+    if constexpr (Traits<T>::real) return narrow<T>(-widen(x));
+    else return static_cast<T>(typename Unsigned<T>::type(0) - static_cast<typename Unsigned<T>::type>(x));
+}
+template <typename T> INLINE T positive(T x) { return x; }
+template <typename T> INLINE T absolute(T x) {
+    if constexpr (Traits<T>::real) {
+        if constexpr (sizeof(T) == 8) return ::fabs(x); else return narrow<T>(::fabsf(widen(x)));
+    } else if constexpr (is_bool<T>) return x;
+    else if constexpr (is_signed<T>) return x < 0 ? negative(x) : x;
+    else return x;
+}
+template <typename T> INLINE T fabs(T x) { return absolute(x); }
+template <typename T> INLINE T square(T x) { return multiply(x, x); }
+template <typename T> INLINE T reciprocal(T x) { return narrow<T>(typename Traits<T>::Compute(1) / widen(x)); }
+template <typename T> INLINE T sign(T x) {
+    if constexpr (Traits<T>::real) {
+        const auto v = widen(x);
+        return v > 0 ? narrow<T>(1) : v < 0 ? narrow<T>(-1) : v == 0 ? narrow<T>(0) : x;
+    } else if constexpr (is_signed<T>) return static_cast<T>((x > 0) - (x < 0));
+    else return static_cast<T>(x > 0);
+}
+
+// Functions of floats by the platform's library; floor and its kind leave integers as they are.
+#define FUNCTION(NAME, C)                                                                              \
+    template <typename T> INLINE T NAME(T x) {                                                         \
+        if constexpr (!Traits<T>::real) return x;                                                      \
+        else if constexpr (sizeof(T) == 8) return ::C(x);                                              \
+        else return narrow<T>(::C##f(widen(x)));                                                       \
+    }
+FUNCTION(sqrt, sqrt) FUNCTION(exp, exp) FUNCTION(exp2, exp2) FUNCTION(expm1, expm1) FUNCTION(log, log)
+FUNCTION(log2, log2) FUNCTION(log10, log10) FUNCTION(log1p, log1p) FUNCTION(cbrt, cbrt) FUNCTION(sin, sin)
+FUNCTION(cos, cos) FUNCTION(tan, tan) FUNCTION(arcsin, asin) FUNCTION(arccos, acos) FUNCTION(arctan, atan)
+FUNCTION(sinh, sinh) FUNCTION(cosh, cosh) FUNCTION(tanh, tanh) FUNCTION(arcsinh, asinh)
+FUNCTION(arccosh, acosh) FUNCTION(arctanh, atanh) FUNCTION(floor, floor) FUNCTION(ceil, ceil)
+FUNCTION(trunc, trunc) FUNCTION(rint, rint)
+#undef FUNCTION
+#define FUNCTION2(NAME, C)                                                                             \
+    template <typename T> INLINE T NAME(T a, T b) {                                                    \
+        if constexpr (sizeof(T) == 8) return ::C(a, b);                                                \
+        else return narrow<T>(::C##f(widen(a), widen(b)));                                             \
+    }
+FUNCTION2(hypot, hypot) FUNCTION2(arctan2, atan2) FUNCTION2(copysign, copysign)
+#undef FUNCTION2
+template <typename T> INLINE T power(T a, T b) {
+    if constexpr (Traits<T>::real) {
+        if constexpr (sizeof(T) == 8) return ::pow(a, b); else return narrow<T>(::powf(widen(a), widen(b)));
+    } else {
+        typename Unsigned<T>::type base = a, result = 1;
+        for (auto left = b; left > 0; left >>= 1, base *= base)
+            if (left & 1) result *= base;
+        return static_cast<T>(result);
+    }
+}
+template <typename T> INLINE T float_power(T a, T b) { return power(a, b); }
+template <typename T> INLINE T deg2rad(T x) { return narrow<T>(widen(x) * typename Traits<T>::Compute(3.141592653589793238462643383279502884 / 180.0)); }
+template <typename T> INLINE T rad2deg(T x) { return narrow<T>(widen(x) * (typename Traits<T>::Compute(180) / typename Traits<T>::Compute(3.141592653589793238462643383279502884))); }
+template <typename T> INLINE T radians(T x) { return deg2rad(x); }
+template <typename T> INLINE T degrees(T x) { return rad2deg(x); }
+
+// Comparisons; of signed with unsigned 64-bit integers by value.
+template <typename A, typename B> constexpr bool mixed = !IsSame<A, B>::value;
+template <typename A, typename B> INLINE bool less(A a, B b) {
+    if constexpr (mixed<A, B> && is_signed<A>) return a < 0 || static_cast<B>(a) < b;
+    else if constexpr (mixed<A, B>) return b >= 0 && a < static_cast<A>(b);
+    else return widen(a) < widen(b);
+}
+template <typename A, typename B> INLINE bool equal(A a, B b) {
+    if constexpr (mixed<A, B> && is_signed<A>) return a >= 0 && static_cast<B>(a) == b;
+    else if constexpr (mixed<A, B>) return b >= 0 && a == static_cast<A>(b);
+    else return widen(a) == widen(b);
+}
+template <typename A, typename B> INLINE bool less_equal(A a, B b) {
+    if constexpr (mixed<A, B>) return less(a, b) || equal(a, b); else return widen(a) <= widen(b);
+}
+template <typename A, typename B> INLINE bool greater(A a, B b) { return less(b, a); }
+template <typename A, typename B> INLINE bool greater_equal(A a, B b) { return less_equal(b, a); }
+template <typename A, typename B> INLINE bool not_equal(A a, B b) { return !equal(a, b); }
+
+template <typename T> INLINE T maximum(T a, T b) { return isnan(a) || greater_equal(a, b) ? a : b; }
+template <typename T> INLINE T minimum(T a, T b) { return isnan(a) || less_equal(a, b) ? a : b; }
+template <typename T> INLINE T fmax(T a, T b) { return isnan(b) || greater_equal(a, b) ? a : b; }
+template <typename T> INLINE T fmin(T a, T b) { return isnan(b) || less_equal(a, b) ? a : b; }
+template <typename T> INLINE T where(bool condition, T a, T b) { return condition ? a : b; }
+
+template <typename T> INLINE bool isinf(T x) {
+    if constexpr (Traits<T>::real) { const auto v = widen(absolute(x)); return !isnan(x) && isnan(v - v); } else return false;
+}
+template <typename T> INLINE bool isfinite(T x) { return !isnan(x) && !isinf(x); }
+template <typename T> INLINE bool signbit(T x) {
+    if constexpr (Traits<T>::half) return bits<uint16>(x) >> 15;
+    else if constexpr (sizeof(T) == 8) return bits<uint64>(x) >> 63;
+    else return bits<uint32>(x) >> 31;
+}
+
+template <typename T> INLINE bool logical_not(T x) { return !truth(x); }
+template <typename T> INLINE bool logical_and(T a, T b) { return truth(a) && truth(b); }
+template <typename T> INLINE bool logical_or(T a, T b) { return truth(a) || truth(b); }
+template <typename T> INLINE bool logical_xor(T a, T b) { return truth(a) != truth(b); }
+template <typename T> INLINE T invert(T x) { if constexpr (is_bool<T>) return !x; else return static_cast<T>(~x); }
+template <typename T> INLINE T bitwise_and(T a, T b) { return static_cast<T>(a & b); }
+template <typename T> INLINE T bitwise_or(T a, T b) { return static_cast<T>(a | b); }
+template <typename T> INLINE T bitwise_xor(T a, T b) { return static_cast<T>(a ^ b); }
+template <typename T> INLINE T left_shift(T a, T b) {
+    const auto by = static_cast<typename Unsigned<T>::type>(b);
+    return by < 8 * sizeof(T) ? static_cast<T>(static_cast<typename Unsigned<T>::type>(a) << by) : T(0);
+}
+template <typename T> INLINE T right_shift(T a, T b) {
+    const auto by = static_cast<typename Unsigned<T>::type>(b);
+    return by < 8 * sizeof(T) ? static_cast<T>(a >> by) : static_cast<T>(a < 0 ? -1 : 0);
+}
+
+}  // namespace numpy

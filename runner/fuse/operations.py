@@ -1,0 +1,55 @@
+"""C++ text of a program's nodes, by the operations in kernels/operations.cuh; for CUDA and for the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runner.fuse.graph import Node
+
+KERNELS = Path(__file__).parent / "kernels"
+HEADER = KERNELS / "operations.cuh"
+TWO_TYPES = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
+
+
+def ctype(dtype: np.dtype[Any]) -> str:
+    """Return the C++ type of a dtype, as operations.cuh names it."""
+    if dtype.kind == "f":
+        return {2: "Half", 4: "float", 8: "double"}[dtype.itemsize]
+    return str(dtype.name)
+
+
+def literal(value: Any, dtype: np.dtype[Any]) -> str:
+    """Return a constant of exactly these bits."""
+    scalar = np.asarray(value, dtype)
+    if dtype.kind == "b":
+        return "true" if scalar else "false"
+    if dtype.kind == "f" and (dtype.itemsize == 2 or not math.isfinite(scalar)):
+        kind = np.dtype(f"u{dtype.itemsize}")
+        return f"numpy::bits<{ctype(dtype)}>({kind.name}({scalar.view(kind)}u))"
+    if dtype.kind == "f":
+        return float(scalar).hex() + ("f" if dtype.itemsize == 4 else "")
+    number = int(scalar)
+    if dtype.kind == "u":
+        return f"{ctype(dtype)}({number}ull)"
+    lowest = number == np.iinfo(np.int64).min  # no literal of C++
+    return f"int64({number + 1}ll - 1)" if lowest else f"{ctype(dtype)}({number}ll)"
+
+
+def expression(node: Node, names: Mapping[int, str]) -> str:
+    """Return the expression of an operation or a constant. names: of each operand, by its `id`."""
+    if node.op == "constant":
+        return literal(node.value, node.dtype)
+    operands = [names[id(one)] for one in node.operands]
+    kind = ctype(node.operands[-1].dtype)
+    if node.op == "cast":
+        types = f"{ctype(node.dtype)}, {kind}"
+    elif node.op in TWO_TYPES:
+        types = f"{ctype(node.operands[0].dtype)}, {kind}"
+    else:
+        types = kind
+    return f"numpy::{node.op}<{types}>({', '.join(operands)})"

@@ -1,0 +1,815 @@
+"""Trace a user's function: call it once with stand-ins for its blocks that record what is done to them.
+
+The function is plain Python over plain arrays and does not know that it is traced: a stand-in answers NumPy's
+array protocols (NEP 13, NEP 18). What depends on the values of cells, or on how many there are, cannot be
+recorded: `NotTraceable` says why, where, and what to write instead.
+
+A traced array has axes of two sorts. Along a grid axis it is as long as the block, give or take a few cells,
+and all its cells are computed alike: it holds one node for all of them. Along any other axis it holds a node
+for each element.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from runner.fuse.graph import Graph, Operand, Program
+from runner.region import Shape
+
+# Cells along each grid axis of the two traces: so far apart that a length tells its axis, halo included.
+LENGTHS = (1009, 2003, 3001, 4001, 5003, 6007), (1511, 2503, 3511, 4507, 5501, 6521)
+NEAR = 400  # cells by which an array's length may differ from the block's
+MOST_COMPONENTS = 16  # elements of the trailing axes of a cell
+MOST_NODES = 4000
+CLIP: Any = vars(np)["_core"].umath.clip
+LONGEST_SUM = 7  # elements that NumPy adds from left to right; more are added pairwise
+
+_UFUNCS = """
+    negative positive absolute sqrt square reciprocal exp exp2 expm1 log log2 log10 log1p cbrt sin cos tan
+    arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh floor ceil trunc rint sign fabs deg2rad
+    rad2deg degrees radians isnan isinf isfinite signbit logical_not invert
+    add subtract multiply divide floor_divide remainder fmod power float_power maximum minimum fmax fmin hypot
+    arctan2 copysign equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor
+    bitwise_and bitwise_or bitwise_xor left_shift right_shift
+"""
+UFUNCS = frozenset(_UFUNCS.split())
+
+
+class NotTraceable(Exception):
+    """Why a function cannot become one kernel.
+
+    line: of the user's file or 0. hint: what to write instead. shorter: by how many cells the result is
+    shorter than the own cells, per grid axis, if that is the reason.
+    """
+
+    def __init__(self, reason: str, hint: str | None = None, shorter: Shape = ()) -> None:
+        super().__init__(reason)
+        self.reason, self.hint, self.shorter, self.line = reason, hint, shorter, 0
+
+
+class _Storage:
+    """Memory of traced arrays that share cells. version: counts the changes made to it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
+class _Recorder:
+    """One call of the function: its graph, and the lengths by which grid axes are recognised."""
+
+    def __init__(self, function: Callable[..., Any], lengths: Shape) -> None:
+        self.graph, self.lengths, self._code = Graph(), lengths, inspect.unwrap(function).__code__
+
+    def line(self) -> int:
+        """Return the line of the user's file that is being run."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self._code.co_filename:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
+
+    def axis_of(self, length: int) -> int | None:
+        """Return the grid axis along which an array is so long; None if it is along none."""
+        near = [axis for axis, own in enumerate(self.lengths) if abs(length - own) <= NEAR]
+        return near[0] if near else None
+
+    def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
+        """Return what numpy.full does: a traced array if it is as large as the block."""
+        whole = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+        grid = tuple(self.axis_of(length) for length in whole)
+        if all(axis is None for axis in grid):
+            return np.full(whole, value, dtype)
+        kind = np.asarray(value).dtype if dtype is None else np.dtype(dtype)
+        node = self.graph.constant(np.asarray(value).astype(kind), kind)
+        nodes = np.full([1 if axis is not None else n for n, axis in zip(whole, grid, strict=True)], node)
+        return Traced(self, nodes, whole, grid, kind)
+
+
+class _Namespace:
+    """What a traced function gets as `xp`: NumPy, with traced arrays from zeros, ones, full and empty."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def zeros(self, shape: Any, dtype: Any = float) -> Any:
+        return self._recorder.filled(shape, 0, dtype)
+
+    empty = zeros  # cells that are read before they are written could hold anything
+
+    def ones(self, shape: Any, dtype: Any = float) -> Any:
+        return self._recorder.filled(shape, 1, dtype)
+
+    def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
+        return self._recorder.filled(shape, fill_value, dtype)
+
+
+class Traced(NDArrayOperatorsMixin):
+    """A stand-in for an array.
+
+    nodes: what its cells are, one element along each grid axis. shape: as the function sees it. grid: of each
+    axis, which of the block's axes it is; None for one that is not.
+    """
+
+    __array_priority__ = 1000.0
+
+    def __init__(
+        self,
+        recorder: _Recorder,
+        nodes: np.ndarray[Any, Any],
+        shape: Shape,
+        grid: tuple[int | None, ...],
+        dtype: np.dtype[Any],
+        storage: _Storage | None = None,
+    ) -> None:
+        self._recorder, self._nodes, self._grid = recorder, nodes, grid
+        self.shape, self.dtype = shape, dtype
+        self._storage = _Storage() if storage is None else storage
+        self._version = self._storage.version
+
+    # What NumPy arrays have
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def T(self) -> Traced:  # NumPy's name
+        return self.transpose()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        if self._grid[0] is not None:
+            raise NotTraceable("iterates over the cells of a block", "slices instead of a loop over cells")
+        return (self[place] for place in range(self.shape[0]))
+
+    def __bool__(self) -> bool:
+        raise NotTraceable(
+            "decides by the value of a cell (if, while, and, or, not)", "xp.where(condition, a, b), or & | ~"
+        )
+
+    def _as_number(self) -> Any:
+        raise NotTraceable("converts cells to a Python number", "xp functions instead of those of math")
+
+    __float__ = __int__ = __complex__ = __index__ = _as_number
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise NotTraceable(
+            "makes a NumPy array of a block's cells, or writes them into one",
+            "xp.zeros(shape, dtype) or zeros_like(block) for an array to write into",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotTraceable(f"uses .{name} of an array, which is not traced")
+
+    def copy(self, order: str = "C") -> Traced:
+        return self._new(self._read())
+
+    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", copy: bool = True) -> Traced:
+        kind = np.dtype(dtype)
+        if kind == self.dtype and not copy:
+            return self
+        if casting != "unsafe":
+            raise NotTraceable("uses casting= of astype")
+        return self._new(self._cast(self._read(), kind), kind)
+
+    def transpose(self, *axes: Any) -> Traced:
+        if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)):
+            axes = tuple(axes[0]) if axes[0] is not None else ()
+        order = tuple(axes) or tuple(reversed(range(self.ndim)))
+        nodes = self._read().transpose(order)
+        order = tuple(axis % self.ndim for axis in order)
+        shape, grid = tuple(self.shape[a] for a in order), tuple(self._grid[a] for a in order)
+        return Traced(self._recorder, nodes, shape, grid, self.dtype, self._storage)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
+        return _clip(self, min, max, out)
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        return _round(self, decimals, out)
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return _reduce(np.add, np.sum, self, axis, keepdims, dtype, out)
+
+    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return _reduce(np.minimum, np.min, self, axis, keepdims, None, out)
+
+    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return _reduce(np.maximum, np.max, self, axis, keepdims, None, out)
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return _mean(self, axis, dtype, out, keepdims)
+
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    def __pow__(self, exponent: Any) -> Any:
+        fast = _fast_power(self, exponent)
+        return np.power(self, exponent) if fast is None else fast(self)
+
+    def __ipow__(self, exponent: Any) -> Any:
+        fast = _fast_power(self, exponent)
+        return (
+            _apply(self._recorder, np.power, (self, exponent), None, self)
+            if fast is None
+            else fast(self, out=self)
+        )
+
+    # Reading and writing parts
+
+    def __getitem__(self, index: Any) -> Traced:
+        nodes, shape, grid, shift = self._part(self._read(), index)
+        moved = np.empty(nodes.shape, object)
+        moved.ravel()[:] = self._recorder.graph.shifted(nodes.ravel(), shift)
+        return Traced(self._recorder, moved, shape, grid, self.dtype, self._storage)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        whole = Traced(self._recorder, self._nodes, self.shape, self._grid, self.dtype, _Storage())
+        _, shape, grid, shift = whole._part(self._nodes, index)
+        lengths = [n for n, axis in zip(shape, grid, strict=True) if axis is not None]
+        own = [n for n, axis in zip(self.shape, self._grid, strict=True) if axis is not None]
+        if any(shift) or lengths != own:
+            raise NotTraceable(
+                "writes a part of an array", "an expression for all cells, such as xp.where(condition, a, b)"
+            )
+        part = Traced(self._recorder, self._nodes[self._own_index(index)], shape, grid, self.dtype)
+        values = _operand(self._recorder, value, self.dtype)
+        nodes = self._cast(values._read(), self.dtype)
+        _check_broadcast([part, values], target=part)
+        changed = self._nodes.copy()
+        changed[self._own_index(index)] = np.broadcast_to(nodes, part._nodes.shape)
+        self._write(changed)
+
+    def _own_index(self, index: Any) -> tuple[Any, ...]:
+        """Return the index for `_nodes`: slices of grid axes become whole."""
+        found: list[Any] = []
+        axis = 0
+        for one in _full_index(index, self.ndim):
+            if one is None:
+                found.append(None)
+                continue
+            found.append(slice(None) if self._grid[axis] is not None else one)
+            axis += 1
+        return tuple(found)
+
+    def _part(
+        self, nodes: np.ndarray[Any, Any], index: Any
+    ) -> tuple[np.ndarray[Any, Any], Shape, tuple[int | None, ...], tuple[int, ...]]:
+        """Return nodes, shape and grid axes of a part, and its first cell along each grid axis."""
+        shape: list[int] = []
+        grid: list[int | None] = []
+        shift = [0] * len(self._recorder.lengths)
+        axis = 0
+        for one in _full_index(index, self.ndim):
+            if one is None:
+                shape.append(1)
+                grid.append(None)
+                continue
+            length, along = self.shape[axis], self._grid[axis]
+            axis += 1
+            if isinstance(one, slice):
+                first, last, step = one.indices(length)
+                if along is not None and step != 1:
+                    raise NotTraceable(f"takes every {step} cells of a block", "slices with step 1")
+                shape.append(len(range(first, last, step)))
+                grid.append(along)
+                if along is not None:
+                    shift[along] = first
+                    if shape[-1] == 0 or self._recorder.axis_of(shape[-1]) != along:
+                        raise NotTraceable("takes a few rows of a block", "slices relative to both ends")
+                continue
+            if along is not None:
+                raise NotTraceable("takes single rows or cells of a block", "slices of the whole block")
+            if not -length <= one < length:
+                raise IndexError(f"index {one} is out of bounds for axis {axis - 1} with size {length}")
+        return nodes[self._own_index(index)], tuple(shape), tuple(grid), tuple(shift)
+
+    # NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or ufunc.__name__ not in UFUNCS:
+            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            raise NotTraceable(f"uses numpy.{name}, which is not traced")
+        if options.get("where", True) is not True:
+            raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
+        (out,) = options.get("out") or (None,)
+        return _apply(self._recorder, ufunc, inputs, options.get("dtype"), out)
+
+    def __array_function__(
+        self, function: Callable[..., Any], kinds: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        known = FUNCTIONS.get(function)
+        if known is None:
+            hint = "slices of the block with its halo" if function in (np.roll, np.pad) else None
+            raise NotTraceable(f"uses numpy.{function.__name__}, which is not traced", hint)
+        return known(*args, **kwargs)
+
+    # Within this module
+
+    def _read(self) -> np.ndarray[Any, Any]:
+        if self._version != self._storage.version:
+            raise NotTraceable(
+                "reads an array after a part of it, or what it is a part of, was changed in place",
+                "a new array instead of one that is changed in place",
+            )
+        return self._nodes
+
+    def _write(self, nodes: np.ndarray[Any, Any]) -> None:
+        self._read()
+        self._storage.version += 1
+        self._version, self._nodes = self._storage.version, nodes
+
+    def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any] | None = None) -> Traced:
+        return Traced(self._recorder, nodes, self.shape, self._grid, self.dtype if dtype is None else dtype)
+
+    def _cast(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        return _each(self._recorder, "cast", dtype, nodes)
+
+
+def _full_index(index: Any, ndim: int) -> list[Any]:
+    """Return an index per axis, None for each new one: integers, slices, Ellipsis and None are taken."""
+    given = index if isinstance(index, tuple) else (index,)
+    found: list[Any] = []
+    for one in given:
+        if one is Ellipsis or one is None or isinstance(one, slice):
+            found.append(one)
+        elif isinstance(one, (bool, np.bool_)) or not hasattr(type(one), "__index__") or _is_array(one):
+            raise NotTraceable("picks cells by an array or a condition", "xp.where(condition, a, b)")
+        else:
+            found.append(operator.index(one))
+    count = sum(one is not None and one is not Ellipsis for one in found)
+    if count > ndim:
+        raise IndexError(f"too many indices: the array has {ndim} axes, but {count} were indexed")
+    if not any(one is Ellipsis for one in found):
+        found.append(Ellipsis)
+    place = next(at for at, one in enumerate(found) if one is Ellipsis)
+    return found[:place] + [slice(None)] * (ndim - count) + found[place + 1 :]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Traced))
+
+
+def _operand(recorder: _Recorder, value: Any, like: np.dtype[Any] | None = None) -> Traced:
+    """Return `value` as a traced array; like: the dtype of what it is written to, for a Python number."""
+    if isinstance(value, Traced):
+        if value._recorder is not recorder:
+            raise NotTraceable("keeps an array from one call to the next")
+        return value
+    array = np.asarray(value)
+    if like is not None and not isinstance(value, (np.ndarray, np.generic)):
+        array = array.astype(like)
+    if array.dtype.kind not in "biuf":
+        raise NotTraceable(f"computes with {array.dtype}")
+    if any(recorder.axis_of(length) is not None for length in array.shape):
+        raise NotTraceable(
+            "uses an array of the block's size that was not made from the block",
+            "xp.zeros(shape), or zeros_like(block)",
+        )
+    if array.size > MOST_COMPONENTS:
+        raise NotTraceable(f"uses an array of {array.size} elements beside the block")
+    nodes = np.empty(array.shape, object)
+    for place, element in np.ndenumerate(array):
+        nodes[place] = recorder.graph.constant(element, array.dtype)
+    return Traced(recorder, nodes, array.shape, (None,) * array.ndim, array.dtype)
+
+
+def _check_broadcast(
+    operands: Sequence[Traced], target: Traced | None = None
+) -> tuple[Shape, tuple[int | None, ...]]:
+    """Return shape and grid axes of what the operands broadcast to; ValueError as NumPy's if they do not."""
+    shape = np.broadcast_shapes(*(one.shape for one in operands))
+    if target is not None and shape != target.shape:
+        raise ValueError(f"could not broadcast to shape {target.shape} from {shape}")
+    grid: list[int | None] = []
+    for back in range(len(shape), 0, -1):
+        axes = {one._grid[-back] for one in operands if one.ndim >= back and one.shape[-back] != 1}
+        if len(axes) > 1:
+            raise NotTraceable("combines different axes of the block")
+        grid.append(axes.pop() if axes else None)
+    return shape, tuple(grid)
+
+
+def _each(
+    recorder: _Recorder, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """Return the nodes of an operation on each element of arrays of nodes, which broadcast."""
+    line = recorder.line()
+    every = np.broadcast_arrays(*operands)
+    found = np.empty(every[0].shape, object)
+    for place in np.ndindex(found.shape):
+        found[place] = recorder.graph.operation(op, dtype, [one[place] for one in every], line)
+    if len(recorder.graph._nodes) > MOST_NODES:
+        raise NotTraceable(f"does more than {MOST_NODES} operations for each cell")
+    return found
+
+
+def _weak(value: Any) -> Any:
+    """Return what stands for an operand when the types of a loop are resolved (NEP 50)."""
+    if isinstance(value, (Traced, np.ndarray, np.generic)):
+        return value.dtype
+    if isinstance(value, bool):
+        return np.dtype(bool)
+    if isinstance(value, (int, float)):
+        return type(value) if type(value) in (int, float) else (int if isinstance(value, int) else float)
+    raise NotTraceable(f"computes with a {type(value).__name__}")
+
+
+def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = None, out: Any = None) -> Any:
+    """Record one call of a ufunc."""
+    fixed = {} if dtype is None else {"signature": (*[None] * ufunc.nin, np.dtype(dtype))}
+    kinds = ufunc.resolve_dtypes((*map(_weak, inputs), None), **fixed)
+    values = []
+    for value, kind in zip(inputs, kinds, strict=False):
+        python = not isinstance(value, (Traced, np.ndarray, np.generic))
+        values.append(_operand(recorder, kind.type(value) if python else value))
+    if any(kind.kind not in "biuf" or kind.itemsize > 8 for kind in kinds):
+        raise NotTraceable(f"computes in {kinds[-1]}")
+    if ufunc.__name__ == "reciprocal" and kinds[-1].kind != "f":
+        raise NotTraceable("divides integers by numpy.reciprocal", "1 / x")
+    if ufunc.__name__ == "power" and kinds[-1].kind in "iu":
+        _check_integer_power(values[1])
+    shape, grid = _check_broadcast(values)
+    operands = [one._cast(one._read(), kind) for one, kind in zip(values, kinds, strict=False)]
+    nodes = _each(recorder, ufunc.__name__, kinds[-1], *operands)
+    return _stored(recorder, nodes, shape, grid, kinds[-1], out)
+
+
+def _check_integer_power(exponent: Traced) -> None:
+    for node in exponent._read().ravel():
+        if node.op != "constant":
+            raise NotTraceable("raises integers to a power that is not constant")
+        if node.value < 0:
+            raise ValueError("Integers to negative integer powers are not allowed.")
+
+
+def _stored(
+    recorder: _Recorder,
+    nodes: np.ndarray[Any, Any],
+    shape: Shape,
+    grid: tuple[int | None, ...],
+    dtype: np.dtype[Any],
+    out: Any,
+) -> Any:
+    result = Traced(recorder, nodes, shape, grid, dtype)
+    if out is None:
+        return result
+    if isinstance(out, tuple):
+        (out,) = out
+    if not isinstance(out, Traced):
+        return result.__array__()  # raises
+    if not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise TypeError(f"cannot cast the output from {dtype} to {out.dtype} by the rule 'same_kind'")
+    out[...] = result
+    return out
+
+
+def _fast_power(base: Traced, exponent: Any) -> Any:
+    """Return the ufunc that NumPy's ** calls instead of power for some exponents, else None."""
+    if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
+        return None
+    if base.dtype.kind == "f":
+        return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
+    return np.square if base.dtype.kind in "iu" and isinstance(exponent, int) and exponent == 2 else None
+
+
+# NumPy's functions that are no ufuncs
+
+
+def _recorder_of(*values: Any) -> _Recorder:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            found = [one for one in value if isinstance(one, Traced)]
+            if found:
+                return found[0]._recorder
+        if isinstance(value, Traced):
+            return value._recorder
+    raise NotTraceable("computes with an array that is not traced")
+
+
+def _where(condition: Any, *values: Any) -> Any:
+    if len(values) != 2:
+        raise NotTraceable("looks for cells by numpy.where(condition)", "xp.where(condition, a, b)")
+    recorder = _recorder_of(condition, *values)
+    kind = _common_dtype(values)
+    chosen = _operand(recorder, condition)
+    cells = [_operand(recorder, _typed(value, kind)) for value in values]
+    shape, grid = _check_broadcast([chosen, *cells])
+    nodes = _each(
+        recorder,
+        "where",
+        kind,
+        chosen._cast(chosen._read(), np.dtype(bool)),
+        *(one._cast(one._read(), kind) for one in cells),
+    )
+    return Traced(recorder, nodes, shape, grid, kind)
+
+
+def _common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
+    """Return NumPy's common dtype of values, of which Python's numbers are weak."""
+    weak = [
+        np.empty(0, value.dtype) if isinstance(value, (Traced, np.ndarray)) else value for value in values
+    ]
+    return np.result_type(*weak)
+
+
+def _typed(value: Any, kind: np.dtype[Any]) -> Any:
+    """Return a Python number as one of that dtype, anything else as it is."""
+    return value if isinstance(value, (Traced, np.ndarray, np.generic)) else kind.type(value)
+
+
+def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limits: Any) -> Any:
+    low, high = limits.get("min", a_min), limits.get("max", a_max)
+    recorder = _recorder_of(array, low, high)
+    if low is None and high is None:
+        return _stored(recorder, array._read(), array.shape, array._grid, array.dtype, out)
+    if low is None or high is None:
+        ufunc, other = (np.minimum, high) if low is None else (np.maximum, low)
+        return _apply(recorder, ufunc, (array, other), None, out)
+    values = (array, low, high)
+    *kinds, kind = CLIP.resolve_dtypes((*map(_weak, values), None))
+    typed = [_operand(recorder, _typed(v, k)) for v, k in zip(values, kinds, strict=True)]
+    typed = [one.astype(kind, copy=False) for one in typed]
+    return _apply(recorder, np.minimum, (np.maximum(typed[0], typed[1]), typed[2]), None, out)
+
+
+def _round(array: Any, decimals: int = 0, out: Any = None) -> Any:
+    if decimals != 0:
+        raise NotTraceable("rounds to decimals", "xp.rint(x * 10**d) / 10**d")
+    if array.dtype.kind in "iu":
+        return _stored(array._recorder, array._read(), array.shape, array._grid, array.dtype, out)
+    return np.rint(array) if out is None else np.rint(array, out=out)
+
+
+def _like(value: Any) -> Callable[..., Any]:
+    """Return what stands for numpy.zeros_like and its kind."""
+
+    def make(a: Traced, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None) -> Any:
+        return _full_like(a, value, dtype, order, subok, shape)
+
+    return make
+
+
+def _full_like(
+    a: Traced, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None
+) -> Traced:
+    if shape is not None or np.ndim(fill_value) != 0 or isinstance(fill_value, Traced):
+        raise NotTraceable("uses numpy.full_like with shape= or an array", "xp.full(shape, number)")
+    kind = a.dtype if dtype is None else np.dtype(dtype)
+    node = a._recorder.graph.constant(np.asarray(fill_value).astype(kind), kind)
+    return a._new(np.full(a._nodes.shape, node), kind)
+
+
+def _moveaxis(array: Traced, source: Any, destination: Any) -> Traced:
+    order = [int(place) for place in np.moveaxis(np.empty(range(array.ndim)), source, destination).shape]
+    return array.transpose(order)
+
+
+def _swapaxes(array: Traced, axis1: int, axis2: int) -> Traced:
+    order = list(range(array.ndim))
+    order[axis1], order[axis2] = order[axis2], order[axis1]
+    return array.transpose(order)
+
+
+def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **options: Any) -> Any:
+    recorder = _recorder_of(arrays)
+    values = [_operand(recorder, one) for one in arrays]
+    shape, grid = values[0].shape, values[0]._grid
+    if any((one.shape, one._grid) != (shape, grid) for one in values):
+        raise ValueError("all input arrays must have the same shape")
+    kind = np.dtype(options.get("dtype") or _common_dtype(values))
+    place = axis % (len(shape) + 1)
+    nodes = np.stack([one._cast(one._read(), kind) for one in values], place)
+    shape, grid = (*shape[:place], len(values), *shape[place:]), (*grid[:place], None, *grid[place:])
+    return _stored(recorder, nodes, shape, grid, kind, out)
+
+
+def _expand_dims(array: Traced, axis: Any) -> Traced:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    ndim = array.ndim + len(axes)
+    places = {one % ndim for one in axes}
+    return array[tuple(None if place in places else slice(None) for place in range(ndim))]
+
+
+def _diff(array: Traced, n: int = 1, axis: int = -1, **options: Any) -> Any:
+    if n != 1 or options:
+        raise NotTraceable("uses numpy.diff with more than one difference", "slices")
+    before: list[Any] = [slice(None)] * array.ndim
+    after = list(before)
+    before[axis], after[axis] = slice(None, -1), slice(1, None)
+    compare = np.not_equal if array.dtype == bool else np.subtract
+    return _apply(array._recorder, compare, (array[tuple(after)], array[tuple(before)]))
+
+
+def _reduce(
+    ufunc: np.ufunc,
+    function: Callable[..., Any],
+    array: Traced,
+    axis: Any = None,
+    keepdims: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """Record a reduction of the trailing axes: of few elements, from left to right as NumPy makes it."""
+    axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    places = sorted({one % array.ndim for one in axes})
+    if any(array._grid[place] is not None for place in places):
+        raise NotTraceable(
+            f"reduces the cells of a block (numpy.{function.__name__})", "@meshrun.reduce_blocks"
+        )
+    count = int(np.prod([array.shape[place] for place in places]))
+    kind = function(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
+    if ufunc is np.add and (count > LONGEST_SUM or kind == np.float16 or len(places) > 1):
+        raise NotTraceable(f"adds {count} {kind} elements in an order of NumPy's own", "a sum by +")
+    typed = array.astype(kind, copy=False)
+    others = [slice(None)] * array.ndim
+    total: Any = None
+    for element in np.ndindex(*(array.shape[place] for place in places)):
+        index: list[Any] = list(others)
+        for place, at in zip(places, element, strict=True):
+            index[place] = slice(at, at + 1) if keepdims else at
+        part = typed[tuple(index)]
+        total = part.copy() if total is None else ufunc(total, part)
+    if total is None:
+        raise NotTraceable("reduces an axis without elements")
+    return _stored(array._recorder, total._read(), total.shape, total._grid, kind, out)
+
+
+def _mean(array: Traced, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    kind = np.mean(np.ones(1, array.dtype), dtype=dtype).dtype
+    total = _reduce(np.add, np.sum, array, axis, keepdims, kind)
+    return np.divide(total, kind.type(array.size // total.size), **({} if out is None else {"out": out}))
+
+
+def _sum(
+    a: Traced, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **options: Any
+) -> Any:
+    if options:
+        raise NotTraceable("uses numpy.sum with initial= or where=")
+    return _reduce(np.add, np.sum, a, axis, keepdims, dtype, out)
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    np.where: _where,
+    np.clip: _clip,
+    np.round: _round,
+    np.around: _round,
+    np.zeros_like: _like(0),
+    np.empty_like: _like(0),
+    np.ones_like: _like(1),
+    np.full_like: _full_like,
+    np.copy: lambda a, *_, **__: a.copy(),
+    np.transpose: lambda a, axes=None: a.transpose(axes),
+    np.moveaxis: _moveaxis,
+    np.swapaxes: _swapaxes,
+    np.stack: _stack,
+    np.expand_dims: _expand_dims,
+    np.diff: _diff,
+    np.sum: _sum,
+    np.min: lambda a, axis=None, out=None, keepdims=False: a.min(axis, out, keepdims),
+    np.max: lambda a, axis=None, out=None, keepdims=False: a.max(axis, out, keepdims),
+    np.mean: _mean,
+    np.ndim: lambda a: a.ndim,
+    np.shape: lambda a: a.shape,
+    np.size: lambda a: a.size,
+}
+
+
+def trace(
+    function: Callable[..., Any],
+    inputs: Sequence[Operand],
+    widths: Sequence[tuple[int, int]],
+    parameters: dict[str, Any],
+    services: frozenset[str] = frozenset(),
+    names: Sequence[str] = ("output",),
+    declared: Sequence[Operand] | None = None,
+) -> Program:
+    """Return what `function` computes for each own cell; raises NotTraceable.
+
+    inputs: the function's arrays. widths: halo before and after the own cells, per grid axis. services: which
+    of `out` and `xp` the function takes. names: of its results. declared: dtype and trailing axes of each
+    result, for a function that fills `out`.
+    """
+    programs = [
+        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths[: len(widths)])
+        for lengths in LENGTHS
+    ]
+    if programs[0].text() != programs[1].text():
+        raise NotTraceable("computes with the number of cells of its block")
+    return programs[0]
+
+
+def _trace_once(
+    function: Callable[..., Any],
+    inputs: Sequence[Operand],
+    widths: Sequence[tuple[int, int]],
+    parameters: dict[str, Any],
+    services: frozenset[str],
+    names: Sequence[str],
+    declared: Sequence[Operand] | None,
+    lengths: Shape,
+) -> Program:
+    if "here" in services:
+        raise NotTraceable("takes `here`: what it computes depends on the place of the block")
+    recorder = _Recorder(function, lengths)
+    axes = len(lengths)
+    padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
+    blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
+    outs = [_unwritten(recorder, one, lengths) for one in declared or ()]
+    given = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": _Namespace(recorder)}
+    try:
+        with np.errstate(all="ignore"):
+            returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
+        results = _results(returned, outs, names, lengths)
+    except NotTraceable as reason:
+        reason.line = _line_of(reason, function)
+        raise
+    except RecursionError:
+        raise NotTraceable("is too deep an expression") from None
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as reason:  # a user's function may raise anything
+        failure = NotTraceable(f"raises {type(reason).__name__}: {reason}")
+        failure.line = _line_of(reason, function)
+        raise failure from reason
+    shift = tuple(-low for low, _ in widths)
+    outputs = []
+    nodes = []
+    for name, result in zip(names, results, strict=True):
+        outputs.append(Operand(name, result.dtype, result.shape[axes:]))
+        nodes.append(tuple(recorder.graph.shifted(result._read().ravel(), shift)))
+    return Program(axes, tuple(inputs), tuple(outputs), tuple(nodes), recorder.graph)
+
+
+def _block(recorder: _Recorder, number: int, one: Operand, padded: Shape) -> Traced:
+    axes = len(padded)
+    if one.components > MOST_COMPONENTS:
+        raise NotTraceable(f"has {one.components} elements per cell of its input {one.name}")
+    if one.dtype.kind not in "biuf" or one.dtype.itemsize > 8:
+        raise NotTraceable(f"computes in {one.dtype}")
+    nodes = np.empty((1,) * axes + one.trailing, object)
+    for place in range(one.components):
+        nodes.ravel()[place] = recorder.graph.load(number, one.dtype, (0,) * axes, place)
+    grid = (*range(axes), *(None,) * len(one.trailing))
+    return Traced(recorder, nodes, padded + one.trailing, grid, one.dtype)
+
+
+def _unwritten(recorder: _Recorder, one: Operand, lengths: Shape) -> Traced:
+    """Return a result to fill. Its cells are NaN or 0 until they are written."""
+    empty = np.full((), np.nan if one.dtype.kind == "f" else 0)
+    found: Traced = recorder.filled(lengths + one.trailing, empty.astype(one.dtype), one.dtype)
+    return found
+
+
+def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], lengths: Shape) -> list[Traced]:
+    if returned is None and outs:
+        returned = tuple(outs)
+    found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+    if len(found) != len(names):
+        raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
+    for one in found:
+        if not isinstance(one, Traced):
+            raise NotTraceable(f"returns a {type(one).__name__} that does not come from its block")
+        axes = len(lengths)
+        if one._grid != (*range(axes), *(None,) * (one.ndim - axes)):
+            raise NotTraceable("returns an array with other axes than its block")
+        if one.shape[:axes] != lengths:
+            shorter = tuple(a - b for a, b in zip(lengths, one.shape, strict=False))
+            raise NotTraceable("returns a block of another size than its own cells", shorter=shorter)
+    return found
+
+
+def _line_of(failure: BaseException, function: Callable[..., Any]) -> int:
+    """Return the line of the user's file in which `failure` was raised."""
+    file, line = inspect.unwrap(function).__code__.co_filename, 0
+    trail = failure.__traceback__
+    while trail is not None:
+        if trail.tb_frame.f_code.co_filename == file:
+            line = trail.tb_lineno
+        trail = trail.tb_next
+    return line

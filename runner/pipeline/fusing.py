@@ -1,0 +1,280 @@
+"""Decide whether a task's function becomes one kernel, and build that kernel for this rank's device."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from runner.errors import UserError
+from runner.fuse.evaluate import evaluate
+from runner.fuse.graph import Operand, Program
+from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
+from runner.job.declaration import Job
+from runner.pipeline.result_type import hide_output
+from runner.plan.task import ArrayType, Task, TaskKernel
+from runner.region import HostArray
+from runner.world.world import World
+
+WORTH_COMPILING = 8 << 30  # bytes for a CPU rank to compute: NumPy takes seconds for them
+CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
+# Functions that the platform's libraries round each in their own way.
+INEXACT = frozenset(
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "power", "float_power", "hypot"),
+        *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
+        *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """What became of a task's function, for the record.
+
+    compiler: of its kernel; None if the function is called as it is. why: then; line and hint: where in the
+    user's file (0: unknown), and what to write instead. operations: for each cell. inexact: functions whose
+    last bits depend on the device. quiet: whether nobody needs to be told why.
+    """
+
+    compiler: str | None = None
+    why: str | None = None
+    line: int = 0
+    hint: str | None = None
+    operations: int = 0
+    inexact: tuple[str, ...] = ()
+    quiet: bool = False
+
+
+def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
+    """Return the task with a kernel in place of its function, where that can be had. Collective.
+
+    mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: how often the kernel is
+    called on the whole arrays. The kernel's results are the function's to the bit, but see
+    Fusion.inexact. Raises UserError on every rank if "require"
+    cannot be met.
+    """
+    wanted = mode or task.job.fuse
+    if wanted == "off" or any(0 in field.shape for field in task.fields):
+        return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
+    bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
+    on_host = not world.backend.asynchronous
+    if on_host and wanted == "auto" and bytes_of_arrays * steps < WORTH_COMPILING * world.size:
+        return task, Fusion(why="too little work for a compiler", quiet=True)
+    kernel: TaskKernel | None = None
+    fusion = Fusion()
+    try:
+        program = traced(task)
+        typed = replace(task, results=result_types(task, program))
+        inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
+        kernel, compiler = _kernel(world, typed, program, arithmetic)
+        fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
+    except NotTraceable as reason:
+        if any(cells > 0 for cells in reason.shorter):
+            raise _halo_too_small(task, reason.shorter) from None
+        fusion = Fusion(None, reason.reason, reason.line, reason.hint)
+    failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
+    if failed is None:
+        return replace(typed, kernel=kernel), fusion
+    if wanted == "require":
+        raise _required(task, failed)
+    return task, failed
+
+
+def _halo_too_small(task: Task, shorter: tuple[int, ...]) -> UserError:
+    widths = task.widths[: len(shorter)]
+    needed = [sum(width) + cells for width, cells in zip(widths, shorter, strict=True)]
+    return UserError(
+        f"job {task.job.name}: its halo is too small",
+        got=f"a result that is {_per_axis(shorter)} cells shorter than the block without its halo",
+        expected=f"a halo of {_per_axis(needed)} cells in all along these axes",
+        hint=_halo_hint(needed),
+        everywhere=True,
+    )
+
+
+def _halo_hint(needed: Sequence[int]) -> str:
+    widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n}) or ({n}, 0)" for n in needed)
+    return f"halo=({widths}{',' if len(needed) == 1 else ''}) in the decorator"
+
+
+def _per_axis(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
+    """Return the job with the halo that its function needs, where its decorator names none.
+
+    The function is traced on blocks without halo: what its result is shorter by is the halo, half of it
+    before and half after the own cells. A function that cannot be traced has none. inputs: shape and dtype
+    of each. Raises UserError for a result that is shorter by an odd number of cells.
+    """
+    if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
+        return job
+    if any(0 in shape for shape, _ in inputs) or not _slices(inspect.unwrap(job.function), set()):
+        return job
+    common = min(len(shape) for shape, _ in inputs)
+    for axes in range(common, 0, -1):
+        operands = [
+            Operand(name, dtype, shape[axes:])
+            for name, (shape, dtype) in zip(job.arrays, inputs, strict=True)
+        ]
+        if any(one.components > MOST_COMPONENTS for one in operands):
+            break
+        try:
+            with hide_output(failures=False):
+                no_halo = ((0, 0),) * axes
+                trace(job.function, operands, no_halo, parameters, job.services, job.output_names)
+        except NotTraceable as reason:
+            needed = reason.shorter
+            if not any(needed):
+                continue
+            if any(cells < 0 or cells % 2 for cells in needed):
+                raise UserError(
+                    f"job {job.name} needs a halo, and its decorator names none",
+                    got=f"a result that is {_per_axis(needed)} cells shorter than its block",
+                    hint=_halo_hint(needed),
+                ) from None
+            return replace(job, halo=tuple(cells // 2 for cells in needed))
+        break
+    return job
+
+
+def _slices(function: Any, seen: set[Any]) -> bool:
+    """Return whether a function, or one that it names, takes slices: only then it can need a halo."""
+    code = getattr(function, "__code__", None)
+    if code is None or code in seen:
+        return False
+    seen.add(code)
+    if any(one.opname.endswith("_SLICE") or isinstance(one.argval, slice) for one in _instructions(code)):
+        return True
+    named = (function.__globals__.get(name) for name in code.co_names)
+    return "diff" in code.co_names or any(_slices(one, seen) for one in named)
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
+
+
+def _required(task: Task, fusion: Fusion) -> UserError:
+    function = inspect.unwrap(task.job.function)
+    place = f"{function.__code__.co_filename}, line {fusion.line}: " if fusion.line else ""
+    return UserError(
+        f"job {task.job.name} cannot be one kernel",
+        got=f"{place}{fusion.why}",
+        expected="a function that --fuse require can trace",
+        hint=fusion.hint,
+        everywhere=True,
+    )
+
+
+def traced(task: Task) -> Program:
+    """Return what the task's function computes for each own cell; raises NotTraceable.
+
+    The trace is checked: on a small block, NumPy computes the same by it as by the function.
+    """
+    job = task.job
+    axes = grid_axes(task)
+    if any(
+        shape[: task.leading] != task.shape[: task.leading] for shape, _ in task.declared(task.shape) or ()
+    ):
+        raise NotTraceable("returns a result of another size than its input")
+    inputs = tuple(
+        Operand(field.name, np.dtype(field.dtype.newbyteorder("=")), field.shape[axes:])
+        for field in task.fields
+    )
+    declared = None
+    if job.out is not None or "out" in job.services:
+        declared = [
+            Operand(name, dtype, shape[axes:])
+            for name, (shape, dtype) in zip(job.output_names, task.declared(task.shape) or (), strict=True)
+        ]
+    widths = task.widths[:axes]
+    with hide_output(failures=False):
+        outs = declared if "out" in job.services else None
+        names = job.output_names
+        program = trace(job.function, inputs, widths, task.parameters, job.services, names, outs)
+        if any(one.components == 0 for one in program.outputs):
+            raise NotTraceable("returns no elements")
+        if declared is not None and tuple(declared) != program.outputs:
+            raise NotTraceable("returns another dtype or shape than out= declares")
+        _check(task, program)
+    return program
+
+
+def grid_axes(task: Task) -> int:
+    """Return how many leading axes have their cells computed alike; raises NotTraceable.
+
+    The other axes are short: each of their elements is computed by operations of its own.
+    """
+    common = min(len(field.shape) for field in task.fields)
+    first = task.fields[0].shape
+    for axes in range(max(task.leading, 1), common + 1):
+        shapes = [field.shape for field in task.fields]
+        if any(shape[:axes] != first[:axes] for shape in shapes):
+            break
+        if all(math.prod(shape[axes:]) <= MOST_COMPONENTS for shape in shapes):
+            return axes
+    raise NotTraceable(f"has inputs of different shapes, or more than {MOST_COMPONENTS} elements per cell")
+
+
+def result_types(task: Task, program: Program) -> tuple[ArrayType, ...]:
+    """Return shape and dtype of each output array."""
+    return tuple((task.shape[: program.axes] + one.trailing, one.dtype) for one in program.outputs)
+
+
+def _check(task: Task, program: Program) -> None:
+    """Raise NotTraceable if the function and its trace disagree on a small block."""
+    rng = np.random.default_rng(0)
+    widths = task.widths[: program.axes]
+    cells = tuple(CHECKED + axis + sum(width) for axis, width in enumerate(widths))
+    blocks = [_sample(rng, cells + one.trailing, one.dtype) for one in program.inputs]
+    own = tuple(n - sum(width) for n, width in zip(cells, widths, strict=True))
+    outs = [np.zeros(own + one.trailing, one.dtype) for one in program.outputs]
+    expected = evaluate(program, blocks, widths)
+    services = {"out": outs[0] if len(outs) == 1 else tuple(outs), "xp": np}
+    wanted = {name: services[name] for name in task.job.services}
+    with np.errstate(all="ignore"):
+        try:
+            found = task.job.function(*blocks, **wanted, **task.parameters)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as reason:  # a user's function may raise anything
+            raise NotTraceable(f"raises {type(reason).__name__} on a small block: {reason}") from None
+    if found is None:
+        found = tuple(outs)
+    results = found if isinstance(found, (tuple, list)) else (found,)
+    if len(results) != len(expected) or not all(map(_same, results, expected)):
+        raise NotTraceable("computes something else when it is traced")
+
+
+def _sample(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> HostArray:
+    if dtype.kind == "f":
+        return rng.normal(0.5, 2, shape).astype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    limits = np.iinfo(dtype)
+    return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+
+
+def _same(found: Any, expected: HostArray) -> bool:
+    return (
+        isinstance(found, np.ndarray)
+        and found.dtype == expected.dtype
+        and found.shape == expected.shape
+        and bool(np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f"))
+    )
+
+
+def _kernel(world: World, task: Task, program: Program, arithmetic: str) -> tuple[TaskKernel, str]:
+    """Return the kernel for this rank's device, and what compiled it; raises NotTraceable if none can."""
+    raise NotTraceable("no compiler")
