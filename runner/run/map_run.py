@@ -21,7 +21,7 @@ from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
-from runner.storage.formats.registry import Sink, create, open_sink
+from runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory
@@ -192,8 +192,8 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     proof = _proof(run, task, sinks)
     commit(run, sinks)
     run.transaction.forget_partial()
-    # Images are read and written by one rank: no forecast.
-    foreseen = all(one.parallel for one in run.sources) and all(one.parallel for one in sinks)
+    # No forecast for images, which one rank reads and writes.
+    foreseen = first_serial([*run.sources, *sinks]) is None
     files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
     plan = world.on_root(lambda: _beside_plan(run, task, wall, False, files) if foreseen else None)
     return {

@@ -28,10 +28,11 @@ from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.report.record import Record
 from runner.run.options import Options
+from runner.system.host_memory import memory_folder
 from runner.system.launcher import detect_launcher
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
-SHARED_MEMORY = Path("/dev/shm")
+COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
 CALL, RECORD, ERROR = "call.pickle", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
@@ -112,12 +113,8 @@ def _fill(job: Job, name: str, array: Any, result: Any) -> None:
 
 @contextlib.contextmanager
 def _folder(size: int) -> Iterator[Path]:
-    """Yield a temporary folder with room for twice `size` bytes: in memory if possible."""
-    base = None
-    with contextlib.suppress(OSError):
-        if shutil.disk_usage(SHARED_MEMORY).free > 4 * size:
-            base = SHARED_MEMORY
-    folder = Path(tempfile.mkdtemp(prefix="meshrun-", dir=base))
+    """Yield a temporary folder for arrays of `size` bytes: in memory if there is room."""
+    folder = Path(tempfile.mkdtemp(prefix="meshrun-", dir=memory_folder(COPIES * size)))
     try:
         yield folder
     finally:

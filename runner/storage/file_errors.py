@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,7 @@ def write_error(
     """
     detail = reason.strerror or str(reason)
     try:
-        disk = os.statvfs(path.parent)
-        free = disk.f_bavail * disk.f_frsize
+        free = shutil.disk_usage(path.parent).free
     except OSError:
         return RunError(f"cannot write {path}", got=detail)
     expected = None if needed is None else f"{needed:,} bytes {what}".rstrip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -114,8 +115,7 @@ def _best(act: Act) -> float:
 
 def _room(folder: Path, size: int) -> int:
     """Return the bytes of a test file: whole pieces that fill neither the disk nor the page cache."""
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
+    free = shutil.disk_usage(folder).free
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     pieces = min(size, free // 4, memory // 4) // PIECE
     if pieces < 1:

@@ -31,7 +31,7 @@ from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.verify.compare import differs, unlike
-from runner.storage.formats.registry import Sink, Source, read_back, reopen
+from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from runner.world.world import World, single_rank_world
 
 REFERENCE = "the job's float64 reference"
@@ -75,7 +75,8 @@ def verify(
         for sink in sinks:
             leave_cache(place_of(sink))
     world.control.barrier()
-    boxes = list(_boxes(world, task, mode, alone=not are_parallel(sources, sinks)))
+    alone = first_serial([*sources, *sinks]) is not None
+    boxes = list(_boxes(world, task, mode, alone=alone))
     wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
     found = world.control.allgather((wrong, len(boxes), cells))
     for mismatch, _, _ in found:
@@ -122,11 +123,6 @@ def _compare_boxes(
             wrong = wrong or found
             progress(cells, total)
     return wrong, cells
-
-
-def are_parallel(sources: Sequence[Source], sinks: Sequence[Sink]) -> bool:
-    """Whether every rank reads and writes its own part of every file."""
-    return all(one.parallel for one in sources) and all(one.parallel for one in sinks)
 
 
 def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]:

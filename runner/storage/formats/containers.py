@@ -130,5 +130,4 @@ def _check_room(old: Path, needed: int, why: str = "") -> None:
 
 def free_bytes(folder: Path) -> int:
     """Return how many bytes a user may still write there."""
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
+    return shutil.disk_usage(folder).free

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -202,6 +202,11 @@ def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Si
     file, name = split(path)
     sink: Sink = _format(file).open_sink(file, partial_path(file, run_id), name, shape, dtype)
     return sink
+
+
+def first_serial(files: Iterable[Source | Sink]) -> Path | None:
+    """Return the first file that one rank reads or writes whole; None if every rank can access its part."""
+    return next((file.path for file in files if not file.parallel), None)
 
 
 def create(sinks: Sequence[Sink]) -> None:

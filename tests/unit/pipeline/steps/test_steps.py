@@ -685,7 +685,7 @@ def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory:
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /dev/shm."""
     (folder := tmp_path / "shm").mkdir()
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.SHARED_MEMORY", folder)
+    monkeypatch.setattr("runner.system.host_memory.SHARED_MEMORY", folder)
     return folder
 
 
@@ -708,7 +708,8 @@ def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path, sh
 def test_a_pass_that_fails_leaves_nothing(
     tmp_path: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps._has_room", lambda needed: room)
+    folder = shared_memory if room else None
+    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
     from runner.plan.stream_options import StreamOptions
 
     fails = failing_after(40)
