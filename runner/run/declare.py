@@ -17,6 +17,7 @@ from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, Halo, Job, Trials
 from runner.job.signature import FORM, Kind, fitted, read_signature
 from runner.plan.halo import BOUNDARIES, Boundary
+from runner.plan.step_options import StepOptions
 
 if TYPE_CHECKING:
     from runner.report.record import Record
@@ -120,6 +121,8 @@ class DeclaredJob(Job):
             the job may be defined in a notebook. None: this program's ranks.
         debug: show the traceback of an error that ends the ranks.
         """
+        given = locals()
+        keywords = {name: given[name] for name in run_keywords() if name != "ranks"}
         from runner.plan.machine import rates_file
         from runner.run.execute import run
         from runner.run.options import as_keywords, read_options
@@ -129,38 +132,8 @@ class DeclaredJob(Job):
 
         own = {parameter.name for parameter in self.parameters}
         short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}
-        form = {"shape": input_shape, "dtype": input_dtype, "order": input_order}
-        keywords = {
-            "device": device,
-            "json": json,
-            "verify": verify,
-            "grid": grid,
-            "boundary": boundary,
-            "cval": cval,
-            "overlap": overlap,
-            "fuse": fuse,
-            "fuse_math": fuse_math,
-            "oversubscribe": oversubscribe,
-            **{f"input_{name}": short.get(name) if value is None else value for name, value in form.items()},
-            "chunk_bytes": chunk_bytes,
-            "host_memory": host_memory,
-            "device_memory": device_memory,
-            "depth": depth,
-            "resume": resume,
-            "static": static,
-            "timeline": timeline,
-            "steps": steps,
-            "steps_per_exchange": steps_per_exchange,
-            "until": until,
-            "check_finite": check_finite,
-            "every": every,
-            "frames": frames,
-            "frame_field": frame_field,
-            "frame_range": frame_range,
-            "frame_colors": frame_colors,
-            "checkpoint": checkpoint,
-            "debug": debug,
-        }
+        for name, value in (("shape", input_shape), ("dtype", input_dtype), ("order", input_order)):
+            keywords[f"input_{name}"] = short.get(name) if value is None else value
         try:
             self.complete(parameters, others=keywords)
             options, started = read_options(keywords, rates_file()), check_ranks(ranks)
@@ -184,6 +157,18 @@ class DeclaredJob(Job):
         from runner.run.array_call import iterate
 
         return iterate(self, arrays, parameters, steps, every)
+
+
+def run_keywords() -> list[str]:
+    """Return the keywords of `DeclaredJob.run`: the options of `meshrun run`, by name."""
+    parameters = inspect.signature(DeclaredJob.run).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def reserved_names(kind: Kind) -> set[str]:
+    """Return the names that parameters of a job cannot have: those of the command's options for its kind."""
+    others = set() if kind == "map" else {"fuse", "fuse_math", *StepOptions.__dataclass_fields__}
+    return {*run_keywords(), "help"} - others
 
 
 def _describe(job: Job) -> str:
@@ -396,7 +381,7 @@ def _declare(
     function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
 ) -> DeclaredJob:
     """Build the job. beside: its auxiliary functions, which are called with the job's parameters."""
-    found = read_signature(function, kind)
+    found = read_signature(function, kind, reserved_names(kind))
     chosen, options = name or function.__name__, [parameter.name for parameter in found.options]
     fitting: dict[str, Any] = {
         role: fitted(chosen, role, one, options, max(len(found.arrays), 1))
