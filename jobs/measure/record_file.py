@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from jobs.measure import plots
 from meshrun import World
 from runner.errors import UserError
 from runner.files import check_writable, write_file
 
+Json = dict[str, Any]  # a JSON object
 PREFIXES = ("NCCL_", "UCX_", "FI_")
 NAMES = {
     "CUDA_VISIBLE_DEVICES",

@@ -7,7 +7,7 @@ import inspect
 import re
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,43 +23,6 @@ OFFERS: dict[Kind, frozenset[str]] = {
 }
 SERVICES = frozenset().union(*OFFERS.values())
 FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
-RESERVED = (
-    "device",
-    "json",
-    "verify",
-    "grid",
-    "boundary",
-    "cval",
-    "oversubscribe",
-    "input_shape",
-    "input_dtype",
-    "input_order",
-    "chunk_bytes",
-    "host_memory",
-    "device_memory",
-    "depth",
-    "resume",
-    "static",
-    "timeline",
-    "overlap",
-    "ranks",
-    "help",
-    "debug",
-)
-MAP_OPTIONS = (  # of map jobs only
-    "fuse",
-    "fuse_math",
-    "steps",
-    "steps_per_exchange",
-    "until",
-    "check_finite",
-    "every",
-    "frames",
-    "frame_field",
-    "frame_range",
-    "frame_colors",
-    "checkpoint",
-)
 
 
 @dataclass(frozen=True)
@@ -86,11 +49,12 @@ class Signature:
     services: frozenset[str]
 
 
-def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
+def read_signature(function: Callable[..., Any], kind: Kind, reserved: Collection[str] = ()) -> Signature:
     """Sort a function's parameters by role; raises UserError for parameters that cannot have any.
 
     Arrays come first: the first parameter and, for kind "map", those after it without a default, an option's
-    annotation or a service's name. An option's help is its line `name: text` in the docstring.
+    annotation or a service's name. An option's help is its line `name: text` in the docstring. reserved:
+    names that options cannot have.
     """
     # Continuation lines are indented more than the name.
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
@@ -113,7 +77,7 @@ def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
-        if parameter.name in RESERVED or (kind == "map" and parameter.name in MAP_OPTIONS):
+        if parameter.name in reserved:
             raise UserError(
                 f"job {function.__name__}: a parameter has the name of one of the command's own options",
                 got=parameter.name,

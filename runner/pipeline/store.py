@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from runner.comm.api import Control
 from runner.pipeline.load import stages
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
@@ -66,22 +67,29 @@ class Store:
         return host
 
     def _gather(self, mine: HostArray) -> None:
-        control = self.world.control
-        shape, dtype = self.task.known[self.number]
-        if control.rank > 0:
+        whole: HostArray | None = mine
+        if self.world.size > 1:
+            regions = [self.task.output_region(region, self.number) for region in self.task.partition]
             with self.phases("gather", mine.nbytes):
-                control.exchange([(0, mine)], []).wait()
-            return
-        whole = mine if control.size == 1 else self._join(mine, shape, dtype)
-        with self.phases("write", whole.nbytes):
-            self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
+                whole = gather(self.world.control, mine, regions, self.task.known[self.number][0])
+        if whole is not None:
+            with self.phases("write", whole.nbytes):
+                self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
 
-    def _join(self, mine: HostArray, shape: Shape, dtype: np.dtype[Any]) -> HostArray:
-        regions = [self.task.output_region(region, self.number) for region in self.task.partition]
-        with self.phases("gather", mine.nbytes):
-            parts = [mine, *(np.empty(region.shape, dtype) for region in regions[1:])]
-            self.world.control.exchange([], list(enumerate(parts))[1:]).wait()
-            whole = np.empty(shape, dtype)
-            for region, part in zip(regions, parts, strict=True):
-                whole[region.slices] = part
-        return whole
+
+def gather(control: Control, mine: HostArray, regions: Sequence[Region], shape: Shape) -> HostArray | None:
+    """Return the array of `shape` that the ranks' parts fill, on rank 0; None on other ranks. Collective.
+
+    regions: of each rank's part.
+    """
+    if control.rank > 0:
+        control.exchange([(0, mine)] if mine.size else [], []).wait()
+        return None
+    if control.size == 1:
+        return mine
+    parts = [mine, *(np.empty(region.shape, mine.dtype) for region in regions[1:])]
+    control.exchange([], [(rank, part) for rank, part in enumerate(parts) if rank and part.size]).wait()
+    whole = np.empty(shape, mine.dtype)
+    for region, part in zip(regions, parts, strict=True):
+        whole[region.slices] = part
+    return whole

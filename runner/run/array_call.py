@@ -1,4 +1,4 @@
-"""Apply a job to arrays in memory, in this process alone."""
+"""Apply a job to arrays in memory, in this process only."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from runner.world.world import World, single_rank_world
 def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     """Return a job's result for NumPy or CuPy arrays, as an array of the same module.
 
-    A job with several outputs returns a tuple. Raises UserError for another number of arrays than the job
-    has inputs.
+    Returns a tuple for a job with several outputs. Raises UserError unless there is one array per input.
     """
     _check_number(job, arrays)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
@@ -46,7 +45,8 @@ def iterate(
 ) -> Any:
     """Return the results after `steps` steps on arrays in memory; with `every`, an iterator over results.
 
-    A job with several outputs gives a tuple. Raises UserError as `apply`, and for a job that takes no steps.
+    Results are tuples for a job with several outputs. Raises UserError like `apply`, and for a job that takes
+    no steps.
     """
     for name, value in (("steps", steps), ("every", every)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -62,7 +62,7 @@ def iterate(
 def _iterated(
     job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int, every: int
 ) -> Iterator[Any]:
-    """Yield results after every so many steps. The device's stream is the caller's between two of them."""
+    """Yield results after every `every` steps. In between, the device's current stream is the caller's."""
     on_device = any(hasattr(array, "__cuda_array_interface__") for array in arrays)
     with contextlib.ExitStack() as stack:
         if on_device:
@@ -99,7 +99,7 @@ def _planned(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Tas
 
 
 def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[Any]:
-    """Return padded blocks with the arrays as their own cells."""
+    """Return padded blocks whose own cells are the arrays."""
     blocks = []
     for plan, array in zip(plans, arrays, strict=True):
         blocks.append(world.backend.empty(plan.shape, np.dtype(array.dtype)))

@@ -1,6 +1,6 @@
-"""Decorators that declare jobs. Knows nothing of MPI or GPUs.
+"""Decorators that declare jobs. Independent of MPI and GPUs.
 
-A job is a plain function over a plain array. The decorators attach what the runner must know to
+A job is a plain function over a plain array. The decorators add what the runner needs to
 partition the array, and keep the function itself callable: `edges.function(block)` in a unit test,
 `edges(array)` for the whole array, `edges.run("in.npy", "out.npy")` from a file to a file.
 """
@@ -17,6 +17,7 @@ from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, Halo, Job, Trials
 from runner.job.signature import FORM, Kind, fitted, read_signature
 from runner.plan.halo import BOUNDARIES, Boundary
+from runner.plan.step_options import StepOptions
 
 if TYPE_CHECKING:
     from runner.report.record import Record
@@ -34,7 +35,7 @@ class DeclaredJob(Job):
         return f"<meshrun job {self.name} ({', '.join(self.arrays)} -> {', '.join(self.output_names)})>"
 
     def __call__(self, *arrays: Any, **parameters: Any) -> Any:
-        """Apply the job to whole arrays on this process alone; returns the result, of several a tuple."""
+        """Apply the job to whole arrays in this process. Returns the result; a tuple if there are several."""
         from runner.run.array_call import apply
 
         return apply(self, arrays, parameters)
@@ -81,45 +82,47 @@ class DeclaredJob(Job):
     ) -> Record:
         """Run on files or arrays over every rank of this program; collective. Returns the run's record.
 
-        input, output: a path or an array, or a sequence of one for each of the job's inputs and outputs.
-        An output's array is filled. Only a program of one rank, or one that starts its ranks with `ranks`,
-        passes arrays.
+        input, output: a path or an array, or a sequence with one for each of the job's inputs and outputs.
+        An output's array is filled. Arrays can be passed only by a program of one rank, which may start ranks
+        with `ranks`.
 
-        The keywords are the options of `meshrun run`, with the same words, and the job's own parameters.
-        UserError for what the command refuses; RunError for a run that fails.
+        The keywords are the options of `meshrun run` and the job's own parameters. Raises UserError for
+        values that the command refuses, and RunError if the run fails.
 
         Parameters
         ----------
-        device: where blocks are computed: auto, cpu or cuda.
-        json: a file for the record.
-        verify: verify the result: some blocks ("sample" or True), all of it ("full").
+        device: device to compute on: auto, cpu or cuda.
+        json: file for the record.
+        verify: verify parts of the result ("sample" or True) or all of it ("full").
         grid: number of blocks per axis: "2x4" or (2, 4).
-        boundary, cval: what lies beyond the array; the constant of "constant". None: as the job declares.
+        boundary, cval: cells beyond the array; the constant of "constant". None: as the job declares.
         overlap: overlap computation with communication. None: chosen by device.
         fuse: compute the function as one kernel: where it can be traced ("auto"), or fail ("require").
             None: as the job declares.
         fuse_math: "fast" lets that kernel contract a * b + c, which changes the last bits.
         oversubscribe: let ranks share a GPU.
-        input_shape, input_dtype, input_order: of an input without a header: "1000x512" or (1000, 512); a
-            dtype or its name; "C" or "F". Also shape, dtype and order, where the job has no such parameter.
-        chunk_bytes, host_memory, device_memory: bytes, or a text such as "64M"; giving any of these or of
-            the following makes the run a streamed one.
+        input_shape, input_dtype, input_order: for an input without a header: "1000x512" or (1000, 512); a
+            dtype or its name; "C" or "F". Also shape, dtype and order, if the job has no such parameter.
+        chunk_bytes, host_memory, device_memory: bytes, or a text such as "64M". The run is streamed if any
+            of these, or of the next four, is given.
         depth: chunks in flight. None: 3.
         resume: continue an unfinished run of this command.
         static: disable work stealing.
         timeline: file for a drawing of the run: .html or .json.
-        steps: take so many steps: each result becomes the next step's input, as the job's `feeds` says.
-        steps_per_exchange: exchange halos so many times as wide, every so many steps.
+        steps: number of steps to take; each result becomes an input of the next step, according to `feeds`.
+        steps_per_exchange: steps between two halo exchanges; the halo is so many times as wide.
         until: stop when no cell changes by more than this in a step.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.
         frames: a folder of PNGs, a .gif, .webp or .png, or a .npy or .zarr with a time axis.
         frame_field, frame_range, frame_colors: the input that frames show; (low, high); a colour map.
         checkpoint: save the state every so many steps, or every "5min"; continue with resume=True.
-        ranks: start so many ranks on this machine, unless an MPI launcher has started this program; the
-            job may be defined in a notebook. None: this program's ranks.
+        ranks: number of ranks to start on this machine, unless an MPI launcher has started this program;
+            the job may be defined in a notebook. None: this program's ranks.
         debug: show the traceback of an error that ends the ranks.
         """
+        given = locals()
+        keywords = {name: given[name] for name in run_keywords() if name != "ranks"}
         from runner.plan.machine import rates_file
         from runner.run.execute import run
         from runner.run.options import as_keywords, read_options
@@ -129,38 +132,8 @@ class DeclaredJob(Job):
 
         own = {parameter.name for parameter in self.parameters}
         short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}
-        form = {"shape": input_shape, "dtype": input_dtype, "order": input_order}
-        keywords = {
-            "device": device,
-            "json": json,
-            "verify": verify,
-            "grid": grid,
-            "boundary": boundary,
-            "cval": cval,
-            "overlap": overlap,
-            "fuse": fuse,
-            "fuse_math": fuse_math,
-            "oversubscribe": oversubscribe,
-            **{f"input_{name}": short.get(name) if value is None else value for name, value in form.items()},
-            "chunk_bytes": chunk_bytes,
-            "host_memory": host_memory,
-            "device_memory": device_memory,
-            "depth": depth,
-            "resume": resume,
-            "static": static,
-            "timeline": timeline,
-            "steps": steps,
-            "steps_per_exchange": steps_per_exchange,
-            "until": until,
-            "check_finite": check_finite,
-            "every": every,
-            "frames": frames,
-            "frame_field": frame_field,
-            "frame_range": frame_range,
-            "frame_colors": frame_colors,
-            "checkpoint": checkpoint,
-            "debug": debug,
-        }
+        for name, value in (("shape", input_shape), ("dtype", input_dtype), ("order", input_order)):
+            keywords[f"input_{name}"] = short.get(name) if value is None else value
         try:
             self.complete(parameters, others=keywords)
             options, started = read_options(keywords, rates_file()), check_ranks(ranks)
@@ -175,19 +148,31 @@ class DeclaredJob(Job):
             raise
 
     def iterate(self, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
-        """Take steps over whole arrays on this process alone; returns the results of the last one.
+        """Take steps on whole arrays in this process. Returns the results of the last step.
 
-        steps: how many; each result becomes the next step's input, as the job's `feeds` says. every: return
-        an iterator instead, which yields the results after every so many steps and after the last.
-        UserError for a job whose results cannot become its inputs.
+        steps: how many; each result becomes an input of the next step, according to the job's `feeds`. every:
+        return an iterator instead, which yields the results after every so many steps and after the last.
+        Raises UserError for a job whose results cannot become its inputs.
         """
         from runner.run.array_call import iterate
 
         return iterate(self, arrays, parameters, steps, every)
 
 
+def run_keywords() -> list[str]:
+    """Return the keywords of `DeclaredJob.run`: the options of `meshrun run`, by name."""
+    parameters = inspect.signature(DeclaredJob.run).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def reserved_names(kind: Kind) -> set[str]:
+    """Return the names that parameters of a job cannot have: those of the command's options for its kind."""
+    others = set() if kind == "map" else {"fuse", "fuse_math", *StepOptions.__dataclass_fields__}
+    return {*run_keywords(), "help"} - others
+
+
 def _describe(job: Job) -> str:
-    """Return the docstring of a job: its function's, how to call it, and its options."""
+    """Return the docstring of a job: that of its function, how to call the job, and its options."""
     options = ", ".join(
         f"{one.name}" if one.required else f"{one.name}={one.default!r}" for one in job.parameters
     )
@@ -248,47 +233,46 @@ def map_blocks(
     fuse: Literal["auto", "require", "off"] = "auto",
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
-    """Declare a function from blocks with their halo to those blocks' results.
+    """Declare a function that computes the results for blocks, which it gets with their halo.
 
-    The function's leading positional parameters without default are its inputs: it is given a block
-    of each, a C-contiguous NumPy or CuPy array. It may name `out` (the result's array, to fill; with
-    several outputs a tuple of them), `xp` (numpy or cupy) and `here` (where this block is); its other
-    parameters become options. It is called for any cut of the arrays, also several times
-    a rank, so that each result cell may depend on no more than its neighbourhood. It may change a
-    block in place, unless that is an input that steps leave as it is. UserError, from this decorator,
-    for functions that could not be called as below; `parameters` stands for those of the job's that
-    they name.
+    The function's leading positional parameters without default are its inputs: it gets a block of each, a
+    C-contiguous NumPy or CuPy array. It may also have the parameters `out` (the result's array, to fill; with
+    several outputs a tuple of them), `xp` (numpy or cupy) and `here` (the block's place in the array); its
+    other parameters become options. It is called for any cut of the arrays, also several times on a rank, so
+    a result cell may depend only on its neighbourhood. It may change a block in place, unless the block is of
+    an input that time steps do not change. Raises UserError for functions that could not be called as
+    described below; `parameters` stands for those parameters of the job that a function has.
 
-    Inputs have the same lengths along the axes along which arrays are cut: the first, those with a
-    halo and those that `--grid` names. They may differ in dtype and in their other axes.
+    Inputs must have the same lengths along the axes that are cut: the first, those with a halo and those that
+    `--grid` cuts. They may differ in dtype and in their other axes.
 
     Parameters
     ----------
     halo: cells needed beyond the block: one number for every axis that all inputs have, or one number
         or (low, high) pair per leading axis, or a function of the job's parameters that returns either.
-        Default: what the function's result is shorter by than its block, if it can be traced; else 0.
-    boundary: what lies beyond the array: reflect, mirror, nearest, constant or wrap, as scipy.ndimage.
+        Default: the cells by which the function's result is smaller than its block, if the function can be
+        traced; else 0.
+    boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage.
     cval: the constant of boundary="constant".
-    out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of that shape,
-        without halo: those of the first input. With several outputs it returns one pair for each. Along
-        axes along which the array is cut, a result is as long as the block, or longer or shorter by a
-        factor that is the same for all lengths that divide; blocks, chunks and calls hold such lengths.
-        Default: the same shape; the dtype that the function returns, or, when it names `out`, the
-        input's.
-    reference: (blocks, **parameters) -> expected result, all float64, by another way than the
-        function's own; `--verify` compares with it. May return (expected, tolerance). With several
-        outputs it returns one of either for each. It may name `input_dtype`, the first input's dtype.
-    ulps: tolerance of floating-point results where `reference` gives none, in units of the
+    out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of the first input with
+        that shape, without halo. With several outputs it returns one pair for each. Along axes along which
+        the array is cut, a result is as long as the block, or longer or shorter by a factor that is the same
+        for all lengths that divide; blocks, chunks and calls hold such lengths. Default: the same shape; the
+        dtype that the function returns or, if it has a parameter `out`, the input's.
+    reference: (blocks, **parameters) -> expected result, all float64, computed by another method than the
+        function's; `--verify` compares with it. May return (expected, tolerance). With several outputs it
+        returns one of either for each. It may have a parameter `input_dtype`, the first input's dtype.
+    ulps: tolerance of floating-point results if `reference` gives none, in units of the
         result dtype's epsilon times the largest magnitude in the block.
-    check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot take.
-    trials: (shape, dtype, parameters) of arrays that `meshrun selftest` verifies the job on.
+    check: (shape, dtype, **parameters) -> None; raises UserError for input that the job cannot process.
+    trials: (shape, dtype, parameters) of arrays on which `meshrun selftest` verifies the job.
     outputs: how many results the function returns, as a tuple, or their names.
-    strided_out: the function fills an `out` whose rows are apart in memory: time steps then fill the next
-        block in place. Default: `out` is C-contiguous.
-    fuse: compute the function as one kernel where it can be traced ("auto"), fail where it cannot
-        ("require"), or always call it ("off"). `--fuse` takes precedence.
+    strided_out: the function can fill an `out` whose rows are not contiguous with each other: time steps
+        then fill the next block in place. Default: `out` is C-contiguous.
+    fuse: compute the function as one kernel if it can be traced ("auto"), fail if it cannot ("require"), or
+        always call it ("off"). `--fuse` takes precedence.
     feeds: for each output, the name of the input that it becomes in the next step of `--steps`; None:
-        of no input. Default: by position.
+        no input. Default: by position.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
@@ -343,17 +327,17 @@ def reduce_blocks(
     whole_rows: bool = False,
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
-    """Declare a function from a block to a small partial result, combined over all blocks.
+    """Declare a function that computes a small partial result for a block; they are combined over all blocks.
 
-    The array is cut into tiles of a fixed number of elements, whatever the number of ranks, and
-    the partial results are combined pairwise in an order that depends on the tiles alone: the
-    same bits for any number of ranks. A tile is a box of the array whose cells are neighbours in C order.
-    The function may name `xp` (numpy or cupy) and `here` (a BlockContext: where the tile is).
+    The array is cut into tiles, independently of the number of ranks, and the partial results are combined
+    pairwise in an order that depends only on the tiles: the result has the same bits on any number of ranks.
+    A tile is a box of the array whose cells are contiguous in C order. The function may have the parameters
+    `xp` (numpy or cupy) and `here` (a BlockContext: the tile's place in the array).
 
     Parameters
     ----------
     combine: (partial, partial) -> partial, on the host; the earlier block's comes first.
-    finish: (partial, **parameters) -> result, applied once at the end. UserError and `parameters` as in
+    finish: (partial, **parameters) -> result, applied once at the end. UserError and `parameters`: as in
         `map_blocks`.
     check, trials: as in `map_blocks`.
     whole_rows: tiles are whole along all axes but the first, for reductions along that axis, such as the
@@ -381,13 +365,12 @@ def job(
     trials: Trials = (),
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
-    """Declare a function that does anything, given the `world` (and `input`, `output` if it names them).
+    """Declare a function that gets the `world` (and `input`, `output`, if it has them) and may do anything.
 
-    It runs on every rank; what it returns on rank 0, a mapping of names to numbers, texts or
-    lists, is the run's result. output: a path with OUTPUT's suffix, at which the job has to make a file
-    or folder; that gets OUTPUT's name when every rank has returned. reference: (array, **parameters) ->
-    the mapping to expect, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`.
-    trials: as in `map_blocks`.
+    It runs on every rank. Its return value on rank 0, a mapping of names to numbers, texts or lists, is the
+    run's result. output: a path with OUTPUT's suffix, at which the job must create a file or folder; it is
+    renamed to OUTPUT when every rank has returned. reference: (array, **parameters) -> the expected mapping,
+    or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
@@ -400,14 +383,14 @@ def _declare(
     function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
 ) -> DeclaredJob:
     """Build the job. beside: its auxiliary functions, which are called with the job's parameters."""
-    found = read_signature(function, kind)
+    found = read_signature(function, kind, reserved_names(kind))
     chosen, options = name or function.__name__, [parameter.name for parameter in found.options]
     fitting: dict[str, Any] = {
         role: fitted(chosen, role, one, options, max(len(found.arrays), 1))
         for role, one in beside.items()
         if one is not None
     }
-    arrays = found.arrays or ("input",)  # a job that does anything is given one source
+    arrays = found.arrays or ("input",)  # a job of kind "job" has one source
     declared = DeclaredJob(chosen, kind, function, found.options, found.services, arrays)
     return replace(declared, **fitting)
 

@@ -30,9 +30,9 @@ def main(
     on_error: Callable[[BaseException], None] | None = None,
     on_record: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
-    """Run as one rank of `meshrun run`; the exit status. Tells every error itself.
+    """Run as one rank of `meshrun run`, report every error, and return the exit status.
 
-    started: information from the program that started the ranks. columns: the terminal's width, where a
+    started: information from the program that started the ranks. columns: the terminal's width, if a
     progress bar may be drawn.
     """
 

@@ -1,4 +1,4 @@
-"""A run from beginning to end: checks, blocks, results, proof, record."""
+"""A run from beginning to end: checks, blocks, results, verification, record."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run(
             return execute(
                 mine, job, inputs, outputs, parameters or {}, options, transaction=handler.transaction
             )
-    finally:  # an error that gets here is every rank's
+    finally:  # an error that gets here is raised on every rank
         if world is None:
             mine.close()
 
@@ -89,7 +89,7 @@ def execute(
     proof: OnProgress = no_progress,
     stepped: OnSteps = no_steps,
 ) -> Record:
-    """`run` in an open world; the caller handles failures and rolls `transaction` back.
+    """Run a job like `run`, in an open world; the caller handles failures and rolls `transaction` back.
 
     progress: called with this rank's finished rows and their total. show: called with the state of a streamed
     run. proof: called with this rank's verified cells and their total. stepped: called with the steps taken,
@@ -165,7 +165,7 @@ def execute(
 def _file_records(
     names: Sequence[str], paths: Sequence[Path], types: Sequence[Record] | None
 ) -> list[Record]:
-    """Describe files by name, path, shape and dtype; the last two are None where they are not known."""
+    """Describe files by name, path, shape and dtype; the last two are None if they are not known."""
     known = types or [{"shape": None, "dtype": None}] * len(paths)
     return [
         {"name": name, "path": str(path), **one} for name, path, one in zip(names, paths, known, strict=False)
@@ -186,7 +186,7 @@ def writes_files(job: Job) -> bool:
 def name_files(
     job: Job, inputs: Sequence[str | Path], outputs: Sequence[str | Path]
 ) -> tuple[list[Path], list[Path]]:
-    """Return the paths of inputs and outputs; raises UserError if they are not as many as the job has."""
+    """Return the paths of inputs and outputs; raises UserError if their number is not the job's."""
     if not (writes_files(job) or job.whole_rows) and outputs:
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {outputs[0]}", hint="leave OUTPUT out")
     writes = writes_files(job) or (job.whole_rows and len(outputs) == 1)
@@ -202,7 +202,7 @@ def name_files(
 
 
 def file_names(job: Job) -> list[str]:
-    """Return what to call each file of a job in order: its inputs, then its outputs."""
+    """Return a name for each file of a job, in order: its inputs, then its outputs."""
     return [name.upper() for name in (*job.arrays, *(job.output_names if writes_files(job) else ()))]
 
 
@@ -224,7 +224,7 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
 def _check_files(
     job: Job, paths: tuple[list[Path], list[Path]], options: Options, transaction: OutputTransaction
 ) -> Folder | None:
-    """Refuse, before any work, files that could not be written after it. The input, if it is a folder.
+    """Refuse files that could not be written, before any work. Returns the input if it is a folder.
 
     Locks the outputs until the run ends.
     """
@@ -248,7 +248,7 @@ def _check_files(
     if options.json is not None:
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
-        # An input may be read twice; and an old file is replaced when the new one is whole.
+        # An input may be read twice, and an old file is replaced only when the new one is complete.
         if one == "INPUT" and other in ("INPUT", "OUTPUT"):
             continue
         if one == other == "OUTPUT":
@@ -262,7 +262,7 @@ def _check_files(
 
 
 def _check_two_outputs(first: Path, second: Path) -> None:
-    """Refuse two outputs in one file, unless they are two arrays of a container, neither within the other."""
+    """Refuse two outputs in one file, unless they are two arrays of a container, neither inside the other."""
     (file, name), (other_file, other) = array_at(first), array_at(second)
     if file.resolve() != other_file.resolve():
         return
@@ -271,7 +271,7 @@ def _check_two_outputs(first: Path, second: Path) -> None:
     if name == other:
         raise UserError("two outputs are the same array", got=second, expected="two names")
     if name in prefixes(other) or other in prefixes(name):
-        raise UserError("one output lies within another", got=f"{first} and {second}", expected="two arrays")
+        raise UserError("one output is inside another", got=f"{first} and {second}", expected="two arrays")
     if file != other_file:
         raise UserError("two outputs name one file by different paths", got=f"{first} and {second}")
 
@@ -340,7 +340,7 @@ def _write_array(run: RunContext, value: Any) -> None:
 
 
 def _commit(run: RunContext, partial: Path) -> None:
-    """Give a job's own output its name; RunError on every rank where there is none."""
+    """Rename a job's own output to its final name; RunError on every rank if there is none."""
     target = run.targets[0]
 
     def rename_it() -> None:
@@ -348,7 +348,7 @@ def _commit(run: RunContext, partial: Path) -> None:
             raise RunError(
                 f"job {run.job.name} returned without writing its output {target}",
                 got=f"nothing at {partial.name}",
-                expected="a file at the path that its parameter `output` has",
+                expected="a file at the path in its parameter `output`",
             )
         run.transaction.commit(partial, split(target)[0])
 
@@ -374,5 +374,5 @@ def _memory_limit(world: World) -> tuple[float, str]:
     device = world.backend.device
     if device.bandwidth:
         return device.bandwidth, device.bandwidth_source
-    world.control.barrier()  # ranks share a host's memory: each measures its share
+    world.control.barrier()  # ranks share a host's memory: all measure at once, each its share
     return world.backend.copy_rate(), "a copy, measured on all ranks at once"

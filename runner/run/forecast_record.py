@@ -78,12 +78,12 @@ def type_record(array: ArrayType) -> dict[str, Any]:
 def compare(
     predicted: Forecast, measured: Mapping[str, tuple[int, float]], wall: float
 ) -> list[dict[str, Any]]:
-    """What a run took beside what was forecast, stage by stage and, last, as a whole: rows of plain values.
+    """Compare a run with its forecast, stage by stage and finally as a whole: rows of plain values.
 
-    measured: per stage, bytes of one rank and the seconds during which that rank had such work under way,
-    which for several threads are fewer than the sum of their times. wall: seconds from the first byte read
-    to the last one written. fraction: of the measured seconds, how many were forecast. source: of the rates
-    that the forecast is made of.
+    measured: per stage, bytes of one rank and the seconds during which that rank had such work in progress
+    (with several threads fewer than the sum of their times). wall: seconds from the first byte read to the
+    last one written. In the rows: fraction: forecast seconds over measured seconds. source: of the rates that
+    the forecast is based on.
     """
     forecasts = {row.name: row.seconds for row in predicted.rows}
     source = predicted.rows[0].source
@@ -106,11 +106,11 @@ def beside_run(
     grid: str | None = None,
     keep_whole: bool = False,
 ) -> list[dict[str, Any]] | None:
-    """`compare` for a run that is over; None where no forecast can be made, of an unknown GPU for one.
+    """Return `compare` for a completed run; None if no forecast can be made, for example of an unknown GPU.
 
-    task: cut into a block for each rank. device: of one of them. here: this host, without its GPUs. rates:
-    the file of measured ones, if there is any. streamed: whether the run was; no forecast is returned where
-    it says otherwise. files, grid, keep_whole: of the run, as `forecast` takes them.
+    task: cut into a block for each rank. device: of one rank. here: this host, without its GPUs. rates: the
+    file of measured rates, if there is one. streamed: whether the run was streamed; None is returned if the
+    forecast differs in that. files, grid, keep_whole: of the run, as for `forecast`.
     """
     try:
         kept = load(rates) if rates is not None else None

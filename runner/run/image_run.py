@@ -53,7 +53,7 @@ class FolderRun:
         world, options = self.world, self.options
         world.collective_call(self._check)
         if self.folder.others:
-            self._warn(f"{self.folder.path}: left out, as no images: {listing(self.folder.others)}")
+            self._warn(f"{self.folder.path}: skipped, because not images: {listing(self.folder.others)}")
         streamed = StreamedFolder(
             world,
             self.folder,

@@ -21,7 +21,7 @@ from runner.report.record import Record
 from runner.report.spans import STAGES
 from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
-from runner.storage.formats.registry import Sink, create, open_sink
+from runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory
@@ -73,7 +73,7 @@ def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
 
 
 def _in_chunks(run: RunContext, task: Task) -> Record:
-    """task: cut into a block for each rank, its results known."""
+    """Run streamed. task: cut into a block for each rank, its results known."""
     world, options = run.world, run.options
     if options.overlap is not None:
         raise UserError("--overlap does not apply: streamed runs always overlap", everywhere=True)
@@ -82,7 +82,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     if own_grid:
         world.collective_call(lambda: check_blocks(grid))
     blocks = world.collective_call(lambda: planned(run, count, grid))
-    if blocks.leading == task.leading:  # else another axis is cut, and the result types must be found again
+    if blocks.leading == task.leading:  # else other axes are cut, and the result types must be found again
         blocks = replace(blocks, results=task.results, kernel=task.kernel)
     elif task.kernel is not None:
         blocks = fuse(run, blocks)
@@ -105,7 +105,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
         raise
     commit(run, streamed.sinks)
     streamed.commit()
-    # No forecast for resumed runs, nor for chunks with a grid of their own.
+    # No forecast for resumed runs, nor for a grid of chunks that differs from the ranks'.
     foreseen = not details["resumed"] and not own_grid
     wall = details["limits"]["wall_seconds"]
     sink_chunks = file_chunks(streamed.sinks)
@@ -121,9 +121,9 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
 
 
 def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
-    """Rename every finished file of outputs to its final name. Collective.
+    """Rename every finished output file to its final name. Collective.
 
-    RunError if an old one has changed since the run began: the change is not in the new one, and both stay.
+    RunError if an old file has changed since the run began: the new one lacks the change, and both are kept.
     """
 
     def rename() -> None:
@@ -137,7 +137,7 @@ def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
         new = next(sink.partial for sink in sinks if sink.path == changed)
         raise RunError(
             f"{changed} changed while this run wrote a new version of it without that change, {new}",
-            expected="one program at a time that writes it",
+            expected="only one program writes it at a time",
             hint="rm -r one of the two, and rename the other",
             everywhere=True,
         )
@@ -192,8 +192,8 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     proof = _proof(run, task, sinks)
     commit(run, sinks)
     run.transaction.forget_partial()
-    # Images are read and written by one rank: no forecast.
-    foreseen = all(one.parallel for one in run.sources) and all(one.parallel for one in sinks)
+    # No forecast for images, which one rank reads and writes.
+    foreseen = first_serial([*run.sources, *sinks]) is None
     files = Files(source_chunks=file_chunks(run.sources), sink_chunks=file_chunks(sinks))
     plan = world.on_root(lambda: _beside_plan(run, task, wall, False, files) if foreseen else None)
     return {

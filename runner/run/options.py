@@ -46,9 +46,9 @@ COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
 
 @dataclass(frozen=True)
 class Options:
-    """Values of the command's options of the same names.
+    """Values of the command's options with the same names.
 
-    overlap: None chooses by device. boundary, cval, fuse: None takes the job's own. form: declared form of an
+    overlap: None: chosen by device. boundary, cval, fuse: None: the job's own. form: declared form of an
     input without a header. stream, steps: options of streamed runs, and of runs that take steps. rates: file
     of this machine's measured rates.
     """
@@ -138,7 +138,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _parsed(name: str, value: Any) -> Any:
-    """Parse an option whose text a function of its own reads; other values are their text."""
+    """Parse the text of an option by its function in TEXTS; other values are converted to text first."""
     text = ":".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
     try:
         return TEXTS[name](text)
@@ -196,11 +196,11 @@ def parse_shape(text: str) -> tuple[int, ...]:
     lengths = tuple(int(word) for word in words)
     try:
         np.empty((0,) * len(lengths))
-    except ValueError as reason:  # NumPy names the largest number of axes
+    except ValueError as reason:  # NumPy's message has the largest number of axes
         raise UserError("--shape has more axes than an array can have", got=reason) from None
     if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
         raise UserError(
-            "--shape is more than any array has", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
+            "--shape is larger than any array", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
         )
     return lengths
 
@@ -231,7 +231,7 @@ def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
 
 @dataclass
 class RunContext:
-    """What one run's functions share: world, job, files, options, failure handling and progress."""
+    """Context that the functions of one run share: world, job, files, options, transaction and progress."""
 
     world: World
     job: Job
@@ -256,5 +256,5 @@ class RunContext:
 
     @property
     def source(self) -> Source:
-        """The first input; the only one of a job that is not made by map_blocks."""
+        """The first input; for a job that is not made by map_blocks, the only one."""
         return self.sources[0]

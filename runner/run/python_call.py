@@ -1,8 +1,8 @@
 """A run from Python on several ranks of this machine, when no MPI launcher has started this program.
 
-The job, which may be a function of a notebook, is written to a temporary folder with the call's arguments.
-`meshrun -n RANKS call FOLDER` starts the ranks, each of which reads it. Arrays are files in that folder: in
-memory (/dev/shm) if there is room. The record or the error comes back in a file of the folder.
+The job, which may be a function in a notebook, is written to a temporary folder with the call's arguments.
+`meshrun -n RANKS call FOLDER` starts the ranks, and each reads the folder. Arrays are files in it: in memory
+(/dev/shm) if there is room. The record or the error is returned in a file in the folder.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.report.record import Record
 from runner.run.options import Options
+from runner.system.host_memory import memory_folder
 from runner.system.launcher import detect_launcher
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
-SHARED_MEMORY = Path("/dev/shm")
+COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
 CALL, RECORD, ERROR = "call.pickle", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
 
 @dataclass(frozen=True)
 class PythonCall:
-    """What each rank is to run. path: the import path of the calling program."""
+    """The call that each rank runs. path: the import path of the calling program."""
 
     job: Job
     inputs: list[str]
@@ -53,7 +54,7 @@ def is_array(value: Any) -> bool:
 
 
 def check_ranks(ranks: Any) -> int | None:
-    """Return the number of ranks to start; None for those of this program. Raises UserError."""
+    """Return the number of ranks to start; None: use this program's ranks. Raises UserError."""
     if ranks is None:
         return None
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
@@ -61,7 +62,7 @@ def check_ranks(ranks: Any) -> int | None:
     detected = detect_launcher()
     if detected is not None and detected.size is not None and detected.size != ranks:
         raise UserError(
-            "this program is already one of an MPI launcher's ranks",
+            "this program is already a rank of an MPI launcher",
             got=f"ranks={ranks}",
             expected=f"{detected.size}, or no ranks=",
         )
@@ -74,8 +75,8 @@ def files_of(
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield paths for inputs and outputs: arrays are saved before, and filled from the results afterwards.
 
-    alone: this program is the only rank, so that its arrays are all there are. Raises UserError for arrays
-    that other ranks have too, or that a result does not fit.
+    alone: this program is the only rank. Raises UserError if arrays are passed by several ranks, or if an
+    array does not fit its result.
     """
     arrays = [value for value in (*inputs, *outputs) if is_array(value)]
     if not arrays:
@@ -100,7 +101,7 @@ def files_of(
 def _fill(job: Job, name: str, array: Any, result: Any) -> None:
     if (tuple(array.shape), np.dtype(array.dtype)) != (result.shape, result.dtype):
         raise UserError(
-            f"job {job.name}: the array for its result {name} does not fit",
+            f"job {job.name}: the array for the result {name} does not fit",
             got=f"{array.dtype} of shape {tuple(array.shape)}",
             expected=f"{result.dtype} of shape {result.shape}",
         )
@@ -112,12 +113,8 @@ def _fill(job: Job, name: str, array: Any, result: Any) -> None:
 
 @contextlib.contextmanager
 def _folder(size: int) -> Iterator[Path]:
-    """Yield a temporary folder with room for twice `size` bytes: in memory where that is possible."""
-    base = None
-    with contextlib.suppress(OSError):
-        if shutil.disk_usage(SHARED_MEMORY).free > 4 * size:
-            base = SHARED_MEMORY
-    folder = Path(tempfile.mkdtemp(prefix="meshrun-", dir=base))
+    """Yield a temporary folder for arrays of `size` bytes: in memory if there is room."""
+    folder = Path(tempfile.mkdtemp(prefix="meshrun-", dir=memory_folder(COPIES * size)))
     try:
         yield folder
     finally:
@@ -132,7 +129,7 @@ def call_on_ranks(
     options: Options,
     ranks: int,
 ) -> Record:
-    """Run the job on so many ranks, started here; return the record.
+    """Start so many ranks, run the job on them, and return the record.
 
     Raises the error that ended the ranks. Their messages are written to this process's stderr.
     """
@@ -144,7 +141,7 @@ def call_on_ranks(
             raise UserError(
                 f"job {job.name} cannot be sent to other ranks",
                 got=describe(reason),
-                hint="define what it uses inside the function, or in a file that it imports",
+                hint="define everything that it uses inside the function, or in a file that it imports",
             ) from reason
         command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
         with subprocess.Popen(
@@ -184,14 +181,14 @@ def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
 
 
 def read_call(folder: Path) -> PythonCall:
-    """Read the call, on a rank. Only for a folder of `call_on_ranks`."""
+    """Read the call, on a rank. folder: made by `call_on_ranks`; the call is unpickled."""
     call: PythonCall = cloudpickle.loads((folder / CALL).read_bytes())
     sys.path[:] = [*dict.fromkeys([*sys.path, *call.path])]
     return call
 
 
 def keep_error(folder: Path, failure: BaseException) -> None:
-    """Leave an error for the calling program; the first one stays."""
+    """Store an error for the calling program; only the first one is kept."""
     known = failure if isinstance(failure, MeshrunError) else RunError(describe(failure))
     temporary = folder / f"{ERROR}.{os.getpid()}"
     temporary.write_bytes(pickle.dumps(known))
@@ -200,5 +197,5 @@ def keep_error(folder: Path, failure: BaseException) -> None:
 
 
 def keep_record(folder: Path, record: Record) -> None:
-    """Leave the record for the calling program. On rank 0."""
+    """Store the record for the calling program. On rank 0."""
     (folder / RECORD).write_text(json.dumps(record))

@@ -1,4 +1,4 @@
-"""The parts of a record that are gathered from all ranks: places, phases, versions."""
+"""Build the parts of a record that all ranks contribute to: places, phases, versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.world.world import World
 
 
 def places(world: World) -> list[dict[str, Any]]:
-    """A line per rank: who and where."""
+    """Return an entry per rank: its number, host and device."""
     return [
         {
             "rank": rank.number,
@@ -29,10 +29,10 @@ def places(world: World) -> list[dict[str, Any]]:
 
 
 def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str]]) -> dict[str, Any]:
-    """Each phase over all ranks; collective.
+    """Return each phase over all ranks. Collective.
 
-    limits: per phase, the bytes per second that this rank could move at most, and by whose word.
-    rate counts bytes read plus written, per rank, over the slowest rank's seconds.
+    limits: per phase, the most bytes per second that this rank could move, and the source of that figure.
+    In the table, the rate is bytes read plus written per rank, divided by the slowest rank's seconds.
     """
     mine = {name: (phase.seconds, phase.moved) for name, phase in phases.phases.items()}
     everyone = world.control.allgather((mine, limits))
@@ -63,7 +63,7 @@ def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str
 
 
 def versions(world: World) -> dict[str, str]:
-    """What the run's figures depend on."""
+    """Return the versions of the software that the run's figures depend on."""
     found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": world.arrays.label}
     for package in ("meshrun", "mpi4py"):
         try:

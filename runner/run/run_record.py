@@ -9,7 +9,7 @@ from runner.report.summary import render
 
 
 class RunRecord(dict[str, Any]):
-    """The record of docs/record.md. `str` of it is the summary; a notebook shows that."""
+    """The record of docs/record.md. Its `str` is the summary, which notebooks show."""
 
     def __str__(self) -> str:
         lines = [render(self)]

@@ -37,9 +37,9 @@ from runner.world.world import World
 
 
 def in_passes(run: RunContext, task: Task) -> bool:
-    """Whether fields pass through the ranks in chunks instead of staying in memory. Collective.
+    """Return whether fields pass through the ranks in chunks instead of staying in memory. Collective.
 
-    They do where an option of streamed runs is given, or a rank's block does not fit its memory.
+    True if an option of streamed runs is given, or if a rank's block does not fit its memory.
     """
     options = replace(run.options.stream, resume=False)
     serial = serial_file(run.world, task, run.sources, run.targets)
@@ -235,14 +235,14 @@ def _observed(until: Until | None, checkpoints: Checkpoints, frames: Frames | No
 
 
 def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) -> list[Source]:
-    """Return where to load each input from: a checkpoint's file, or else its own."""
+    """Return the source to load each input from: a checkpoint's file, or else its own."""
     return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
 
 
 def _observers(
     steps: StepOptions, checkpoints: Checkpoints, frames: Frames | None
 ) -> tuple[list[StepObserver], Until | None]:
-    """Return what looks at the fields, non-finite values first: these are not to reach a checkpoint."""
+    """Return the observers, the check for finite values first: no checkpoint may have other values."""
     observers: list[StepObserver] = []
     until = None
     if steps.check_finite is not None:
@@ -258,17 +258,17 @@ def _observers(
 
 
 def _exchange_fraction(run: RunContext, seconds: float) -> float:
-    """Return the part of the loop in which the slowest rank exchanged halos, whether it computed or not."""
+    """Return the fraction of the loop in which the slowest rank exchanged halos, even if it also computed."""
     phase = run.phases.phases.get("exchange")
     slowest = max(run.world.control.allgather(phase.seconds if phase else 0.0))
     return slowest / seconds if seconds else 0.0
 
 
 def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, Any]:
-    """Return the loop's rates. bytes_per_second: of one rank, inputs read and results written once a step."""
+    """Return the loop's rates. bytes_per_second: of one rank; inputs read, results written per step."""
     cells = sum(region.size for region in task.partition)
     largest = max((task.input_bytes(one) + task.result_bytes(one) for one in task.partition), default=0)
-    world.control.barrier()  # ranks may share a memory: each measures its share
+    world.control.barrier()  # ranks may share a memory: all measure at once, each its share
     copy = min(world.control.allgather(world.backend.copy_rate()))
     rate = largest * taken / seconds if seconds else None
     return {

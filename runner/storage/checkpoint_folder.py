@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints on disk. Knows nothing of ranks."""
+"""The folder of a run's checkpoints on disk. Independent of ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from runner.storage.file_errors import write_error
 from runner.storage.formats.registry import Source, open_source
 from runner.storage.journal import differences, show_values
 
-KEPT = 2  # complete checkpoints
+KEPT = 2  # complete checkpoints that are kept
 STATE = "state.json"
-PARTIAL = ".next.partial"  # the one that is being written
+PARTIAL = ".next.partial"  # the checkpoint that is being written
 NAME = re.compile(r"step-([0-9]+)")
 
 
@@ -45,7 +45,7 @@ class SavedState:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints of `output`. One process calls its methods; RunError where the disk fails."""
+    """The checkpoints of `output`. One process calls the methods; they raise RunError if the disk fails."""
 
     output: Path
 
@@ -75,7 +75,7 @@ class CheckpointFolder:
     def newest(self) -> SavedState | None:
         """Return the newest complete checkpoint; None if there is none.
 
-        UserError for what no run of this user has left.
+        UserError if the folder is not of a run of this user, or if no checkpoint is readable.
         """
         if not self.path.exists() and not self.path.is_symlink():
             return None
@@ -87,7 +87,7 @@ class CheckpointFolder:
                 colors = None if found.get("colors") is None else Colors(**found["colors"])
                 return SavedState(int(found["step"]), dict(found["fingerprint"]), fields, colors)
             except (OSError, ValueError, KeyError, TypeError, UserError):
-                continue  # damaged since it was written: an older one may be whole
+                continue  # damaged since it was written: an older one may be readable
         if self._complete():
             raise UserError(f"no checkpoint in {self.path} is readable", hint=self.discard)
         return None
@@ -122,20 +122,20 @@ class CheckpointFolder:
             files.sync_folder(self.path)
             found = self._complete()
             place = found.index(final) + 1
-            for old in (*found[place:], *found[: max(place - KEPT, 0)]):  # later ones are damaged, as above
+            for old in (*found[place:], *found[: max(place - KEPT, 0)]):  # later ones are damaged, see above
                 shutil.rmtree(old)
         except OSError as reason:
             raise write_error(final, reason) from reason
 
     def remove(self) -> None:
-        """Remove all checkpoints, and the folder unless there is something else in it."""
+        """Remove all checkpoints, and the folder unless it has other contents."""
         if self.path.exists():
             for path in (*self._complete(), self.partial):
                 files.remove_path(path)
             self._remove_empty()
 
     def check(self, state: SavedState, wanted: Mapping[str, Any]) -> None:
-        """Raise UserError unless the checkpoint was left by the wanted program."""
+        """Raise UserError unless the checkpoint's fingerprint is the one wanted."""
         plain = json.loads(json.dumps(wanted))
         names = differences(state.fingerprint, plain)
         if names:

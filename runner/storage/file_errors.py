@@ -1,9 +1,9 @@
-"""The sentences for files that cannot be read or written."""
+"""Errors for files that cannot be read or written."""
 
 from __future__ import annotations
 
 import errno
-import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ from runner.errors import RunError
 from runner.region import Region
 from runner.storage.paths import is_kept
 
-LISTED = 8  # names in a sentence
-BLOCK = 512  # bytes: the unit in which stat(2) counts a file's room
+LISTED = 8  # names in a message
+BLOCK = 512  # bytes: the unit of a file's allocated size in stat(2)
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def check_part(array: np.ndarray[Any, Any], dtype: np.dtype[Any], region: Region) -> None:
-    """ValueError unless `array` is as `region` of an array of `dtype` is: a mistake of the caller's."""
+    """Raise ValueError, for a caller's mistake, unless `array` has the dtype and the shape of `region`."""
     if (array.dtype, array.shape) != (dtype, region.shape):
         raise ValueError(f"{array.dtype} {array.shape} is not {dtype} {region.shape}, region {region}")
 
@@ -28,15 +28,14 @@ def check_part(array: np.ndarray[Any, Any], dtype: np.dtype[Any], region: Region
 def write_error(
     path: Path, reason: OSError, needed: int | None = None, what: str = "", partial: Path | None = None
 ) -> RunError:
-    """The sentence for a failed write: a full disk is the common one.
+    """Build the error for a failed write; a full disk is the usual cause.
 
-    needed: bytes. what: they are for, where that is not the whole output. partial: what stays of it, or
+    needed: bytes. what: what they are for, if not for the whole output. partial: the unfinished output, or
     the folder that it is in.
     """
     detail = reason.strerror or str(reason)
     try:
-        disk = os.statvfs(path.parent)
-        free = disk.f_bavail * disk.f_frsize
+        free = shutil.disk_usage(path.parent).free
     except OSError:
         return RunError(f"cannot write {path}", got=detail)
     expected = None if needed is None else f"{needed:,} bytes {what}".rstrip()
@@ -50,7 +49,7 @@ def write_error(
 
 
 def unclaimed(file: Path) -> int | None:
-    """Return how many bytes of a file have no room on the disk yet; None if all have, or it is unknown."""
+    """Return how many bytes of a file are not allocated on the disk yet; None if all are, or if unknown."""
     try:
         found = file.stat()
     except OSError:
@@ -59,7 +58,7 @@ def unclaimed(file: Path) -> int | None:
 
 
 def not_shared(path: Path, reason: OSError) -> RunError:
-    """The sentence for a file that rank 0 has and this rank has not."""
+    """Build the error for a file that rank 0 can open and this rank cannot."""
     return RunError(
         f"rank 0 has {path}, this rank cannot open it",
         got=reason.strerror or reason,
@@ -68,6 +67,6 @@ def not_shared(path: Path, reason: OSError) -> RunError:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Names for a sentence: the first ones, and how many there are where there are more."""
+    """Return names for a message: the first ones, and their number if there are more."""
     shown = ", ".join(names[:LISTED])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > LISTED else shown

@@ -1,16 +1,17 @@
-"""The journal beside an output: which chunks are finished, so that a later run does only the others.
+"""The journal of an unfinished output: which chunks are finished, so that a later run computes only the
+others.
 
-    out.npy.journal/identity.json     what is made from what, and how it is cut; written once, whole
-    out.npy.journal/NONCE-RANK.log    what one writer has finished; only ever appended to
+    out.npy.journal/identity.json     inputs, job, options and chunks of the run; written once, atomically
+    out.npy.journal/RUN-RANK.log      the chunks that one writer has finished; only appended to
 
-A log is lines of text, each led by the CRC-32 of all text up to and with it, so that a line vouches
-for those before it, and the first that is torn or garbled ends what is believed of the log:
+A log consists of lines of text. Each begins with the CRC-32 of all text up to its end, so that a valid line
+confirms those before it. Lines are read up to the first that is torn or corrupt:
 
-    1a856132 boot "n1/5c0a2d6e"    the writer's host, and which of its boots
+    1a856132 boot "n1/5c0a2d6e"    the writer's host and its boot
     296b5fdc done 12               chunk 12 has been handed to the file system
-    e5a504ca synced 1              the first one of the done lines is on the disk
+    e5a504ca synced 1              the chunk of the first done line is on the disk
 
-Chunks are numbered whatever the number of ranks, so that the logs of several runs add up.
+The numbers of chunks do not depend on the number of ranks, so that the logs of several runs can be combined.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from typing import Any
 from runner import files
 from runner.errors import MeshrunError, RunError, UserError
 
-IDENTITY, TEMPORARY = "identity.json", ".partial"  # the latter ends the name of one that is being written
+IDENTITY, TEMPORARY = "identity.json", ".partial"  # TEMPORARY: suffix of an identity that is being written
 LOG, FAILED = ".log", ".failed"  # a log, and one whose writer could not sync
-SYNC_SECONDS = 10.0  # from one sync to the next: about as much work as a power failure costs
-SHOWN = 3  # differences that a sentence spells out
+SYNC_SECONDS = 10.0  # between two syncs: a power failure loses about so much work
+SHOWN = 3  # differences that a message lists
 
 
 @dataclass(frozen=True)
 class Journal:
     """The journal of `output`. One rank calls its methods, except `log`, which every writer calls.
 
-    RunError when the journal cannot be read or written.
+    The methods raise RunError if the journal cannot be read or written.
     """
 
     output: Path
@@ -50,27 +51,28 @@ class Journal:
         return self.output.with_name(f"{self.output.name}.journal")
 
     def begin(self, identity: Mapping[str, Any]) -> None:
-        """Start a new journal in place of any old one. identity: plain JSON values, nested as need be.
+        """Start a new journal in place of any old one. identity: plain JSON values, which may be nested.
 
-        To be called when the unfinished output is there: its name is made durable too.
+        The unfinished output must exist: its name is made durable, too.
         """
         text = json.dumps(identity, indent=1)
         self.remove()
         with _told("write", self.folder):
-            # A new folder, not one emptied: after a power failure no old log can turn up in it.
+            # A new folder instead of an emptied one: after a power failure no old log can reappear in it.
             self.folder.mkdir()
             files.write_file(self.folder / IDENTITY, text, durable=True)
             files.sync_folder(self.folder.parent)
 
     def kept(self) -> dict[str, Any] | None:
-        """The identity of the unfinished run; None when there is none. UserError when it is broken, or
-        when somebody else has put it there."""
+        """Return the identity of the unfinished run; None if there is none.
+
+        UserError if it is broken, or if another user has created it."""
         path = self.folder / IDENTITY
         with _told("read", path):
             try:
                 files.check_own(self.folder, True, self.anew())
                 identity = json.loads(path.read_bytes())
-            except FileNotFoundError:  # also where `begin` or `remove` was cut short
+            except FileNotFoundError:  # also if `begin` or `remove` was interrupted
                 return None
             except ValueError:
                 identity = None
@@ -79,13 +81,13 @@ class Journal:
         return identity
 
     def finished(self, boots: Collection[str]) -> set[int]:
-        """The chunks that need not be done again. boots: the boot identities of this run's hosts.
+        """Return the chunks that need not be computed again. boots: the boot identities of this run's hosts.
 
-        Those that were synced are on the disk, whatever happened since. Those that were only done
-        are in the page cache of the host that wrote them, which outlives a killed process but not
-        the kernel: they count when that host takes part, not rebooted since. Not so where a sync
-        failed, because the kernel may drop pages that it could not write: then nothing counts that
-        any process of that boot left unsynced. An identity without a boot ("name/") is not trusted.
+        Synced chunks are on the disk, whatever has happened since. Chunks that are only done are in the page
+        cache of the host that wrote them, which survives a killed process but not a reboot: they count if
+        that host takes part in this run and has not been rebooted since. But if a sync failed, the kernel may
+        have dropped pages that it could not write: then no unsynced chunk of any process of that boot
+        counts. An identity without a boot ("name/") is not trusted.
         """
         with _told("read", self.folder):
             logs = {path: _read(path) for path in self.folder.iterdir() if path.suffix in (LOG, FAILED)}
@@ -95,20 +97,20 @@ class Journal:
         return set().union(*believed)
 
     def log(self, writer: str, boot: str) -> Log:
-        """A new log. writer: names this process in this run, such as NONCE-RANK; never used twice."""
+        """Return a new log. writer: a unique name of this process in this run, such as RUN-RANK."""
         return Log(self.folder / f"{writer}{LOG}", boot)
 
     def remove(self) -> None:
-        """Forget it all; every log is closed. What else is in the folder is not ours: RunError."""
+        """Remove the journal; every log must be closed. RunError if the folder has other files."""
         with _told("remove", self.folder), contextlib.suppress(FileNotFoundError):
-            (self.folder / IDENTITY).unlink(missing_ok=True)  # first: without it the logs mean nothing
+            (self.folder / IDENTITY).unlink(missing_ok=True)  # first: without it the logs are not read
             for path in self.folder.iterdir():
                 if path.suffix in (TEMPORARY, LOG, FAILED):
                     path.unlink()
             self.folder.rmdir()
 
     def check(self, kept: Mapping[str, Any], wanted: Mapping[str, Any], *partials: Path) -> None:
-        """UserError unless the unfinished run is the one wanted. partials: the outputs as far as they got."""
+        """Raise UserError unless the unfinished run is the one wanted. partials: the unfinished outputs."""
         names = differences(kept, wanted)
         if names:
             raise UserError(
@@ -119,19 +121,20 @@ class Journal:
             )
 
     def unfinished(self, *partials: Path) -> UserError:
-        """The refusal to begin where there is something to resume."""
+        """Build the error for a run that is started while there is an unfinished one."""
         hint = f"the same command with --resume, or {self.anew(*partials)}"
         return UserError(f"an earlier run of {self.output} is unfinished", hint=hint)
 
-    def anew(self, *others: Path) -> str:  # what to type
+    def anew(self, *others: Path) -> str:
+        """Return the command that discards the unfinished run."""
         return "to begin anew: " + shlex.join(["rm", "-r", *map(str, (self.folder, *others))])
 
 
 class Log:
-    """What one process has finished, for `Journal.finished`. Its methods may be called by any thread.
+    """The log of the chunks that one process has finished. Any thread may call its methods.
 
-    count: chunks noted. After a failed write each call raises that RunError again, because nothing
-    that follows a torn line would be read.
+    count: number of chunks in it. After a failed write, each call raises that RunError again, because lines
+    after a torn one are not read.
     """
 
     def __init__(self, path: Path, boot: str) -> None:
@@ -155,16 +158,16 @@ class Log:
         with self._lock:
             self._append(f"synced {count}")
         with _told("write", self.path):
-            os.fdatasync(self._file)  # without the lock: the disk must not keep `done` waiting
+            os.fdatasync(self._file)  # without the lock, so that `done` does not wait for the disk
 
     def distrust(self) -> None:
-        """Note that a sync failed. A rename, because the disk may be too full for a line."""
+        """Record that a sync failed: by a rename, because the disk may be too full for another line."""
         with _told("rename", self.path):
             os.rename(self.path, self.path.with_suffix(FAILED))
 
     def close(self) -> None:
         with _told("write", self.path):
-            os.close(self._file)  # where network file systems tell of a full disk
+            os.close(self._file)  # network file systems may report a full disk only here
 
     def _append(self, text: str) -> None:
         if self._failure is not None:
@@ -174,7 +177,7 @@ class Log:
         line = b"%08x %b" % (checksum, data)
         try:
             with _told("write", self.path):
-                while line:  # once; what a full disk cuts short fails the second time
+                while line:  # once; if a full disk cuts the line short, the second write fails
                     line = line[os.write(self._file, line) :]
         except RunError as failure:
             self._failure = failure
@@ -183,20 +186,21 @@ class Log:
 
 
 class Syncer:
-    """Notes chunks in `log`, and from a thread of its own puts them on the disk time and again.
+    """Records chunks in `log`, and syncs them to the disk regularly from its own thread.
 
-    sync: returns when all that was written before the call is on the disk, as fdatasync does, or
-    raises OSError or MeshrunError. Its descriptor must be open from before the first write on: the
-    kernel tells each that is open, once, that it could not write; later ones may not hear of it.
-    seconds: from the end of one sync to the beginning of the next.
+    sync: returns when everything written before the call is on the disk, like fdatasync, or raises OSError
+    or MeshrunError. Its descriptor must be open before the first write: the kernel reports a failed write
+    once to each descriptor that is open, and may not report it to later ones. seconds: from the end of one
+    sync to the beginning of the next.
 
-    A failed sync is raised by every later call, not repeated: a second one succeeds, the pages gone.
+    After a failed sync, every later call raises its error. The sync is not repeated: a second one would
+    succeed although the pages are lost.
     """
 
     def __init__(self, log: Log, sync: Callable[[], None], seconds: float = SYNC_SECONDS) -> None:
         self.log, self._sync, self._seconds = log, sync, seconds
         self._failure: OSError | MeshrunError | None = None
-        self._lock = threading.Lock()  # of two syncs at once the kernel would tell one of a failure
+        self._lock = threading.Lock()  # of two simultaneous syncs, the kernel reports a failure to one only
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
@@ -206,10 +210,10 @@ class Syncer:
         self.log.done(number)
 
     def sync(self) -> None:
-        """Put every chunk noted so far on the disk, now."""
+        """Sync every chunk recorded so far to the disk, now."""
         with self._lock:
             self._check()
-            count = self.log.count  # before: what is noted while the disk works may not be on it
+            count = self.log.count  # before the sync, which may miss chunks that are recorded meanwhile
             try:
                 self._sync()
                 self.log.synced(count)
@@ -219,7 +223,7 @@ class Syncer:
                 raise
 
     def close(self) -> None:
-        """End the thread, after a sync under way, and close the log. Does not sync once more."""
+        """End the thread, after a sync in progress, and close the log without another sync."""
         self._ending.set()
         self._thread.join()
         try:
@@ -228,7 +232,7 @@ class Syncer:
             self._check()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, MeshrunError):  # `_failure` by then
+        with contextlib.suppress(OSError, MeshrunError):  # already stored in `_failure`
             while not self._ending.wait(self._seconds):
                 self.sync()
 
@@ -238,13 +242,13 @@ class Syncer:
 
 
 def differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The names whose values differ or are missing on one side; `a.b` for b in a nested a."""
+    """Return the names whose values differ or are missing on one side; `a.b` for b in a nested a."""
     old, new = _flat(kept), _flat(wanted)
     return [name for name in new | old if new.get(name) != old.get(name)]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Each value as JSON text, in which a tuple is a list, and nan equals nan."""
+    """Return each value as JSON text, in which tuples equal lists, and nan equals nan."""
     flat: dict[str, str] = {}
     for name, value in values.items():
         nested = isinstance(value, Mapping)
@@ -253,15 +257,15 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def show_values(values: Mapping[str, Any], names: list[str]) -> str:
-    """Return the first of the named values as a text."""
+    """Return the first few of the named values as text."""
     flat = _flat(values)
     return ", ".join(f"{name} {flat.get(name, 'not given')}" for name in names[:SHOWN])
 
 
 def _read(path: Path) -> tuple[str, list[int], int]:
-    """A log's boot identity, the chunks that are done, and how many of them are on the disk."""
+    """Return a log's boot identity, its finished chunks, and how many of them are on the disk."""
     boot, done, synced, checksum = "", [], 0, 0
-    for line in path.read_bytes().split(b"\n")[:-1]:  # what follows the last newline is torn
+    for line in path.read_bytes().split(b"\n")[:-1]:  # a line without newline is torn
         stated, _, text = line.partition(b" ")
         checksum = zlib.crc32(text + b"\n", checksum)
         if stated != b"%08x" % checksum:
@@ -278,10 +282,10 @@ def _read(path: Path) -> tuple[str, list[int], int]:
 
 @contextlib.contextmanager
 def _told(verb: str, path: Path) -> Iterator[None]:
-    """An OSError as a sentence."""
+    """Re-raise an OSError as a RunError."""
     try:
         yield
     except OSError as reason:
         full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "make room, then the command with --resume: what is finished is kept" if full else None
+        hint = "make room, then the command with --resume: finished chunks are kept" if full else None
         raise RunError(f"cannot {verb} {path}", got=reason.strerror or reason, hint=hint) from reason

@@ -1,4 +1,4 @@
-"""What a path says: the file, the array in it, the format, and where it is until it is complete."""
+"""Parse paths: the file, the array in it, its format, and the temporary name of an unfinished file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 from runner.errors import UserError
 
-BESIDE = len(".." + 12 * "x" + ".partial")  # bytes that a name beside an output may have more than its own
-KEPT = "stream"  # in the name of what an interrupted run leaves, for a later one to go on with
+BESIDE = len(".." + 12 * "x" + ".partial")  # bytes by which a temporary name is longer than the output's
+KEPT = "stream"  # in place of the run's id in the temporary name of an output that can be resumed
 CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def named(what: str, name: str | Path) -> Path:
-    """The path of that name; UserError where there is none, as an unset variable of a shell leaves it.
+    """Return the path of that name; UserError if it is empty, for example an unset variable of a shell.
 
-    what: as the sentence calls it, such as "OUTPUT".
+    what: the path's name in the error, such as "OUTPUT".
     """
     if not str(name) or "\0" in str(name):
         raise UserError(f"{what} has no name", got=repr(str(name)), expected="a file or folder")
@@ -23,7 +23,7 @@ def named(what: str, name: str | Path) -> Path:
 
 
 def split(path: Path) -> tuple[Path, str | None]:
-    """The file of `file.h5:/group/name` and what is named in it; None where nothing is."""
+    """Split `file.h5:/group/name` into the file and the array's name; None for other paths."""
     found = CONTAINER.fullmatch(str(path))
     if found is None:
         return path, None
@@ -32,26 +32,26 @@ def split(path: Path) -> tuple[Path, str | None]:
 
 
 def partial_path(path: Path, run_id: str) -> Path:
-    """Where the file is until it is complete: beside its final name, so that the rename is atomic."""
+    """Return the temporary path of an unfinished file: in the same folder, so that the rename is atomic."""
     file, _ = split(path)
     return file.with_name(f".{file.name}.{run_id}.partial")
 
 
 def job_paths(path: Path, run_id: str) -> tuple[Path, Path]:
-    """Return the path of a job's own output until it is complete, with its suffix, and the path that the job
-    gets: the same one, with the array's name if one was given."""
+    """Return the temporary path, with OUTPUT's suffix, of a file that a job writes, and the path that the job
+    gets: the same path, with the array's name if one was given."""
     file, _ = split(path)
     partial = file.with_name(f".{file.stem}.{run_id}.partial{file.suffix}")
     return partial, Path(f"{partial}{str(path)[len(str(file)) :]}")
 
 
 def is_kept(partial: Path) -> bool:
-    """Whether a later run can go on with it, or with the folder of images that it is in."""
+    """Return whether a later run can resume this file, or the folder of images that it is in."""
     return any(part.endswith(f".{KEPT}.partial") for part in partial.parts)
 
 
 def suffix(path: Path) -> str:
-    """What the format is known by, also of a file that is not complete: .NAME.SUFFIX.NONCE.partial."""
+    """Return the suffix that determines the format, also of a temporary name: .NAME.SUFFIX.RUN.partial."""
     name = Path(path.name)
     if name.suffix == ".partial":
         name = name.with_suffix("").with_suffix("")

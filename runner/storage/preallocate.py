@@ -1,4 +1,4 @@
-"""Room on the disk for a file, claimed before the file is written."""
+"""Allocate space on the disk for a file before the file is written."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-UNCLAIMING = (errno.EOPNOTSUPP, errno.ENOSYS)  # file systems that give a file its room block by block
+UNCLAIMING = (errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems that allocate only block by block
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Claim room for `size` bytes on the disk, or only the size where a file system cannot."""
+    """Allocate `size` bytes on the disk; only set the file's size if the file system cannot allocate."""
     try:
         if size:
             fallocate(descriptor, size)
@@ -24,7 +24,7 @@ def allocate(descriptor: int, size: int) -> None:
 
 
 def fallocate(descriptor: int, size: int) -> None:
-    """fallocate(2). Python has posix_fallocate(3), which without that call writes every block."""
+    """Call fallocate(2). Python's posix_fallocate(3) would write every block if a file system lacks it."""
     while _system_call()(descriptor, 0, 0, size):
         number = ctypes.get_errno()
         if number != errno.EINTR:
@@ -33,7 +33,7 @@ def fallocate(descriptor: int, size: int) -> None:
 
 @cache
 def _system_call() -> Callable[[int, int, int, int], int]:
-    """Of descriptor, mode, offset and length; not 0 when it failed."""
+    """Return the function of descriptor, mode, offset and length; its result is not 0 if it failed."""
     library = ctypes.CDLL(None, use_errno=True)
     call: Any = getattr(library, "fallocate64", None) or library.fallocate
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

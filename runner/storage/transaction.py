@@ -1,6 +1,6 @@
-"""The output of a run as a transaction: locked, written beside its final name, then renamed or removed.
+"""The output of a run as a transaction: locked, written under a temporary name, then renamed or removed.
 
-Knows nothing of ranks, signals or how failures are reported.
+Independent of ranks, signals and the reporting of failures.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from runner.storage.formats import registry
 
 
 class Observer(Protocol):
-    """Who must know the state of the output, to clean up when this process is killed."""
+    """Gets the state of the outputs, to clean up if this process is killed."""
 
     def note_partial(self, *outputs: Path) -> None:
-        """The partial outputs to remove."""
+        """Record the partial outputs to remove."""
 
     def note_lock(self, *outputs: Path) -> None:
-        """The outputs that are locked."""
+        """Record the outputs that are locked."""
 
     def note_recovery_hint(self, hint: str) -> None:
-        """What a failed run leaves behind, and how to continue; "": nothing."""
+        """Record what a failed run leaves behind and how to continue; "": nothing."""
 
 
 @dataclass
 class OutputTransaction:
     """The outputs of one run in one process.
 
-    observer: informed of every change; None: nobody. partials: the unfinished files and folders that
-    `roll_back` removes. recovery_hint: a sentence for the user: what a run that fails from now on leaves
-    behind, and how to continue; None: nothing.
+    observer: gets every change, if any. partials: the unfinished files and folders that `roll_back` removes.
+    recovery_hint: a sentence for the user: what a run that fails from now on leaves behind, and how to
+    continue; None: nothing.
     """
 
     observer: Observer | None = None
@@ -74,12 +74,12 @@ class OutputTransaction:
     def commit(self, partial: Path, output: Path) -> None:
         """Rename the finished `partial` to `output`, replacing an old one. On one rank.
 
-        RunError where it cannot be renamed. The ranks that have tracked `partial` call `forget_partial` next.
+        RunError if it cannot be renamed. The ranks that track `partial` call `forget_partial` next.
         """
         registry.rename(partial, output)
 
     def remove_partials(self) -> None:
-        """Remove what is left of the unfinished files and folders, after outputs were renamed."""
+        """Remove the unfinished files and folders that were not renamed."""
         for partial in self.partials:
             remove_path(partial)
 
@@ -89,7 +89,7 @@ class OutputTransaction:
         self.release()
 
     def _set_partials(self, partials: tuple[Path, ...]) -> None:
-        partials = tuple(dict.fromkeys(partials))  # outputs of one container have one
+        partials = tuple(dict.fromkeys(partials))  # outputs in one container share one
         self.partials = partials
         if self.observer is not None:
             self.observer.note_partial(*partials)

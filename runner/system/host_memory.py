@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from runner.system.launcher import environment
 
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+SHARED_MEMORY = Path("/dev/shm")
+ROOM = 1.25  # times the bytes of files in memory that must be free
 # Of glibc's mallopt(3): memory that is freed stays with the process, up to TRIM bytes at the end of its heap;
 # blocks of up to MMAP bytes, the most that it allows, come from there; the heap grows by PAD bytes.
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -47,6 +50,15 @@ def free_host_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """
     left = [max(limit - used, 0) for limit, used in _groups(proc, cgroup)]
     return min([_meminfo(proc, "MemAvailable"), *left])
+
+
+def memory_folder(needed: int) -> Path | None:
+    """Return /dev/shm if files of `needed` bytes fit it and the free memory, with some room to spare."""
+    try:
+        free = min(shutil.disk_usage(SHARED_MEMORY).free, free_host_memory())
+    except OSError:
+        return None
+    return SHARED_MEMORY if free > ROOM * needed else None
 
 
 def _meminfo(proc: Path, name: str) -> int:

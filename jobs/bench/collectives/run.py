@@ -18,13 +18,11 @@ from jobs.bench.collectives.specs import SPECS
 from jobs.bench.collectives.sweep import sweep
 from jobs.measure import plots as measure_plots
 from jobs.measure.exit_codes import WrongResults
-from jobs.measure.record_file import RecordFile, open_record, refuse_unwritable
+from jobs.measure.record_file import Json, RecordFile, open_record, refuse_unwritable
 from jobs.measure.watchdog import watching
 from meshrun import World
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
-
-Json = dict[str, Any]
 
 
 def run(world: World, handler: FailureHandler, options: BenchOptions, cli_context: Any) -> Json:

@@ -6,16 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
 
 from jobs.bench.copy.buffers import MatrixGpu
 from jobs.bench.copy.cases import CASES
 from jobs.bench.copy.measure import CaseResult, CopySettings
 from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
 from jobs.bench.copy.patterns import CopyTransfer
+from jobs.measure.record_file import Json
 
 VERSION = 1
-Json = dict[str, Any]
 
 
 @dataclass

@@ -22,6 +22,7 @@ from runner.device.api import CopyStreams, Mark
 from runner.errors import UserError
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
+from runner.pipeline.store import gather
 from runner.plan.step_options import StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
@@ -268,20 +269,8 @@ class Frames:
     def _gathered(self, snapshot: Snapshot) -> HostArray | None:
         """Return the whole frame on rank 0, None elsewhere. Collective."""
         self._wait(snapshot)
-        control = self.world.control
-        if control.size == 1:
-            return snapshot.host
-        if control.rank:
-            control.exchange([(0, snapshot.host)] if snapshot.host.size else [], []).wait()
-            return None
-        regions = [self._shown(rank) for rank in range(control.size)]
-        parts = [np.empty(region.shape, snapshot.host.dtype) for region in regions]
-        parts[0] = snapshot.host
-        control.exchange([], [(rank, part) for rank, part in enumerate(parts) if rank and part.size]).wait()
-        whole = np.empty(self.shape, snapshot.host.dtype)
-        for region, part in zip(regions, parts, strict=True):
-            whole[region.slices] = part
-        return whole
+        regions = [self._shown(rank) for rank in range(self.world.size)]
+        return gather(self.world.control, snapshot.host, regions, self.shape)
 
     def _write_whole(self, snapshot: Snapshot, whole: HostArray) -> None:
         if self._array is not None:

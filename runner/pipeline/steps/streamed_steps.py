@@ -45,12 +45,10 @@ from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
 from runner.storage.paths import partial_path
-from runner.system.host_memory import free_host_memory
+from runner.system.host_memory import memory_folder
 from runner.world.world import World
 
 STEPS = 32  # of a pass, unless --steps-per-exchange names them
-SHARED_MEMORY = Path("/dev/shm")
-ROOM = 1.25  # times the bytes of both sets that must be free
 
 
 @dataclass
@@ -275,15 +273,15 @@ class StreamedSteps:
         needed = sets * sum(math.prod(one[1]) * one[2].itemsize for one in fields if one is not None)
 
         def create() -> tuple[list[list[Sink]], Path]:
-            in_memory = len(world.hosts) == 1 and _has_room(needed)
+            memory = memory_folder(needed) if len(world.hosts) == 1 else None
             folder = (
-                SHARED_MEMORY / f"meshrun-{world.run_id}"
-                if in_memory
-                else partial_path(target, f"{world.run_id}.steps")
+                partial_path(target, f"{world.run_id}.steps")
+                if memory is None
+                else memory / f"meshrun-{world.run_id}"
             )
             folder.mkdir(mode=0o700)
             self.track(folder)
-            if not in_memory and shutil.disk_usage(folder).free < needed:
+            if memory is None and shutil.disk_usage(folder).free < needed:
                 raise UserError(
                     f"the fields between passes do not fit the disk of {target}",
                     got=f"{shutil.disk_usage(folder).free:,} bytes free there",
@@ -317,11 +315,3 @@ def _equal(steps: int, most: int) -> list[int]:
     """Return the fewest passes of at most `most` steps, of nearly equal length, the longer ones first."""
     passes = -(-steps // most)
     return [steps // passes + (number < steps % passes) for number in range(passes)]
-
-
-def _has_room(needed: int) -> bool:
-    try:
-        free = min(shutil.disk_usage(SHARED_MEMORY).free, free_host_memory())
-    except OSError:
-        return False
-    return free > ROOM * needed

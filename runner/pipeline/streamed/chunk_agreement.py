@@ -28,7 +28,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, Region, Shape
-from runner.storage.formats.registry import FOLDERS, Sink, Source, open_sink
+from runner.storage.formats.registry import FOLDERS, Sink, Source, first_serial, open_sink
 from runner.storage.paths import KEPT, split
 from runner.system.host_memory import host_memory
 from runner.world.world import World
@@ -47,7 +47,7 @@ def in_chunks(
     whole: do not stream to overlap copies. Raises UserError if an option of streamed runs is given and one
     rank reads or writes a file whole.
     """
-    serial = next((source.path for source in sources if not source.parallel), None)
+    serial = first_serial(sources)
     chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
     files = Files(serial is None, chunked)
     asynchronous = world.backend.asynchronous
@@ -71,14 +71,13 @@ def serial_file(world: World, task: Task, sources: Sequence[Source], targets: Se
 
     task: its results known.
     """
-    serial = next((source.path for source in sources if not source.parallel), None)
-    return serial or world.on_root(lambda: _serial_sink(task, targets))
+    return first_serial(sources) or world.on_root(lambda: _serial_sink(task, targets))
 
 
 def _serial_sink(task: Task, targets: Sequence[Path]) -> Path | None:
     """Return the first output that one rank writes whole; None if there is none."""
     pairs = zip(targets, task.known, strict=True)
-    return next((target for target, known in pairs if not open_sink(target, *known, KEPT).parallel), None)
+    return first_serial(open_sink(target, *known, KEPT) for target, known in pairs)
 
 
 def file_chunks(sources: Sequence[Source | Sink]) -> Shape | None:

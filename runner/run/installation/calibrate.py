@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import threading
@@ -35,12 +36,12 @@ from runner.storage.formats.registry import Sink, Source, check_place, commit, o
 from runner.system.host_memory import host_memory
 from runner.world.world import single_rank_world
 
-FILE = 1 << 30  # bytes, or less where the disk or the memory is small
-PIECE = 64 << 20  # bytes of a chunk, as a streamed run wants them
-ROW = 1 << 20  # bytes: threads share a chunk's rows
+FILE = 1 << 30  # bytes, or fewer if the disk or the memory is small
+PIECE = 64 << 20  # bytes of a chunk, as in a streamed run
+ROW = 1 << 20  # bytes of a row: threads share a chunk's rows
 COPY = 256 << 20  # bytes of one copy to or from a GPU
 THREADS = 8  # that copy one host's files
-COPIERS = 32  # that copy inside a host's memory: more than its channels need
+COPIERS = 32  # threads that copy inside a host's memory: more than its channels need
 ROUNDS, LONG = 3, 4.0  # the best of so many rounds, or of those that begin in so many seconds
 DIRECTIONS = ("to device", "from device", "both directions")
 BYTE = np.dtype(np.uint8)
@@ -51,15 +52,15 @@ Act = Callable[[], object]
 def calibrate(
     folder: Path, gpus: int, open_backend: Callable[[int], Backend], *, file: int = FILE, copy: int = COPY
 ) -> Machine:
-    """Measure the machine that this process runs on; UserError where `folder` takes no file.
+    """Measure the machine that this process runs on; UserError if no file can be written to `folder`.
 
-    folder: where files of `file` bytes are written and read. gpus: of this host, to be measured each in a
-    thread of its own; 0 for its cores alone. copy: bytes of one copy to a GPU.
+    folder: where files of `file` bytes are written and read. gpus: number of this host's GPUs, each of which
+    is measured by its own thread; 0: only the cores. copy: bytes of one copy to a GPU.
     """
     check_place(folder / "file", "test file")
     cores = len(os.sched_getaffinity(0))
     threads = min(cores, THREADS)
-    # A GPU, as CUDA has it, is current in a thread: each is used by one thread alone.
+    # CUDA's current GPU is a property of the thread: each GPU is used by one thread only.
     lanes = [ThreadPoolExecutor(1) for _ in range(max(gpus, 1))]
     try:
         begin = time.perf_counter()
@@ -99,7 +100,7 @@ def calibrate(
 
 
 def _best(act: Act) -> float:
-    """The shortest of several rounds, in seconds."""
+    """Return the shortest of several rounds, in seconds."""
     first = time.perf_counter()
     found = []
     for _ in range(ROUNDS):
@@ -113,9 +114,8 @@ def _best(act: Act) -> float:
 
 
 def _room(folder: Path, size: int) -> int:
-    """Bytes for a test file, whole pieces, that crowd out neither the disk nor the page cache."""
-    disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
+    """Return the bytes of a test file: whole pieces that fill neither the disk nor the page cache."""
+    free = shutil.disk_usage(folder).free
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     pieces = min(size, free // 4, memory // 4) // PIECE
     if pieces < 1:
@@ -129,9 +129,9 @@ def _room(folder: Path, size: int) -> int:
 
 
 def _files(folder: Path, size: int, way: Callable[[Source, Sink], float]) -> dict[str, float]:
-    """Reading a file that is in the page cache, writing one whose room is claimed, both at once.
+    """Measure reading a file in the page cache, writing an allocated file, and both at once.
 
-    way: the seconds that all of a source takes to a sink.
+    way: copies all of a source to a sink and returns the seconds.
     """
     shape, dtype = (size // ROW, ROW), BYTE
     try:
@@ -165,7 +165,7 @@ def _files(folder: Path, size: int, way: Callable[[Source, Sink], float]) -> dic
 
 @dataclass
 class Nothing:
-    """A source whose values are there already, and a sink that leaves them where they are."""
+    """A source that reads nothing, and a sink that writes nothing."""
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -181,7 +181,7 @@ class Nothing:
 
 @dataclass
 class Copying:
-    """Files copied as a streamed run does on a CPU, by as many threads as there are buffers."""
+    """Copy files like a streamed run on a CPU, with one thread per buffer."""
 
     buffers: list[HostArray]
 
@@ -206,7 +206,7 @@ class Copying:
 
 @dataclass
 class Streaming:
-    """Files copied as a streamed run does on a GPU, which all of it goes through."""
+    """Copy files like a streamed run on a GPU: through the GPU."""
 
     backend: Backend
 
@@ -234,7 +234,7 @@ def _same(block: Any, *, out: Any) -> None:
 
 
 def _host_memory(threads: int) -> float:
-    """Bytes per second, read plus written, that copies by so many threads move."""
+    """Return the bytes per second, read plus written, of copies by so many threads."""
     pairs = [(np.ones(PIECE // 8), np.ones(PIECE // 8)) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
         seconds = _best(lambda: list(pool.map(lambda pair: np.copyto(*pair), pairs)))
@@ -242,7 +242,7 @@ def _host_memory(threads: int) -> float:
 
 
 class _Copies:
-    """Host and device memory for copies both ways; made and used in the GPU's own thread."""
+    """Host and device memory for copies in both directions; allocated and used in the GPU's own thread."""
 
     def __init__(self, backend: Backend, size: int) -> None:
         self.backend, self.size = backend, size
@@ -252,7 +252,7 @@ class _Copies:
             host.fill(1)
 
     def __call__(self, direction: str, count: int = 4) -> None:
-        """That many copies one after another; with "both directions" that many each way."""
+        """Make `count` copies one after another; with "both directions", `count` in each direction."""
         backend = self.backend
         begin = backend.mark()
         if direction != "from device":
@@ -269,7 +269,7 @@ class _Copies:
 
 
 def _pace(lanes: Sequence[ThreadPoolExecutor], pairs: Sequence[_Copies], direction: str) -> float:
-    """Bytes per second of all these GPUs at once, from the first that begins to the last that ends."""
+    """Return the bytes per second of all these GPUs at once, from the first start to the last end."""
     together = threading.Barrier(len(lanes))
 
     def copy(copies: _Copies) -> tuple[float, float]:

@@ -27,9 +27,9 @@ SCHEMA = 1
 def main(
     started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
 ) -> int:
-    """Run one rank of `meshrun doctor`; return the exit status. UserError where `file` cannot be written.
+    """Run one rank of `meshrun doctor`; return the exit status. UserError if `file` cannot be written.
 
-    mpi: the library that ranks would load, where this process is alone and loads none.
+    mpi: the library that ranks would load, if this process is the only one and loads none.
     """
     if file is not None:
         check_place(file, "record")

@@ -1,7 +1,7 @@
 """Deliberate bugs in the runner, each of which verification must detect.
 
 A check that has never failed proves nothing. Each mutation replaces one function of the runner
-by one with a bug that such programs really have; a verified run must then be refused.
+with one that has a realistic bug; a verified run must then fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runner.storage.formats.npy import NpySink, NpySource
 
 @dataclass(frozen=True)
 class Mutation:
-    """A way to break the runner. kind: of the runs that it breaks, "map", "in place", "steps" or "reduce"."""
+    """A deliberate bug. kind: of the runs that it breaks: "map", "in place", "steps" or "reduce"."""
 
     name: str
     what: str
@@ -54,7 +54,7 @@ def _halo_skipped() -> AbstractContextManager[None]:
 
 def _missing_wait() -> AbstractContextManager[None]:
     def finish(exchange: Exchange) -> None:
-        """As if the border were computed before the messages are in."""
+        """Compute the border before the messages have arrived."""
 
     return _replaced(Exchange, "finish", finish)
 
@@ -145,7 +145,7 @@ def _stale_result() -> AbstractContextManager[None]:
     kept: dict[Any, Any] = {}
 
     def call(task: Task, blocks: Any, here: Any, outs: Any) -> Any:
-        """Result buffers that are used again and not written again."""
+        """Return the results of an earlier call."""
         results = original(task, blocks, here, outs)
         return kept.setdefault((here.rank, results[0].shape), results)
 
@@ -176,7 +176,7 @@ def _unfinished_kernel() -> AbstractContextManager[None]:
     original = Task.call
 
     def call(task: Task, blocks: Any, here: Any, outs: Any) -> Any:
-        """The last row is what the result's memory held before."""
+        """Leave the last row as the result's memory was before."""
         results = original(task, blocks, here, outs)
         for result in results:
             if result.shape[0] > 1:
@@ -190,7 +190,7 @@ def _block_used_twice() -> AbstractContextManager[None]:
     original = Pipeline.prepare
 
     def prepare(mine: Pipeline, blocks: Any) -> Task:
-        """As if the function were tried on a row before the work, in the blocks that are to be computed."""
+        """Call the function on a row first, in the blocks that are computed afterwards."""
         task, region = original(mine, blocks), mine.region
         if region.size:
             outs = pipeline.result_buffers(task, region.rows(0, 1).shape, mine.world.backend)
@@ -203,7 +203,7 @@ def _block_used_twice() -> AbstractContextManager[None]:
 
 def _shared_rows_changed() -> AbstractContextManager[None]:
     def windows(blocks: Any, ranges: Any, halo: int) -> Iterator[tuple[tuple[int, int], Any]]:
-        """Rows that two calls need are for the second one as the first has left them."""
+        """Do not restore rows that two calls need after the first one."""
         return ((rows, [block[rows[0] : rows[1] + halo] for block in blocks]) for rows in ranges)
 
     return _replaced(pipeline, "windows", windows)
@@ -224,7 +224,7 @@ def _repeated_tile() -> AbstractContextManager[None]:
     original = NpySource.read
 
     def read(source: NpySource, region: Region, target: Any) -> None:
-        """Every tile but the first is read where the first one is."""
+        """Read the first tile in place of every other one."""
         start = tuple(0 for _ in region.start)
         original(source, Region(start, region.shape), target)
 
@@ -270,7 +270,7 @@ def _one_step_too_many() -> AbstractContextManager[None]:
     original = Stepper._step
 
     def step(stepper: Stepper, remaining: int, final: bool) -> None:
-        """Every other exchange is left out: cells of other ranks stay as they were before the step."""
+        """Skip every other exchange: cells of other ranks stay as they were before the step."""
         due = remaining == 0 and not final and stepper._exchanging
         if not due or stepper.taken // stepper.steps_per_exchange % 2:
             original(stepper, remaining, final)
@@ -298,26 +298,26 @@ def _wrong_feed() -> AbstractContextManager[None]:
 
 
 MUTATIONS = (
-    Mutation("halo skipped", "no message is sent; the halo keeps what it held", _halo_skipped),
+    Mutation("halo skipped", "no message is sent; the halo keeps its old values", _halo_skipped),
     Mutation("missing synchronisation", "the block is used before its halo has arrived", _missing_wait),
-    Mutation("swapped neighbours", "two neighbours' cells change places", _swapped_neighbours),
+    Mutation("swapped neighbours", "the cells of two neighbours are swapped", _swapped_neighbours),
     Mutation("missing corners", "diagonal neighbours send nothing", _missing_corners),
-    Mutation("wrong boundary", "reflect where mirror is asked for, and the reverse", _wrong_boundary),
+    Mutation("wrong boundary", "reflect instead of mirror, and the reverse", _wrong_boundary),
     Mutation("unflipped reflection", "mirrored cells arrive in forward order", _unflipped),
     Mutation("wrong offset, read", "blocks start one row late in the input", _wrong_read_offset),
-    Mutation("wrong offset, write", "results land one element early in the file", _wrong_write_offset),
-    Mutation("wrong place", "a block's result goes where it is one row early", _misplaced_result),
-    Mutation("stale buffer", "a result from an earlier call is handed out again", _stale_result),
-    Mutation("dropped remainder", "rows that do not fill a slab are left out", _dropped_remainder),
+    Mutation("wrong offset, write", "results are written one element early in the file", _wrong_write_offset),
+    Mutation("wrong place", "the results of a block are written one row early", _misplaced_result),
+    Mutation("stale buffer", "the result of an earlier call is returned again", _stale_result),
+    Mutation("dropped remainder", "rows that do not fill a slab are skipped", _dropped_remainder),
     Mutation("unwritten block", "the last rank writes nothing", _unwritten_block),
     Mutation("unfinished kernel", "the last row of each result is not computed", _unfinished_kernel),
     Mutation(
-        "block used twice", "a row is tried before the work, in its own memory", _block_used_twice, "in place"
+        "block used twice", "a trial call changes a row before it is computed", _block_used_twice, "in place"
     ),
     Mutation(
         "shared rows changed", "a call changes rows that the next one needs", _shared_rows_changed, "in place"
     ),
-    Mutation("halo of the step before", "a rank sends what it had then", _halo_of_the_step_before, "steps"),
+    Mutation("halo of the step before", "a rank sends older cells", _halo_of_the_step_before, "steps"),
     Mutation(
         "buffers not swapped", "the second step reads the first one's input", _buffers_not_swapped, "steps"
     ),
@@ -325,6 +325,6 @@ MUTATIONS = (
         "one step too many on a halo", "K + 1 steps are taken on the halo of K", _one_step_too_many, "steps"
     ),
     Mutation("wrong feed", "two outputs feed each other's inputs", _wrong_feed, "steps"),
-    Mutation("dropped tile", "a reduction leaves its last tile out", _dropped_tile, "reduce"),
-    Mutation("repeated tile", "a reduction reads one tile again and again", _repeated_tile, "reduce"),
+    Mutation("dropped tile", "a reduction skips its last tile", _dropped_tile, "reduce"),
+    Mutation("repeated tile", "a reduction reads the same tile repeatedly", _repeated_tile, "reduce"),
 )

@@ -1,8 +1,8 @@
 """`meshrun selftest`: check that this installation computes correct results on this machine.
 
-Every check is a verified run (`check`, full): small arrays with awkward shapes through files,
-cut along one and two axes, every boundary, time steps, and the installed jobs on inputs of their own.
-`--mutate` turns the question round: each way of breaking the runner must be noticed.
+Every check is a run with full verification: small arrays with awkward shapes from files, cut along one and
+two axes, with every boundary, time steps, and the installed jobs on their own inputs. `--mutate` tests
+verification itself: each deliberate bug in the runner must be detected.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from runner.world.run_status import run_at
 from runner.world.termination import on_termination
 from runner.world.world import DeviceChoice, World, open_world
 
-SIMULATED = 4  # ranks as threads, where one process checks alone
+SIMULATED = 4  # ranks as threads, if there is only one process
 WIDTH = 2
 SIDE = 2 * WIDTH + 1
 WEIGHTS = np.arange(1.0, SIDE * SIDE + 1).reshape(SIDE, SIDE) * np.resize([1.0, -1.0, 1.0], (SIDE, SIDE))
@@ -58,7 +58,7 @@ def _expected(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @map_blocks(halo=WIDTH, out=lambda shape, dtype: (shape, np.dtype(np.float32)), reference=_expected)
 def stencil(block: Any, *, out: Any, xp: Any) -> None:
-    """A sum over 5x5 neighbours with 25 different weights: no two cells can be mistaken."""
+    """Compute a sum over 5x5 neighbours with 25 different weights: no two cells can be confused."""
     rows, columns = out.shape
     sums = xp.zeros((rows, columns), np.float64)
     for i in range(SIDE):
@@ -69,7 +69,7 @@ def stencil(block: Any, *, out: Any, xp: Any) -> None:
 
 @map_blocks(halo=WIDTH, out=stencil.out, reference=lambda block: _expected(2 * block))
 def in_place(block: Any, *, out: Any, xp: Any) -> None:
-    """Likewise of twice the values, by a function that doubles them in the block that it is given."""
+    """Compute the same for twice the values, by a function that doubles them in its block."""
     block *= 2
     stencil.function(block, out=out, xp=xp)
 
@@ -97,8 +97,8 @@ def half(block: Any, *, out: Any, xp: Any) -> None:
 
 @map_blocks(halo=STEP_HALO, outputs=2)
 def stepping(now: Any, before: Any, *, xp: Any) -> Any:
-    """Two sums over 4x4 neighbours in two fields, modulo 2^32. No two of the 64 weights are equal and all are
-    odd, so that no two cells can be mistaken and no change of one cell is lost."""
+    """Compute two sums over 4x4 neighbours in two fields, modulo 2^32. No two of the 64 weights are equal and
+    all are odd, so that no two cells can be confused and no change of a cell is lost."""
     (above, below), (left, right) = STEP_HALO
     rows, columns = now.shape[0] - above - below, now.shape[1] - left - right
     sums = [xp.zeros((rows, columns), np.uint32) for _ in range(2)]
@@ -111,7 +111,7 @@ def stepping(now: Any, before: Any, *, xp: Any) -> Any:
 
 @reduce_blocks(combine=lambda a, b: (a[0] + b[0], max(a[1], b[1])))
 def total(block: Any) -> tuple[float, float]:
-    """Sum and largest value."""
+    """Return the sum and the largest value."""
     return float(block.sum(dtype=np.float64)), float(block.max())
 
 
@@ -128,7 +128,7 @@ class Trial:
 
 
 def trials(ranks: int, device: DeviceChoice) -> Iterator[Trial]:
-    """The checks' own jobs over all boundaries and cuts, then every installed job's own trials."""
+    """Yield trials of this module's jobs over all boundaries and cuts, then those of every installed job."""
     for boundary in BOUNDARIES:
         for grid in (None, "0x0"):
             options = Options(device=device, verify="full", boundary=boundary, grid=grid)
@@ -151,7 +151,7 @@ def trials(ranks: int, device: DeviceChoice) -> Iterator[Trial]:
 
 
 def launcher_ranks(device: DeviceChoice) -> int:
-    """How many ranks a check of the launcher should start here."""
+    """Return how many ranks a check of the launcher should start on this machine."""
     return max(visible_gpus(device), 2)
 
 
@@ -162,7 +162,7 @@ def main(
     started: Started = BY_HAND,
     debug: bool = False,
 ) -> int:
-    """The checks as one rank; the exit status. Rank 0 prints a line for each."""
+    """Run the checks as one rank; return the exit status. Rank 0 prints a line for each check."""
     handler = FailureHandler(run_at(started.run) if started.run else None, debug)
     on_termination(handler.terminate)
     if mutate:
@@ -253,7 +253,7 @@ def _check_all_reduce(world: World) -> None:
 
 
 def _values(shape: tuple[int, ...], dtype: str, number: int) -> np.ndarray[Any, Any]:
-    """Random values of the input of that number."""
+    """Return random values for input `number`."""
     generator = np.random.default_rng([len(shape), number])
     if np.dtype(dtype).kind in "iu":
         limits = np.iinfo(dtype)
@@ -263,7 +263,7 @@ def _values(shape: tuple[int, ...], dtype: str, number: int) -> np.ndarray[Any, 
 
 @contextmanager
 def _folder(world: World) -> Iterator[Path]:
-    """A folder that every rank can reach: the working directory is what hosts share, not /tmp."""
+    """Yield a folder that every rank can reach: in the working directory, because hosts do not share /tmp."""
     base = None if len(world.hosts) == 1 else "."
     path = world.on_root(lambda: Path(tempfile.mkdtemp(prefix="meshrun-", dir=base)))
     try:
@@ -274,7 +274,7 @@ def _folder(world: World) -> Iterator[Path]:
 
 
 def mutation_table() -> int:
-    """Break the runner in every known way and print whether verification noticed; the exit status."""
+    """Apply every mutation and print whether verification detected it; return the exit status."""
     print(f"each broken runner, on {SIMULATED} simulated ranks, with --verify full:\n")
     missed = 0
     lines = table(("", ""), [(one.name, one.what) for one in MUTATIONS], left=(0, 1), indent=0)
@@ -292,7 +292,7 @@ def mutation_table() -> int:
 
 
 def caught(mutation: Mutation) -> str | None:
-    """What verification says of a run with `mutation` in place; None when it sees nothing wrong."""
+    """Return verification's message for a run with `mutation`; None if it detected nothing."""
     with tempfile.TemporaryDirectory(prefix="meshrun-") as folder, mutation.broken():
         for boundary, grid in (("reflect", "4x1"), ("mirror", "2x2"), ("wrap", "4x1")):
             full = Options(device="cpu", verify="full")

@@ -15,16 +15,16 @@ EXACT, NUMBERS = "biu", "biufc"  # kinds of dtypes
 
 
 def differs(got: HostArray, expected: HostArray, tolerance: HostArray | float) -> HostArray:
-    """Which cells of `got` are wrong: those not within `tolerance` of `expected`. Of one shape, numbers.
+    """Return which cells of `got` are wrong: not within `tolerance` of `expected`. Both have the same shape.
 
-    Integers are compared with integers exactly, after those expected are brought into the result's range.
-    With floats they are compared as float64, rounded half to even and saturated; NaN as an integer is 0.
-    A float may besides be one unit in the last place off, and infinite where its dtype ends. NaN equals
-    NaN, an infinity itself alone; of complex numbers that are not finite, each part by itself. An infinite
-    tolerance allows all, one that is NaN nothing.
+    Integers are compared exactly with integers, after the expected ones are clipped to the result's range.
+    Expected floats are compared with integers as float64, rounded half to even and saturated; NaN becomes 0.
+    A float may in addition be off by one unit in the last place, and infinite beyond its dtype's range. NaN
+    equals NaN, and an infinity equals only itself; for complex numbers that are not finite, each part is
+    compared by itself. An infinite tolerance allows every value, and a tolerance of NaN none.
     """
     if got.dtype == expected.dtype and bool((got == expected).all()) and not np.isnan(tolerance).any():
-        return np.zeros(got.shape, bool)  # as almost always; the rest costs several times as much
+        return np.zeros(got.shape, bool)  # the usual case; the full comparison takes several times as long
     if got.dtype.kind == "b":
         bad = got != expected
     elif got.dtype.kind == "f" and expected.dtype.kind != "c":
@@ -45,7 +45,7 @@ def _integers_differ(got: HostArray, expected: HostArray, tolerance: HostArray |
     wanted = np.clip(wanted, max(own.min, limits.min), min(own.max, limits.max)).astype(got.dtype)
     if not np.any(tolerance):
         return np.asarray(got != wanted)
-    # The distance of two integers of one dtype fits the unsigned one of their size, modulo which it is.
+    # The distance of two integers of one dtype fits the unsigned dtype of the same size, in its arithmetic.
     larger, smaller = np.maximum(got, wanted), np.minimum(got, wanted)
     distance = larger.astype(np.uint64) - smaller.astype(np.uint64)
     return np.asarray(~(distance <= np.floor(tolerance)))
@@ -67,7 +67,7 @@ def _floats_differ(got: HostArray, expected: HostArray, tolerance: HostArray | f
         rounded = wanted.astype(got.dtype)
         close = (np.abs(got - wanted) <= allowed) & np.isfinite(wanted)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
-        # What the tolerance reaches is rounded into the dtype too, and may be infinite there.
+        # The ends of the tolerated range are rounded to the dtype, too, and may be infinite in it.
         ends = ((wanted - allowed).astype(got.dtype), (wanted + allowed).astype(got.dtype))
         beyond = np.isinf(got) & ((got == ends[0]) | (got == ends[1])) & np.isfinite(wanted)
         return np.asarray(~(close | same | beyond))
@@ -90,11 +90,11 @@ def _complex_differ(got: HostArray, expected: HostArray, tolerance: HostArray | 
 def unlike(
     result: Any, expected: Any, absolute: Mapping[str, float], place: str = "", allowed: float = 0.0
 ) -> tuple[str, Any, Any] | None:
-    """Where two results differ: a path into them, got, expected; None where they agree.
+    """Return where two results differ (a path into them), got and expected; None if they agree.
 
-    They have the same names, lengths and shapes. Floats may differ by RELATIVE, integers and truth values
-    not at all; an integer equals the float that is expected when it is the nearest one. Numbers may
-    differ by `absolute` for the names that it has. What is no number is equal or differs.
+    Names, lengths and shapes must be the same. Floats may differ by RELATIVE, integers and booleans not at
+    all; an integer equals an expected float if it is the nearest integer. Numbers may differ by `absolute`
+    for the names in it. Other values must be equal.
     """
     if isinstance(result, Mapping) and isinstance(expected, Mapping):
         for name in (*expected, *result):
@@ -129,7 +129,7 @@ def _arrays_unlike(
 
 
 def _agree(result: Any, expected: Any, allowed: float) -> bool:
-    """Of two values that are neither mappings nor both of as many values."""
+    """Return whether two values agree that are not mappings or sequences of the same length."""
     if isinstance(result, (bool, int)) and isinstance(expected, (bool, int)):  # of any size
         return result == expected or bool(abs(result - expected) <= allowed)
     if _is_number(result) and _is_number(expected):
@@ -149,7 +149,7 @@ def _cells_differ(result: HostArray, expected: HostArray, allowed: float) -> Hos
     kinds = result.dtype.kind, expected.dtype.kind
     if not set(kinds) <= set(NUMBERS):
         return np.asarray(result != expected)
-    if kinds[0] == "b":  # a truth value is 0 or 1 beside what is none
+    if kinds[0] == "b":  # compared with another kind, a boolean is 0 or 1
         result = result if kinds[1] == "b" else result.astype(np.uint8)
     if kinds[0] in EXACT:
         return differs(result, expected, allowed)

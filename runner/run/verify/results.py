@@ -1,9 +1,9 @@
 """`--verify`: recompute the result by another method and compare it with what is on disk.
 
-Nothing of the run is trusted: the input comes from its file, the result is read back from the
-file being written, what lies beyond an edge is looked up by this module's own formulas (not
-`halo`'s), and the expected values come from the job's float64 reference, or, where a job has
-none, from its function in NumPy over boxes that are cut elsewhere than the run's blocks.
+Nothing of the run is trusted: the input comes from its file, the result is read back from the file being
+written, and cells beyond an edge are found by this module's own formulas (not `halo`'s). The expected values
+come from the job's float64 reference or, if it has none, from its function in NumPy on boxes that are cut
+elsewhere than the run's blocks.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.verify.compare import differs, unlike
-from runner.storage.formats.registry import Sink, Source, read_back, reopen
+from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from runner.world.world import World, single_rank_world
 
 REFERENCE = "the job's float64 reference"
 RERUN = "the job's own function in NumPy, cut elsewhere"
-OTHER_TILE = 300_007  # elements: another cut than the run's, and not a multiple of anything
+OTHER_TILE = 300_007  # elements: cut differently from the run; a prime number
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ def verify(
     dealt: bool = False,
     progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
-    """Check the files that `sinks` wrote; collective. Returns the record of the check.
+    """Check the files that `sinks` wrote, and return the record of the check. Collective.
 
-    mode: "sample" looks at every block's corners and edges and at random boxes, "full" at every cell.
-    RunError on every rank for a wrong cell. dealt: any rank may have computed any cell, not each its block.
-    progress: called with this rank's verified cells, and with all of them.
+    mode: "sample" checks corners and edges of every block and random boxes, "full" every cell. dealt: any
+    rank may have computed any cell, not only those of its block. progress: called with the number of this
+    rank's verified cells and their total. Raises RunError on every rank for a wrong cell.
     """
     begin = time.perf_counter()
     task = replace(task, kernel=None)  # the function itself is what is compared with
@@ -75,7 +75,8 @@ def verify(
         for sink in sinks:
             leave_cache(place_of(sink))
     world.control.barrier()
-    boxes = list(_boxes(world, task, mode, alone=not are_parallel(sources, sinks)))
+    alone = first_serial([*sources, *sinks]) is not None
+    boxes = list(_boxes(world, task, mode, alone=alone))
     wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
     found = world.control.allgather((wrong, len(boxes), cells))
     for mismatch, _, _ in found:
@@ -106,7 +107,7 @@ def _compare_boxes(
         return None, 0
     files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
     for file in files:
-        _ = file.array  # opened once, not by each thread
+        _ = file.array  # opened once instead of by each thread
     stop = threading.Event()
 
     def check(box: Region) -> Mismatch | None:
@@ -124,13 +125,8 @@ def _compare_boxes(
     return wrong, cells
 
 
-def are_parallel(sources: Sequence[Source], sinks: Sequence[Sink]) -> bool:
-    """Whether every rank reads and writes its own part of every file."""
-    return all(one.parallel for one in sources) and all(one.parallel for one in sinks)
-
-
 def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]:
-    """This rank's boxes; all of them on rank 0 when only that one can read the files."""
+    """Return this rank's boxes. alone: only rank 0 can read the files and gets all boxes."""
     ranks = range(world.size) if alone else [world.rank]
     if alone and world.rank > 0:
         return iter(())
@@ -140,12 +136,12 @@ def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]
 
 
 def place_of(sink: Sink) -> Path:
-    """The file that an array is written to, or its own folder in a store."""
+    """Return the file that an array is written to, or its own folder in a store."""
     return sink.partial / (sink.name or "") if sink.partial.is_dir() else sink.partial
 
 
 def leave_cache(written: Path) -> None:
-    """Have a file, or a folder's files, go to the disk and be read from there."""
+    """Write a file, or a folder's files, to the disk and drop them from the page cache."""
     for file in (path for path in (written, *written.rglob("*")) if path.is_file()):
         descriptor = os.open(file, os.O_RDONLY)
         try:
@@ -156,7 +152,7 @@ def leave_cache(written: Path) -> None:
 
 
 def compare(task: Task, files: Sequence[Source], written: Sequence[Source], box: Region) -> Mismatch | None:
-    """What is wrong in a box of the written results, computed again from the inputs' files; None: nothing."""
+    """Compare a box of the written results with results computed again; None if nothing is wrong."""
     blocks = [padded(task, number, file.array, box) for number, file in enumerate(files)]
     for number, (expected, tolerance) in enumerate(expect(task, blocks, box)):
         found = compare_output(task, number, written[number], box, expected, tolerance)
@@ -168,7 +164,7 @@ def compare(task: Task, files: Sequence[Source], written: Sequence[Source], box:
 def compare_output(
     task: Task, number: int, written: Source, box: Region, expected: HostArray, tolerance: HostArray | float
 ) -> Mismatch | None:
-    """What is wrong in a box of the written output `number`; None: nothing."""
+    """Compare a box of the written output `number` with `expected`; None if nothing is wrong."""
     region = _place(task, box, written.shape)
     got = np.empty(region.shape, written.dtype)
     written.read(region, got)
@@ -192,9 +188,9 @@ def _place(task: Task, box: Region, shape: Shape) -> Region:
 
 
 def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
-    """Input `number`'s part of `box` with its halo, cells beyond the array by the boundary's definition.
+    """Return input `number` in `box` with its halo; cells beyond the array follow the boundary's definition.
 
-    array: sliced, nothing else, for what is not in memory.
+    array: only sliced, because it may not be in memory.
     """
     field, region = task.fields[number], task.field_region(number, box)
     places, beyond = [], []
@@ -219,15 +215,15 @@ def padded(task: Task, number: int, array: Any, box: Region) -> HostArray:
 
 
 def _stretches(positions: HostArray) -> list[tuple[slice, slice]]:
-    """Neighbouring positions of rising ones: their numbers, and themselves."""
+    """Split ascending positions into runs of neighbours; return each run's indices and its positions."""
     cuts = [0, *(np.flatnonzero(np.diff(positions) > 1) + 1), positions.size]
     return [(slice(a, b), slice(int(positions[a]), int(positions[b - 1]) + 1)) for a, b in pairwise(cuts)]
 
 
 def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
-    """The cells that the positions `wanted` of an axis are copies of, -1 for the constant.
+    """Return the cells that the positions `wanted` of an axis copy; -1 for the constant.
 
-    As scipy.ndimage documents the modes, for positions up to `length` beyond either end.
+    Follows scipy.ndimage's documentation of the modes, for positions up to `length` beyond either end.
     """
     last = length - 1
     if boundary == "constant":
@@ -245,9 +241,9 @@ def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
 def expect(
     task: Task, blocks: Sequence[HostArray], box: Region
 ) -> Iterator[tuple[HostArray, HostArray | float]]:
-    """Yield each output's expected result for padded blocks, and how far off it may be.
+    """Yield each output's expected result for padded blocks, and its tolerance.
 
-    RunError for what no result can be. The blocks are the function's, which may change them.
+    The function may change the blocks. Raises RunError if the reference returns something unusable.
     """
     count = len(task.known)
     inexact = any(dtype.kind in "fc" for _, dtype in task.known)
@@ -273,19 +269,19 @@ def expect(
 def _with_tolerance(
     task: Task, number: int, expected: Any, tolerance: Any, largest: float, box: Region
 ) -> tuple[HostArray, HostArray | float]:
-    """Return the expected cells of output `number` and how far off they may be. largest: input magnitude."""
+    """Return the expected cells of output `number` and their tolerance. largest: magnitude of the inputs."""
     shape, dtype = task.output_region(box, number).shape, task.known[number][1]
     wanted = _of_shape(expected, shape, task.job.name)
     if dtype.kind in "iub":
         return wanted, 0.0 if tolerance is None else tolerance
     if tolerance is None:
-        # The largest magnitude that took part, a sum's rounding error being relative to its terms.
+        # Relative to the largest magnitude of input and result: a sum's rounding error depends on its terms.
         tolerance = task.job.ulps * float(np.finfo(dtype).eps) * max(largest, _largest(wanted))
     return wanted, tolerance
 
 
 def tolerance_of(task: Task, number: int, expected: HostArray, steps: int) -> float:
-    """Return how far off output `number` may be after so many steps: `ulps` for each of them."""
+    """Return the tolerance of output `number` after so many steps: `ulps` for each step."""
     dtype = task.known[number][1]
     if dtype.kind in "iub":
         return 0.0
@@ -293,31 +289,31 @@ def tolerance_of(task: Task, number: int, expected: HostArray, steps: int) -> fl
 
 
 def _largest(array: HostArray) -> float:
-    """The largest magnitude of the finite cells."""
+    """Return the largest magnitude of the finite cells."""
     finite = array[np.isfinite(array)]
     if not finite.size:
         return 0.0
     if finite.dtype.kind == "c":
         return float(np.abs(finite).max())
-    return max(float(finite.max()), -float(finite.min()))  # the magnitude of the least integer is none
+    return max(float(finite.max()), -float(finite.min()))  # abs() of the smallest integer overflows
 
 
 def _of_shape(expected: Any, shape: Shape, name: str) -> HostArray:
     array = np.asarray(expected)
     if array.dtype.kind not in "biufc":
-        raise RunError(f"job {name}: its reference returned no numbers", got=type(expected).__name__)
+        raise RunError(f"job {name}: its reference did not return numbers", got=type(expected).__name__)
     try:
         return np.broadcast_to(array, shape)
     except ValueError:
         raise RunError(
-            f"job {name}: its reference returned a wrong shape", got=array.shape, expected=shape
+            f"job {name}: its reference returned the wrong shape", got=array.shape, expected=shape
         ) from None
 
 
 def verify_result(
     world: World, job: Job, parameters: dict[str, Any], source: Source, result: Any
 ) -> dict[str, Any]:
-    """Check the result of a job that writes no array, on rank 0; RunError on every rank if wrong."""
+    """Check the result of a job that writes no array, on rank 0. Raises RunError on every rank if wrong."""
     begin = time.perf_counter()
 
     def recompute() -> str:
@@ -364,13 +360,13 @@ def mismatch_error(world: World, task: Task, mismatch: Mismatch, dealt: bool) ->
 
 
 def failure(mismatch: Mismatch, place: str) -> RunError:
-    """Build the error for a wrong cell. place: what the sentence says of it besides its index."""
+    """Build the error for a wrong cell. place: text that follows the cell's index."""
     allowed = f" within {mismatch.tolerance:.3g}" if mismatch.tolerance else ""
     return RunError(
         f"verification failed: cell {list(mismatch.index)}{place} is wrong on disk "
         f"({mismatch.wrong:,} of {mismatch.cells:,} cells of box {mismatch.box} are)",
         got=mismatch.got,
         expected=f"{mismatch.expected}{allowed}",
-        hint="meshrun selftest, which tells a broken installation from a broken job",
+        hint="meshrun selftest, to distinguish a broken installation from a broken job",
         everywhere=True,
     )

@@ -30,7 +30,6 @@ from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.verify.results import (
     Mismatch,
-    are_parallel,
     compare_output,
     leave_cache,
     mismatch_error,
@@ -38,7 +37,7 @@ from runner.run.verify.results import (
     sources,
     tolerance_of,
 )
-from runner.storage.formats.registry import Sink, Source, read_back, reopen
+from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
@@ -247,7 +246,7 @@ def verify_steps(
         for sink in sinks:
             leave_cache(place_of(sink))
     world.control.barrier()
-    alone = not are_parallel(sources, sinks)
+    alone = first_serial([*sources, *sinks]) is not None
     boxes = list(_boxes(world, task, steps, mode, alone))
     total = sum(box.size for box in boxes)
     wrong: Mismatch | None = None

@@ -1,7 +1,7 @@
-"""Add arrays to a file that holds others: copy the old file, for the run to add the arrays to the copy.
+"""Add arrays to a file that holds others: copy the old file; the run adds the arrays to the copy.
 
-The old file stays as it is until the copy gets its name. The chunks of a Zarr store are hard links rather
-than copies, if the file system has hard links; a single file is copied whole, by the kernel if it can.
+The old file does not change until the copy replaces it. The chunks of a Zarr store are hard-linked instead of
+copied, if the file system has hard links; a single file is copied whole, by the kernel if possible.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ UNCOPYABLE = (errno.EINVAL, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 def check_array(file: Path, name: str, kinds: Mapping[str, str]) -> None:
-    """Raise UserError where no array `name` can be made without touching others.
+    """Raise UserError if an array `name` cannot be created without affecting others.
 
-    kinds: "array", "group" or "link", of `name` and of the groups that it is in, "" for the root, as far as
-    they are there.
+    kinds: "array", "group" or "link", for `name` and the groups that it is in ("" for the root), as far as
+    they exist.
     """
     if file.is_symlink():
-        raise UserError(f"{file} is a link", hint=f"the file that it leads to, {file.resolve()}")
+        raise UserError(f"{file} is a link", hint=f"the file that it points to, {file.resolve()}")
     for place, kind in kinds.items():
         at = f"{file}:{place}" if place else str(file)
         if place != name and kind == "array":
@@ -41,7 +41,7 @@ def check_array(file: Path, name: str, kinds: Mapping[str, str]) -> None:
 
 
 def check_alone(file: Path, others: Collection[str]) -> None:
-    """Raise UserError if a file that is replaced whole holds `others`."""
+    """Raise UserError if a file that will be replaced contains `others`."""
     if others:
         raise UserError(
             f"{file} holds other arrays, which would be lost: the whole file is replaced",
@@ -51,7 +51,7 @@ def check_alone(file: Path, others: Collection[str]) -> None:
 
 
 def prefixes(name: str) -> list[str]:
-    """The groups that an array is in, from the root, and itself: "", "a", "a/b" for "a/b"."""
+    """Return the groups that an array is in, from the root, and the array: "", "a", "a/b" for "a/b"."""
     parts = name.split("/") if name else []
     return ["/".join(parts[:count]) for count in range(len(parts) + 1)]
 
@@ -76,10 +76,10 @@ def copy_file(old: Path, new: BinaryIO) -> None:
 
 
 def link_folder(old: Path, new: Path, copied: Collection[str], skipped: Sequence[Path]) -> list[Path]:
-    """Fill the new folder with what is in the old one, as hard links; return its folders and copied files.
+    """Fill the new folder with hard links to the old one's files; return its folders and copied files.
 
-    copied: names of files that will be changed, and that are copied for this. skipped: folders of the old one
-    that are left out. Where files cannot be linked they are copied; RunError if there is no room for that.
+    copied: names of files that are copied, because they will be changed. skipped: folders of the old one to
+    leave out. Files that cannot be linked are copied; RunError if there is no room for that.
     """
     made: list[Path] = []
     left_out = set(skipped)
@@ -95,7 +95,7 @@ def link_folder(old: Path, new: Path, copied: Collection[str], skipped: Sequence
 
 
 def _linker(old: Path, copied: Collection[str], made: list[Path]) -> Callable[[str, str], object]:
-    """Return what links one file; the first that cannot be linked must find room for all."""
+    """Return a function that links one file; if one cannot be linked, there must be room to copy all."""
     has_room = False
 
     def link(source: str, target: str) -> None:
@@ -121,7 +121,7 @@ def _check_room(old: Path, needed: int, why: str = "") -> None:
     free = free_bytes(old.parent)
     if needed > free:
         raise RunError(
-            f"{old} cannot be copied, which keeps its other arrays",
+            f"{old} cannot be copied, to keep its other arrays",
             got=f"{free:,} bytes free on its disk" + (f"; its file system{why}" if why else ""),
             expected=f"{needed:,}",
             hint="an output file of its own, on another disk",
@@ -130,5 +130,4 @@ def _check_room(old: Path, needed: int, why: str = "") -> None:
 
 def free_bytes(folder: Path) -> int:
     """Return how many bytes a user may still write there."""
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize
+    return shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""A file's array as described by options, compared with what the file itself says."""
+"""Compare a file's array with its description by options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NUMBERS = "biufc"  # kinds of dtype: booleans, integers, floats, complex
 
 
 def agree(source: Source, form: Form) -> None:
-    """Raise UserError if a file contradicts its description; the byte order is taken from the file."""
+    """Raise UserError if a file contradicts its description, except in the byte order."""
     compared: list[tuple[str, object, object]] = []
     if form.shape is not None:
         compared.append(("shape", tuple(form.shape), source.shape))
@@ -26,19 +26,19 @@ def agree(source: Source, form: Form) -> None:
     for what, expected, got in compared:
         if expected != got:
             raise UserError(
-                f"{source.path} is of another {what} than --input-{what} says",
+                f"{source.path} has another {what} than --input-{what}",
                 got=f"{what} {got} in the file",
                 expected=expected,
-                hint=f"leave --input-{what} out: the file says it",
+                hint=f"leave --input-{what} out: the file has a header",
             )
 
 
 def parse_dtype(text: str) -> np.dtype[Any]:
-    """The dtype of numbers that `text` ("float32", ">i2") names; UserError for anything else."""
+    """Parse a numeric dtype such as "float32" or ">i2"; UserError for anything else."""
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as reason:
-        raise UserError("--input-dtype names no dtype", got=text, hint="float32, or >f4") from reason
+        raise UserError("--input-dtype is not a dtype", got=text, hint="float32, or >f4") from reason
     if dtype.kind not in NUMBERS:
-        raise UserError("--input-dtype names no numbers", got=text, expected="a numeric dtype")
+        raise UserError("--input-dtype is not numeric", got=text, expected="a numeric dtype")
     return dtype

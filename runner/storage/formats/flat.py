@@ -1,9 +1,9 @@
-"""Arrays whose bytes lie in a file as they do in memory: read and written in place, by every rank at once.
+"""Arrays with the same layout in a file as in memory: every rank reads and writes its part in place.
 
-Reads and writes go through preadv and pwrite rather than a map, so that a file of any size leaves no
-pages in a process's memory, and a full disk or a shortened file is an error, not a signal; only several
-threads that write a claimed file go through its pages (`mapped`). A file is opened for each: no state is
-shared by threads, and closing is what makes NFS send what was written.
+Reads and writes use preadv and pwrite instead of a map, so that a file of any size leaves no pages in a
+process's memory, and a full disk or a shortened file is an error instead of a signal. Only if several threads
+write an allocated file, they write to its pages (`mmap_write`). The file is opened for each read and write:
+threads share no state, and closing makes NFS send the data.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from runner.storage.file_errors import check_part, not_shared, unclaimed, write_
 from runner.storage.formats.registry import Form
 from runner.storage.preallocate import allocate
 
-BUFFER = 1 << 18  # bytes that pass through memory of their own, small enough to stay in the cache
-GAP = 1 << 15  # bytes: rows no longer than this are read whole, for less than the calls that skip would cost
-SEVERAL = 4  # threads: fewer write faster by pwrite, which lets one at a time into a file
-WORTH_MAPPING = 1 << 20  # bytes
+BUFFER = 1 << 18  # bytes of a buffer for strided data, small enough to stay in the cache
+GAP = 1 << 15  # bytes: rows up to this length are read whole, which takes less time than more calls
+SEVERAL = 4  # threads: fewer write faster with pwrite, which locks the file
+WORTH_MAPPING = 1 << 20  # bytes of a write from which mapping pages is faster
 
 
 @dataclass
 class FlatSource:
-    """An uncompressed array in one piece.
+    """An uncompressed array that is contiguous in its file.
 
-    stored: its dtype in the file. order: "C", or "F" where the first index runs fastest.
+    stored: its dtype in the file. order: "C", or "F" if the first index varies fastest.
     """
 
     path: Path
@@ -66,7 +66,7 @@ class FlatSource:
         try:
             order: Any = self.order
             return np.memmap(self.path, self.stored, "r", self.offset, self.shape, order)
-        except OSError as reason:  # rank 0 could; this host may have no such file
+        except OSError as reason:  # rank 0 has opened it; this host may not have the file
             raise not_shared(self.path, reason) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
@@ -90,7 +90,7 @@ class FlatSource:
             target.byteswap(inplace=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Sent to other ranks as a description; each maps the file for itself.
+        # Sent to other ranks as a description; each rank maps the file itself.
         return {key: value for key, value in self.__dict__.items() if key != "array"}
 
 
@@ -115,11 +115,11 @@ class FlatSink(ABC):
     @property
     @abstractmethod
     def offset(self) -> int:
-        """The byte of `partial`, once that was created, with which the array begins."""
+        """Offset of the array in `partial`, in bytes, after that was created."""
 
     @abstractmethod
     def lay_out(self, file: BinaryIO) -> None:
-        """Write what the format puts around the values into `file`, the new one at `partial`."""
+        """Write everything but the values into `file`, the new file at `partial`."""
 
     @property
     def nbytes(self) -> int:
@@ -138,7 +138,7 @@ class FlatSink(ABC):
                 return
             with open_file(self.partial, write=True) as file:
                 self._write(file.fileno(), region, array)
-        except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
+        except FileNotFoundError as reason:  # rank 0 created it; this host may not have the folder
             raise not_shared(self.path, reason) from reason
         except OSError as reason:
             raise self._unwritten(reason) from reason
@@ -175,15 +175,15 @@ class FlatSink(ABC):
 
     @cached_property
     def _file(self) -> io.FileIO:
-        # Kept open: the kernel tells of a page that it could not write to those who had the file open then.
+        # Kept open: the kernel reports a failed write only to descriptors that were open at that time.
         return open_file(self.partial)
 
 
 def create_file(sinks: Sequence[FlatSink], lay_out: Callable[[BinaryIO], None]) -> None:
-    """Make the file of `sinks`, which are in the same one. lay_out: writes what is around their values."""
+    """Create the file that `sinks` share. lay_out: writes everything but the values."""
     path, partial, needed = sinks[0].path, sinks[0].partial, sum(sink.nbytes for sink in sinks)
     try:
-        made = open_new(partial)  # one that is there is another run's
+        made = open_new(partial)  # an existing file would be another run's
     except OSError as reason:
         raise write_error(path, reason, needed, partial=partial.parent) from reason
     try:
@@ -191,7 +191,7 @@ def create_file(sinks: Sequence[FlatSink], lay_out: Callable[[BinaryIO], None]) 
             lay_out(file)
             file.flush()
             needed = max(sink.offset + sink.nbytes for sink in sinks)
-            # Room is claimed now, so that a full disk shows before the work, not after it.
+            # Space is allocated now, so that a full disk is detected before the work.
             allocate(file.fileno(), needed)
     except OSError as reason:
         partial.unlink()
@@ -202,7 +202,7 @@ def create_file(sinks: Sequence[FlatSink], lay_out: Callable[[BinaryIO], None]) 
 
 
 def _leading(shape: Shape, region: Region) -> int:
-    """How many leading axes to go through so that each index of them is one run of the file."""
+    """Return how many leading axes to iterate over, so that each index is one run of bytes in the file."""
     # Axes from `whole` on are read and written whole.
     whole = len(shape)
     while whole > 0 and region.shape[whole - 1] == shape[whole - 1]:
@@ -211,7 +211,7 @@ def _leading(shape: Shape, region: Region) -> int:
 
 
 def stretch(shape: Shape, region: Region) -> int | None:
-    """The first of the region's elements, counted in C order, if they lie one after another; else None."""
+    """Return the index of the region's first element in C order if the region is contiguous, else None."""
     if math.prod(region.shape[: _leading(shape, region)]) != 1:
         return None
     return sum(a * stride for a, stride in zip(region.start, _strides(shape), strict=True))
@@ -226,13 +226,13 @@ def _strides(shape: Shape) -> list[int]:
 
 
 def _first(region: Region, index: tuple[int, ...], strides: list[int]) -> int:
-    """The array's element, counted in C order, with which the region's part at `index` begins."""
+    """Return the index, in C order, of the first element of the region's part at `index`."""
     place = [*(a + i for a, i in zip(region.start, index, strict=False)), *region.start[len(index) :]]
     return sum(i * stride for i, stride in zip(place, strides, strict=True))
 
 
 def _pieces(array: HostArray) -> Iterator[HostArray]:
-    """`array` in C order, in views that are contiguous or at most BUFFER bytes."""
+    """Yield `array` in C order, in views that are contiguous or at most BUFFER bytes."""
     if array.flags.c_contiguous or array.nbytes <= BUFFER:
         yield array
     elif array[0].nbytes > BUFFER:
@@ -267,7 +267,7 @@ def _read(descriptor: int, offset: int, shape: Shape, region: Region, target: Ho
 
 
 def _sieve(descriptor: int, offset: int, shape: Shape, region: Region, target: HostArray, axis: int) -> None:
-    """Read also what lies between many short runs: the axes after `axis` whole (data sieving)."""
+    """Read many short runs together with the gaps between them: axes after `axis` whole (data sieving)."""
     size, strides = target.dtype.itemsize, _strides(shape)
     wide = Region((*region.start[: axis + 1], *(0,) * (len(shape) - axis - 1)), region.stop)
     inner = (slice(None), *region.slices[axis + 1 :])

@@ -28,7 +28,7 @@ COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many st
 
 
 def check_frames(path: Path, *, resume: bool) -> None:
-    """Raise UserError for a name that no frames can be written to."""
+    """Raise UserError for a path that frames cannot be written to."""
     suffix = path.suffix.lower()
     if suffix in (*ANIMATIONS, *ARRAYS):
         check_place(path, "file of frames", folder=suffix == ".zarr", beside=32)
@@ -63,7 +63,7 @@ def check_room(path: Path, needed: int, frames: int) -> None:
 
 
 class PictureWriter(Protocol):
-    """Takes pictures as uint8 arrays of (rows, columns), indices of colours."""
+    """Writes pictures: uint8 arrays of (rows, columns) with indices of colours."""
 
     def write(self, step: int, picture: HostArray) -> None: ...
 
@@ -202,7 +202,7 @@ def _as_palette(image: Any) -> Any:
 
 
 class ArrayOfFrames:
-    """An array whose first axis is time: .npy, of which every rank writes its part, or .zarr."""
+    """An array whose first axis is time: .npy, to which every rank writes its part, or .zarr."""
 
     def __init__(self, path: Path, frames: int, shape: Shape, dtype: np.dtype[Any], run_id: str) -> None:
         self.sink: Sink = open_sink(path, (frames, *shape), dtype, run_id)
@@ -224,7 +224,7 @@ class ArrayOfFrames:
         self.sink.write(Region(start, stop), cells[None])
 
     def complete(self, frames: int) -> None:
-        """Give the file its name, with so many frames; on one rank."""
+        """Rename the file, with so many frames, to its final name. On one rank."""
         if frames < self._frames:
             self._shorten(frames)
         rename(self.sink.partial, self.sink.path)

@@ -1,9 +1,9 @@
 """HDF5 files, through h5py.
 
-What is written are contiguous datasets whose room is claimed when they are created; ranks then write
-their parts at their offsets as into any flat file, so that no parallel HDF5 is needed, nor an MPI that
-h5py was built for. A contiguous dataset is read the same way. A chunked or compressed one is read
-through h5py, which takes turns: one thread of a process at a time, every rank for itself.
+Outputs are contiguous datasets whose space is allocated when they are created; ranks then write their parts
+at their offsets, as in any flat file. So neither a parallel HDF5 nor an h5py built for an MPI is needed. A
+contiguous dataset is read the same way. A chunked or compressed one is read through h5py, by every rank
+itself, and by one thread of a process at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from runner.storage.formats.flat import FlatSink, FlatSource, create_file
 from runner.storage.formats.registry import Form, Source
 from runner.storage.formats.sliced_array import Unmapped
 
-NAME = "data"  # of the dataset that is written, if none is named
-PAGE = 4096  # bytes: the values begin at a multiple, as direct I/O and maps have it
+NAME = "data"  # of the dataset that is written, if no name is given
+PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and maps require
 
 with contextlib.suppress(ImportError):  # filters that HDF5 itself lacks, for files that need them
     importlib.import_module("hdf5plugin")
@@ -37,7 +37,7 @@ with contextlib.suppress(ImportError):  # filters that HDF5 itself lacks, for fi
 
 @dataclass
 class Hdf5Source:
-    """A dataset that is chunked, or otherwise not flat."""
+    """A dataset that is chunked, or is not flat for another reason."""
 
     path: Path
     name: str
@@ -76,7 +76,7 @@ class Hdf5Source:
             raise self._broken(region, reason) from reason
 
     def _broken(self, region: Region, reason: OSError) -> RunError:
-        """The error for the first chunk of `region` that does not decode."""
+        """Build the error for the first chunk of `region` that cannot be decoded."""
         for part in self._dataset.iter_chunks(region.slices) if self.chunks else ():
             try:
                 self._dataset[part]
@@ -107,7 +107,7 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
         if not isinstance(dataset, h5py.Dataset):
             raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays of numbers")
         if not _is_numbers(dataset):
-            raise UserError(f"{path}:/{name} holds no plain numbers", got=f"dtype {dataset.dtype}")
+            raise UserError(f"{path}:/{name} does not hold numbers", got=f"dtype {dataset.dtype}")
         _check_filters(path, dataset)
         offset = _flat_offset(dataset)
         if offset is not None:
@@ -116,7 +116,7 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
 
 
 def names(path: Path) -> list[str]:
-    """Everything in a file that is a dataset, of numbers or not."""
+    """Return the names of all datasets in a file, numeric or not."""
     with _opened(path) as file:
         found: list[str] = []
         file.visititems(lambda name, node: found.append(name) if isinstance(node, h5py.Dataset) else None)
@@ -129,8 +129,8 @@ def _opened(path: Path) -> Iterator[Any]:
         file = h5py.File(path, "r")
     except OSError as reason:
         if reason.errno is not None:
-            raise  # the system's, not the format's
-        raise UserError(f"{path} is no HDF5 file that can be read", got=first_line(reason)) from reason
+            raise  # the operating system's error, not HDF5's
+        raise UserError(f"{path} is not a readable HDF5 file", got=first_line(reason)) from reason
     with file:
         yield file
 
@@ -157,21 +157,21 @@ def _check_filters(path: Path, dataset: Any) -> None:
         code, _, _, title = properties.get_filter(number)
         if not h5py.h5z.filter_avail(code):
             raise UserError(
-                f"{path} is compressed by a filter that this HDF5 lacks",
+                f"{path} is compressed with a filter that this HDF5 lacks",
                 got=f"filter {code} ({title.decode(errors='replace')})",
                 hint="pip install hdf5plugin",
             )
 
 
 def _flat_offset(dataset: Any) -> int | None:
-    """Where the bytes begin of a dataset that lies in its file as in memory; None for another."""
+    """Return the offset of a dataset with the same layout in its file as in memory; None for others."""
     properties = dataset.id.get_create_plist()
     if properties.get_layout() != h5py.h5d.CONTIGUOUS or dataset.external:
         return None
-    # A type of fewer bits than bytes, for one, is no NumPy dtype as it lies there.
+    # A type with unused bits, for example, differs from NumPy's dtype.
     if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
         return None
-    offset: int | None = dataset.id.get_offset()  # None where nothing was written yet
+    offset: int | None = dataset.id.get_offset()  # None if nothing has been written yet
     return offset
 
 
@@ -188,7 +188,7 @@ class Hdf5Sink(FlatSink):
 
 
 def create(sinks: Sequence[Hdf5Sink]) -> None:
-    """Make the file that `sinks` share: what the old one holds besides, and their datasets."""
+    """Create the file that `sinks` share: the other contents of the old one, and their datasets."""
     create_file(sinks, lambda file: _lay_out(sinks, file))
 
 
@@ -201,20 +201,20 @@ def _lay_out(sinks: Sequence[Hdf5Sink], file: BinaryIO) -> None:
     if kept:
         copy_file(old, file)
     with h5py.File(file, "r+" if kept else "w", alignment_threshold=1, alignment_interval=PAGE) as container:
-        for sink in sinks:  # all before the first is created: their room is used again
+        for sink in sinks:  # all are removed before the first is created, so that HDF5 reuses their space
             if container.get(sink.name, getlink=True) is not None:
                 del container[sink.name]
         for sink in sinks:
             try:
                 dataset = container.create_dataset(sink.name, sink.shape, sink.dtype, dcpl=properties)
-            except ValueError as reason:  # HDF5's refusal, for one where two groups are the same
+            except ValueError as reason:  # for example if two groups are the same
                 raise UserError(f"{old}:/{sink.name} cannot be created", got=first_line(reason)) from reason
-            if sink.shape == ():  # h5py has room for a scalar made when it is written
+            if sink.shape == ():  # h5py allocates a scalar only when it is written
                 dataset[()] = 0
 
 
 def kinds(path: Path, name: str) -> dict[str, str]:
-    """For `containers.check_array`."""
+    """Return the kinds of `name` and its groups, for `containers.check_array`."""
     with _opened(path) as file:
         found = {}
         for place in prefixes(name)[1:]:
@@ -228,7 +228,7 @@ def kinds(path: Path, name: str) -> dict[str, str]:
 
 
 def _has_others(path: Path, names: Sequence[str]) -> bool:
-    """Whether a file holds more than the datasets `names` and the groups that they are in."""
+    """Return whether a file contains more than the datasets `names` and the groups that they are in."""
     if not path.is_file():
         return False
     groups = {place for name in names for place in prefixes(name)[:-1]}

@@ -1,8 +1,8 @@
-"""Pictures through Pillow: PNG, JPEG, BMP, and the TIFF that is not tifffile's.
+"""Pictures through Pillow: PNG, JPEG, BMP, and TIFF if tifffile cannot read it.
 
 One rank reads and writes the whole picture. A picture is (rows, columns) or (rows, columns,
-channels): uint8, uint16 (16-bit gray), int32 or float32 (TIFF). Palettes become RGB, and the
-orientation noted by a camera is applied.
+channels): uint8, uint16 (16-bit gray), int32 or float32 (TIFF). Palettes are converted to RGB, and the
+orientation recorded by a camera is applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FORMATS = {
     ".tiff": "TIFF",
     ".bmp": "BMP",
 }
-# What each format can hold, by dtype: the numbers of channels, 0 meaning no channel axis.
+# The numbers of channels that each format can store, by dtype; 0: no channel axis.
 HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
     "PNG": {"uint8": (0, 1, 2, 3, 4), "uint16": (0, 1)},
     "JPEG": {"uint8": (0, 1, 3)},
@@ -64,7 +64,7 @@ class ImageSource:
 
 
 def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
-    # Decoded here already: a header can promise what a truncated file does not hold.
+    # Decoded now, because a truncated file may contain less than its header says.
     array = _decode(path)
     source = ImageSource(path, array.shape, array.dtype)
     source.array = array
@@ -84,20 +84,20 @@ def _decode(path: Path) -> HostArray:
             array = np.asarray(picture)
     except UnidentifiedImageError as reason:
         raise UserError(
-            f"{path} is not a picture that can be read", expected=", ".join(sorted(set(FORMATS.values())))
+            f"{path} is not a readable picture", expected=", ".join(sorted(set(FORMATS.values())))
         ) from reason
     except (OSError, SyntaxError, ValueError) as reason:
         if isinstance(reason, OSError) and reason.errno is not None:
-            raise  # the system's, not Pillow's: no permission, for one
+            raise  # the operating system's error, such as no permission, not Pillow's
         raise UserError(f"{path} is broken or truncated", got=reason) from reason
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
 @dataclass
 class _AnySize:
-    """Lifts Pillow's guard against oversized pictures: it is for servers, and here large is the point.
+    """Disable Pillow's limit on the size of pictures, which is meant for servers.
 
-    The guard is the whole process's: the first thread to enter lifts it, the last to leave restores it.
+    The limit is global: the first thread that enters removes it, the last one that leaves restores it.
     """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -121,14 +121,14 @@ _any_size = _AnySize()
 
 
 def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
-    """Refuse what Pillow would read in part without saying so."""
+    """Refuse files of which Pillow would silently read only a part."""
     tiff = opened.format == "TIFF"
     hint = "pip install 'meshrun[tiff]'" if tiff else "convert it to .npy (scikit-image reads it whole)"
     codecs = [str(tile[3]) for tile in opened.tile]  # such as "RGB;16B"
     if opened.mode in ("LA", "RGB", "RGBA") and any(";16" in codec for codec in codecs):
-        raise UserError(f"{path} has 16 bits per channel, of which Pillow keeps 8", hint=hint)
+        raise UserError(f"{path} has 16 bits per channel, and Pillow reads only 8 of them", hint=hint)
     pictures = getattr(opened, "n_frames", 1)
-    if opened.format != "MPO" and pictures > 1:  # MPO: a camera's JPEG with its own preview
+    if opened.format != "MPO" and pictures > 1:  # MPO: a camera's JPEG with a preview
         raise UserError(f"{path} holds {pictures} pictures", expected="one", hint=hint)
 
 
@@ -192,7 +192,7 @@ def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: 
             f"{kind} cannot hold this result",
             got=f"{dtype.name} of shape {shape}",
             expected=f"(rows, columns[, channels]) up to {longest}, of {expected}",
-            hint="an output that ends in .npy holds anything",
+            hint="an output that ends in .npy, which stores any array",
         )
     return ImageSink(path, partial, shape, dtype)
 

@@ -1,4 +1,4 @@
-"""A folder of images: each of its files an array of its own, known by its name."""
+"""A folder of images: each file is a separate array, identified by its name."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Image:
 
     @property
     def key(self) -> int:
-        """A number of 128 bits that no other image has, nor this one after a change."""
+        """A number of 128 bits that identifies the image and its state; it changes if the file does."""
         text = os.fsencode(self.name) + b"\0%d\0%d" % (self.size, self.changed)
         return int.from_bytes(hashlib.sha256(text).digest()[:16], "big")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder held when it was listed. images: by name. others: names of what is left out."""
+    """Contents of a folder when it was listed. images: by name. others: names of other files, skipped."""
 
     path: Path
     images: tuple[Image, ...]
@@ -42,9 +42,9 @@ class Folder:
 
 
 def open_folder(path: Path) -> Folder | None:
-    """A folder's images, not those of folders in it; None for anything but a folder of files.
+    """Return a folder's images, not those of folders in it; None if the path is not a folder of files.
 
-    Hidden files are not looked at. UserError where there is no image.
+    Hidden files are ignored. UserError if there is no image.
     """
     images, others = [], []
     try:
@@ -71,8 +71,7 @@ def open_folder(path: Path) -> Folder | None:
 
 
 def check_output_folder(path: Path, images: Sequence[Image] = ()) -> None:
-    """Refuse an output that no new folder could be made at, or not with these images' names in it, before
-    any work is done."""
+    """Refuse an output folder, before any work, if it or files with these images' names cannot be created."""
     if suffix(path) in FORMATS:
         raise UserError(
             "the input is a folder of images, the output a file", got=path, expected="a folder's name"

@@ -19,7 +19,7 @@ from runner.storage.formats.declared_form import NUMBERS
 from runner.storage.formats.flat import FlatSink, FlatSource
 from runner.storage.formats.registry import Form
 
-# A header is a Python literal, and CPython's parser has been seen to fail among threads: SystemError, "AST
+# A header is a Python literal, and CPython's parser can fail if several threads use it: SystemError, "AST
 # constructor recursion depth mismatch".
 PARSING = threading.Lock()
 
@@ -35,7 +35,7 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
             read_header = {
                 (1, 0): np.lib.format.read_array_header_1_0,
                 (2, 0): np.lib.format.read_array_header_2_0,
-                # 3.0 differs in the encoding of field names only, and arrays with fields are refused.
+                # 3.0 differs only in the encoding of field names, and arrays with fields are refused.
                 (3, 0): np.lib.format.read_array_header_2_0,
             }[version]
             with PARSING:
@@ -43,11 +43,11 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
             if any(length < 0 for length in shape):
                 raise ValueError(f"shape {shape}")
         except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
-            raise UserError(f"{path} is not a .npy file that can be read", got=reason) from reason
+            raise UserError(f"{path} is not a readable .npy file", got=reason) from reason
         begin = file.tell()
         size = file.seek(0, os.SEEK_END)
     if stored.kind not in NUMBERS:
-        raise UserError(f"{path} holds no plain numbers", got=f"dtype {stored}", expected="a numeric dtype")
+        raise UserError(f"{path} does not hold numbers", got=f"dtype {stored}", expected="a numeric dtype")
     needed = begin + math.prod(shape) * stored.itemsize
     if size < needed:
         raise UserError(
@@ -66,7 +66,7 @@ class NpySink(FlatSink):
         return self.header_of(self.shape)
 
     def header_of(self, shape: Shape) -> bytes:
-        """Return the header of a file with an array of `shape`; as long for an array of fewer rows."""
+        """Return the header of a file with an array of `shape`; its length is the same for fewer rows."""
         buffer = io.BytesIO()
         description = np.lib.format.dtype_to_descr(self.dtype)
         np.lib.format.write_array_header_2_0(

@@ -1,4 +1,4 @@
-"""Raw binary files: the values and nothing else, so that shape and dtype must be given."""
+"""Raw binary files: only the values, so that shape and dtype must be given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
     if form.shape is None or form.dtype is None:
         given = (("--input-shape", form.shape), ("--input-dtype", form.dtype))
         raise UserError(
-            f"{path} does not say what it holds, {path.stat().st_size:,} bytes of what shape and dtype",
+            f"{path} has no header: the shape and dtype of its {path.stat().st_size:,} bytes are unknown",
             got=" and ".join(f"no {option}" for option, value in given if value is None),
             hint="--input-shape 1000x1000 --input-dtype float32",
         )
@@ -30,7 +30,7 @@ def open_source(path: Path, name: str | None, form: Form) -> FlatSource:
     needed, size = math.prod(form.shape) * dtype.itemsize, path.stat().st_size
     if size != needed or min(form.shape, default=0) < 0:
         raise UserError(
-            f"{path} is not of this shape and dtype",
+            f"{path} does not have this shape and dtype",
             got=f"{size:,} bytes",
             expected=f"{needed:,} for shape {form.shape} of {dtype}",
         )
@@ -43,7 +43,7 @@ class RawSink(FlatSink):
     offset = 0
 
     def lay_out(self, file: BinaryIO) -> None:
-        """Nothing: there is no header."""
+        """Do nothing: there is no header."""
 
 
 def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> RawSink:

@@ -1,8 +1,8 @@
-"""Array files. One module a format; this registry picks by suffix. Knows nothing of ranks.
+"""Registry of array formats: one module per format, selected by suffix. Independent of ranks.
 
-A source gives parts of an array that is on disk; a sink takes parts of one that will be. A sink
-works on a file (or folder) beside the final name, which `commit` renames: a failed run leaves no
-half file and no changed old one. A container holds several arrays: `file.h5:/group/name`.
+A source reads parts of an array on disk; a sink writes parts of a new one. A sink writes to a file or folder
+under a temporary name, which `commit` renames: a failed run leaves neither an incomplete file nor a changed
+old one. A container holds several arrays: `file.h5:/group/name`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from runner.storage.formats.containers import check_alone, check_array
 from runner.storage.formats.declared_form import agree
 from runner.storage.paths import BESIDE, partial_path, split, suffix
 
-# The module of each suffix, imported when the first such file is met.
+# The module for each suffix; imported for the first such file.
 FORMATS = {
     ".npy": "npy",
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".bmp"), "image"),
@@ -37,15 +37,15 @@ FORMATS = {
 }
 FOLDERS = (".zarr",)
 CONTAINERS = (".zarr", ".h5", ".hdf5")
-EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: what to install with meshrun
+EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: meshrun's extra that installs it
 
 
 @dataclass(frozen=True)
 class Form:
-    """A file's array as described from outside: by --input-shape, --input-dtype and --input-order.
+    """Description of a file's array by --input-shape, --input-dtype and --input-order.
 
-    A raw file cannot do without; what other files say of themselves must agree. order: "C", or "F"
-    for a file in which the first index runs fastest; None if not given, which means "C".
+    Raw files require it; for other files it must agree with the file. order: "C", or "F" for a file in which
+    the first index varies fastest; None: not given, the same as "C".
     """
 
     shape: Shape | None = None
@@ -54,11 +54,11 @@ class Form:
 
 
 class Source(Protocol):
-    """An array on disk, opened for reading. Pickles as a description; each rank opens the file itself.
+    """An array on disk, opened for reading. Pickled as a description; each rank opens the file itself.
 
-    name: of the array in a container. form: what the file alone does not say.
-    parallel: every rank may read its own part cheaply; otherwise one rank reads for all.
-    chunks: the shape in which the format keeps the array; a read of less decodes the whole chunk.
+    name: of the array in a container. form: description of the array, for reopening the file.
+    parallel: every rank can read its own part; otherwise one rank reads for all.
+    chunks: the shape of the format's chunks; reading a part of a chunk decodes the whole chunk.
     """
 
     path: Path
@@ -81,22 +81,22 @@ class Source(Protocol):
 
     @property
     def array(self) -> Any:
-        """The whole array: an ndarray, mapped where the format allows, or an `Unmapped`."""
+        """The whole array: an ndarray, mapped if the format allows it, or an `Unmapped`."""
 
     def read(self, region: Region, target: HostArray) -> None:
-        """Copy `region` to `target`, of that shape and `dtype`, any strides. Several threads may at once.
+        """Copy `region` to `target`, which has its shape, this `dtype` and any strides. Thread-safe.
 
-        The file's pages do not become this process's memory, as a map's would.
+        Unlike with a map, the file's pages do not count as this process's memory.
         """
 
 
 class Sink(Protocol):
-    """An array being written, at `partial` until it is renamed to `path`.
+    """An array that is being written, at `partial` until it is renamed to `path`.
 
-    parallel: every rank writes its own part; otherwise one rank writes the whole.
-    lossless: what is read back equals what was written.
-    chunks: regions written begin at multiples of it, and end at such or at the array's end; None: anywhere.
-    threads: of this process that write at once, to be set by whoever has several.
+    parallel: every rank writes its own part; otherwise one rank writes the whole. lossless: values that are
+    read back equal those written. chunks: a written region must begin at a multiple of this shape, and end at
+    one or at the array's end; None: anywhere. threads: number of this process's threads that write at once;
+    set by a caller with several.
     """
 
     path: Path
@@ -115,21 +115,21 @@ class Sink(Protocol):
     def chunks(self) -> Shape | None: ...
 
     def create(self) -> None:
-        """Make the file, with room for everything where that can be claimed; one rank."""
+        """Create the file, with its space allocated if possible. On one rank."""
 
     def write(self, region: Region, array: HostArray) -> None:
-        """Write `array` as `region`; every rank, several threads at once, after `create` on one.
+        """Write `array` as `region`: on any rank, in several threads at once, after `create` on one rank.
 
-        Also by a sink that finds `partial` as an earlier run has left it.
+        Instead of `create`, `partial` may have been left by an earlier run.
         """
 
     def sync(self) -> None:
-        """Return when what this process has written is on the disk."""
+        """Wait until everything that this process has written is on the disk."""
 
 
 @dataclass
 class MemorySource:
-    """An array that is in memory already, of NumPy or CuPy. It is the caller's, and stays as it is."""
+    """An array in memory, of NumPy or CuPy. It belongs to the caller and is not changed."""
 
     values: Any
     path: Path = Path("array in memory")
@@ -164,20 +164,20 @@ def open_source(path: Path, form: Form | None = None) -> Source:
     """Open an array by its file's suffix.
 
     UserError for a missing, unreadable or broken file, for one that contradicts `form`, and for a
-    container of several arrays of which none is named.
+    container of several arrays if the path does not name one.
     """
     return _open(*split(path), form or Form())
 
 
 def reopen(source: Source) -> Source:
-    """The same array opened anew, by the same means: nothing of `source` but its description is used."""
+    """Open the same array again; only the description of `source` is used."""
     if isinstance(source, MemorySource):
         return source
     return _open(source.path, source.name, source.form)
 
 
 def read_back(sink: Sink) -> Source:
-    """What `sink` has written, opened as any file of its format would be."""
+    """Open the file that `sink` has written, like any file of its format."""
     return _open(sink.partial, sink.name, sink.form)
 
 
@@ -198,14 +198,19 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
 
 
 def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Sink:
-    """A sink for an array of `shape` and `dtype`; UserError when the format cannot hold it."""
+    """Return a sink for an array of `shape` and `dtype`; UserError if the format cannot store it."""
     file, name = split(path)
     sink: Sink = _format(file).open_sink(file, partial_path(file, run_id), name, shape, dtype)
     return sink
 
 
+def first_serial(files: Iterable[Source | Sink]) -> Path | None:
+    """Return the first file that one rank reads or writes whole; None if every rank can access its part."""
+    return next((file.path for file in files if not file.parallel), None)
+
+
 def create(sinks: Sequence[Sink]) -> None:
-    """Make the files of `sinks`, one for all that are in one container; one rank."""
+    """Create the files of `sinks`, one file for all sinks in one container. On one rank."""
     for partial in dict.fromkeys(sink.partial for sink in sinks):
         sharing = [sink for sink in sinks if sink.partial == partial]
         if suffix(partial) in CONTAINERS:
@@ -215,7 +220,7 @@ def create(sinks: Sequence[Sink]) -> None:
 
 
 def array_at(path: Path) -> tuple[Path, str | None]:
-    """Return the file of an output, and the name that its array has in there; None: the file is the array."""
+    """Return the file of an output, and the name of its array in it; None: the file is the array."""
     file, name = split(path)
     return (file, name or _format(file).NAME) if suffix(file) in CONTAINERS else (file, None)
 
@@ -223,7 +228,7 @@ def array_at(path: Path) -> tuple[Path, str | None]:
 def check_output(path: Path, *, alone: bool = False) -> None:
     """Refuse an output that could not be written, before any work is done.
 
-    alone: the whole file is replaced; else other arrays of a container stay.
+    alone: the whole file is replaced; else a container's other arrays are kept.
     """
     file, name = array_at(path)
     format = _format(file)
@@ -236,10 +241,10 @@ def check_output(path: Path, *, alone: bool = False) -> None:
 
 
 def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) -> None:
-    """Refuse a path at which no file could be made. what: the file's name in the sentence.
+    """Refuse a path at which no file can be created. what: the file's name in the error.
 
-    folder: it is a folder that is made, and a file that is in its way. beside: bytes that names have more
-    of files that are made next to it.
+    folder: a folder is created instead of a file. beside: bytes by which the names of temporary files in the
+    same folder are longer.
     """
     parent = path.parent
     check_name(path.name, parent, what, beside)
@@ -249,7 +254,7 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         in_the_way = path.is_file() if folder else path.is_dir()
         special = path.exists() and not path.is_file() and not path.is_dir()
         is_in_folder = parent.is_dir()
-    except OSError as reason:  # a name too long, for one
+    except OSError as reason:  # for example a name that is too long
         raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
@@ -274,7 +279,7 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
 
 
 def check_name(name: str, folder: Path, what: str, beside: int) -> None:
-    """Refuse a name so long that a file beside it, of a name with `beside` bytes more, could have none."""
+    """Refuse a name that is too long for a temporary file whose name has `beside` more bytes."""
     longest, length = longest_name(folder) - beside, len(os.fsencode(name))
     if length > longest:
         more = ", since files beside it have longer names" if beside else ""
@@ -282,15 +287,15 @@ def check_name(name: str, folder: Path, what: str, beside: int) -> None:
 
 
 def commit(sink: Sink) -> None:
-    """Give the finished file or folder its final name."""
+    """Rename the finished file or folder to its final name."""
     rename(sink.partial, sink.path)
 
 
 def rename(partial: Path, path: Path) -> None:
-    """Give the finished file or folder at `partial` the name `path`, in place of an old one."""
+    """Rename the finished file or folder `partial` to `path`, replacing an old one."""
     old = partial.with_suffix(".replaced")
     try:
-        for stray in partial.rglob("*.partial"):  # chunks that a killed writer of a folder has begun
+        for stray in partial.rglob("*.partial"):  # unfinished chunks of a killed writer
             if stray.is_file():
                 stray.unlink()
         if partial.is_dir() and path.is_dir():  # a folder cannot be renamed over another one
@@ -324,14 +329,14 @@ def _format(path: Path) -> Any:
             f"unknown file format: {path}",
             got=path.suffix or "no suffix",
             expected=", ".join(FORMATS),
-            hint="numpy.save for anything else",
+            hint="numpy.save, for arrays in other formats",
         )
     try:
         return importlib.import_module(f"runner.storage.formats.{name}")
     except ModuleNotFoundError as reason:
         if reason.name not in EXTRAS:
             raise
-        if name == "tiff":  # simple pictures need no more than Pillow
+        if name == "tiff":  # Pillow is enough for simple pictures
             return importlib.import_module("runner.storage.formats.image")
         raise UserError(
             f"{path} cannot be opened without the package {reason.name}",

@@ -1,4 +1,4 @@
-"""An array that can be sliced but not mapped."""
+"""An array in a file that can be sliced but not mapped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Unmapped:
             if isinstance(part, slice):
                 first, last, step = part.indices(length)
                 if step < 0:
-                    raise IndexError(f"steps are positive here, not {step}")
+                    raise IndexError(f"steps must be positive, got {step}")
                 inner.append(slice(None, None, step))
             else:
                 first = range(length)[part]

@@ -1,9 +1,9 @@
 """TIFF through tifffile: pictures, and stacks of equal pages as one array with the pages' axes first.
 
-Uncompressed pages in one piece, which is also what is written, are flat: every rank reads and writes
-its own part. Tiles and compressed strips are decoded by every rank for itself, those that its part
-touches. What TIFF has besides arrays of samples (palettes, a camera's orientation, inks, JPEG's
-colours, single bits) is Pillow's to read, as it is without tifffile.
+Uncompressed contiguous pages, which is also how files are written, are flat: every rank reads and writes its
+own part. Tiles and compressed strips are decoded by every rank whose part overlaps them. Everything else that
+TIFF can contain (palettes, a camera's orientation, inks, JPEG's colours, single bits) is read by Pillow, as
+are all files without tifffile.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from runner.storage.formats.flat import FlatSink, FlatSource
 from runner.storage.formats.registry import Form, Source
 from runner.storage.formats.sliced_array import Unmapped
 
-BLACK_IS_ZERO, RGB = 1, 2  # photometric interpretations that say: the samples are the array
-ASSOCIATED_ALPHA, UNSPECIFIED = 1, 0  # kinds of a fourth channel, of which Pillow makes something else
+BLACK_IS_ZERO, RGB = 1, 2  # photometric interpretations of samples that need no conversion
+ASSOCIATED_ALPHA, UNSPECIFIED = 1, 0  # kinds of a fourth channel that Pillow converts
 ORIENTATION = 274  # tag
 HOLDS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8")
-CLASSIC = (1 << 32) - (1 << 25)  # bytes of values up to which 32-bit offsets do, with room for what is around
-PAGE_BYTES = 1 << 9  # more than what describes a page
-# What tifffile and the codecs raise for what they cannot read.
+CLASSIC = (1 << 32) - (1 << 25)  # bytes of values for which 32-bit offsets suffice, with room for metadata
+PAGE_BYTES = 1 << 9  # more than the metadata of a page
+# Exceptions of tifffile and the codecs for files that they cannot read.
 UNREAD = (
     tifffile.TiffFileError,  # a ValueError only since 2026, which needs Python 3.11
     ValueError,
@@ -61,7 +61,7 @@ class _Pages:
 
 @dataclass
 class TiffSource:
-    """Pages in tiles or compressed. page: of one, (rows, columns) or (rows, columns, channels)."""
+    """Tiled or compressed pages. page: shape of one, (rows, columns) or (rows, columns, channels)."""
 
     path: Path
     shape: Shape
@@ -111,14 +111,14 @@ class TiffSource:
             first = (max(top, row), max(left, column))
             last = (min(top + height, rows, box.stop[0]), min(left + width, columns, box.stop[1]))
             into = target[first[0] - row : last[0] - row, first[1] - column : last[1] - column]
-            if cells is None:  # left out of a sparse file
+            if cells is None:  # not present in a sparse file
                 into[...] = 0
                 continue
             part = cells[0, first[0] - top : last[0] - top, first[1] - left : last[1] - left]
             into[...] = part[..., box.slices[2]] if len(self.page) == 3 else part[..., 0]
 
     def _decoded(self, descriptor: int, number: int, segment: int) -> HostArray | None:
-        """A strip or tile, (1, rows, columns, channels)."""
+        """Return a strip or tile, (1, rows, columns, channels)."""
         offsets, sizes, tables = self._pages.places[number]
         data = os.pread(descriptor, sizes[segment], offsets[segment]) if sizes[segment] else None
         try:
@@ -146,12 +146,12 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
         with tifffile.TiffFile(path) as file:
             source = _described(path, file)
     except UNREAD:
-        source = None  # no TIFF, or broken: Pillow reads it or says what is wrong
+        source = None  # not a TIFF, or broken: Pillow reads it or raises the error
     return source or image.open_source(path, name, form)
 
 
 def _described(path: Path, file: Any) -> Source | None:
-    """The file's array; None for what is Pillow's."""
+    """Return the file's array; None if Pillow must read it."""
     series, size = file.series, path.stat().st_size
     if len(series) != 1:
         shapes = ", ".join(str(one.shape) for one in series[:8])
@@ -178,14 +178,14 @@ def _described(path: Path, file: Any) -> Source | None:
         if not stack:
             return None
         raise UserError(
-            f"{path} is compressed in a way that needs a package", got=reason, hint="pip install imagecodecs"
+            f"{path} has a compression that needs a package", got=reason, hint="pip install imagecodecs"
         ) from reason
     chunks = (*(1 for _ in stack), *page.chunks[:2], *whole[2:])
     return TiffSource(path, shape, dtype.newbyteorder("="), chunks, whole)
 
 
 def _is_samples(page: Any, series: Any) -> bool:
-    """Whether the samples, as they are, are the array that Pillow would make of a simple picture."""
+    """Return whether the samples, without conversion, equal what Pillow would return for the picture."""
     separate, depth, *_ = page.shaped
     return (
         None not in series.pages
@@ -199,7 +199,7 @@ def _is_samples(page: Any, series: Any) -> bool:
 
 
 def _check_size(path: Path, file: Any, series: Any, size: int) -> None:
-    """Refuse a file that ends before its pages do; tifffile would read those that are left."""
+    """Refuse a file that ends before its pages do; tifffile would read only the pages that are there."""
     for page in series.pages:
         if page is not None:
             ends = (a + n for a, n in zip(page.dataoffsets, page.databytecounts, strict=False))
@@ -217,13 +217,11 @@ def _check_size(path: Path, file: Any, series: Any, size: int) -> None:
 
 
 def _truncated(path: Path, size: int, needed: int) -> UserError:
-    return UserError(
-        f"{path} is broken or truncated", got=f"{size:,} bytes", expected=f"{needed:,} at the least"
-    )
+    return UserError(f"{path} is broken or truncated", got=f"{size:,} bytes", expected=f"at least {needed:,}")
 
 
 class TiffSink(FlatSink):
-    """An array that becomes a TIFF: a picture, or pages in one piece."""
+    """An array that becomes a TIFF: a picture, or contiguous pages."""
 
     form = Form()
 
@@ -255,6 +253,6 @@ def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: 
             "TIFF cannot hold this result",
             got=f"{dtype.name} of shape {shape}",
             expected="([pages, ]rows, columns[, channels]) of integers, floats or complex numbers",
-            hint="an output that ends in .npy holds anything",
+            hint="an output that ends in .npy, which stores any array",
         )
     return TiffSink(path, partial, shape, dtype)

@@ -1,9 +1,8 @@
-"""Zarr stores, versions 2 and 3, in folders: each chunk (or shard of chunks) a file of its own.
+"""Zarr stores, versions 2 and 3, in folders: each chunk (or shard of chunks) is a file.
 
-Ranks read and write different chunks at once. A chunk that is not there reads as the fill value, as the
-format has it; one that is there and broken never does. What is written is version 3 (or that of the store
-that it is added to) with Zarr's own choice of compression, and has every chunk, so that none can be lost
-unseen.
+Ranks read and write different chunks at once. A missing chunk reads as the fill value, as the format
+specifies; a broken chunk is an error. Outputs have version 3 (or the version of the store that they are added
+to) with Zarr's default compression, and contain every chunk, so that a lost chunk is detected.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from runner.storage.formats.sliced_array import Unmapped
 NAME = ""  # the array at the store's root
 CHUNK = 16 << 20  # bytes: large enough for a disk and a network, small enough for a rank's memory
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")  # all files but chunks
-NODES = ("zarr.json", ".zarray", ".zgroup")  # one of them is in every array's and group's folder
-# What Zarr's codecs raise for data that they cannot decode.
+NODES = ("zarr.json", ".zarray", ".zgroup")  # every array's and group's folder has one of these
+# Exceptions of Zarr's codecs for data that they cannot decode.
 UNDECODED = (OSError, ValueError, RuntimeError, EOFError, TypeError, zlib.error, lzma.LZMAError)
-UNDESCRIBED = (*UNDECODED, KeyError, AttributeError)  # and for metadata of another form than JSON's or Zarr's
+UNDESCRIBED = (*UNDECODED, KeyError, AttributeError)  # and for metadata that is not JSON or not Zarr's
 
 
 @dataclass
 class ZarrSource:
-    """An array in a Zarr store. chunks: of its shards, where it has any."""
+    """An array in a Zarr store. chunks: shape of its shards, if it has any, else of its chunks."""
 
     path: Path
     name: str | None
@@ -85,7 +84,7 @@ class ZarrSource:
         self._stored.get_basic_selection(region.slices, out=buffer)
 
     def _look_at(self, place: Shape) -> None:
-        """Refuse a chunk's file that Zarr would take for a missing one, or read beyond the end of."""
+        """Refuse a chunk's file that Zarr would treat as missing, or would read beyond its end."""
         file = self._file(place)
         try:
             size = file.stat().st_size
@@ -98,13 +97,13 @@ class ZarrSource:
                 if promised != size:
                     raise self._broken(place, f"{size:,} bytes", f"{promised or 16:,}")
         except FileNotFoundError:
-            return  # never written: the fill value
+            return  # never written: reads as the fill value
         except OSError as reason:
             raise self._broken(place, reason.strerror) from reason
 
     @cached_property
     def _blosc(self) -> bool:
-        """Whether a chunk's file is what Blosc makes, whose decoder does not check how long it is."""
+        """Whether a chunk's file is compressed by Blosc, whose decoder does not check the file's length."""
         codecs = self._stored.compressors
         return self._stored.shards is None and bool(codecs) and type(codecs[-1]).__name__.startswith("Blosc")
 
@@ -113,7 +112,7 @@ class ZarrSource:
         return self.path / (self.name or "") / key
 
     def _name_broken(self, region: Region, reason: BaseException) -> RunError:
-        """The error for the first chunk of `region` that does not decode."""
+        """Build the error for the first chunk of `region` that cannot be decoded."""
         for place in _overlapping(region, self.chunks):
             part = _chunk_region(place, self.chunks, self.shape)
             try:
@@ -147,16 +146,16 @@ def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
         found = names(path)
         if (name or NAME) not in found:
             raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays") from reason
-        raise UserError(f"{path} is no Zarr array that can be read", got=first_line(reason)) from reason
+        raise UserError(f"{path} is not a readable Zarr array", got=first_line(reason)) from reason
     dtype = np.dtype(stored.dtype)
     if dtype.kind not in NUMBERS:
-        raise UserError(f"{path} holds no plain numbers", got=f"dtype {dtype}", expected="a numeric dtype")
+        raise UserError(f"{path} does not hold numbers", got=f"dtype {dtype}", expected="a numeric dtype")
     shape = tuple(int(n) for n in stored.shape)
     return ZarrSource(path, name, shape, dtype.newbyteorder("="), tuple(int(n) for n in chunks))
 
 
 def names(path: Path) -> list[str]:
-    """The arrays in a store, "" for the one at its root. UserError where there is no store."""
+    """Return the names of the arrays in a store, "" for one at its root. UserError if there is no store."""
     _check_store(path)
     try:
         root = zarr.open(path, mode="r")
@@ -165,12 +164,12 @@ def names(path: Path) -> list[str]:
         members = root.members(max_depth=None)
         return sorted(name for name, member in members if isinstance(member, zarr.Array))
     except UNDESCRIBED as reason:
-        raise UserError(f"{path} is no Zarr store that can be read", got=first_line(reason)) from reason
+        raise UserError(f"{path} is not a readable Zarr store", got=first_line(reason)) from reason
 
 
 def _check_store(path: Path) -> None:
     if not any((path / node).is_file() for node in NODES):
-        raise UserError(f"{path} is no Zarr store", expected=f"a folder with {' or '.join(NODES)}")
+        raise UserError(f"{path} is not a Zarr store", expected=f"a folder with {' or '.join(NODES)}")
 
 
 @dataclass
@@ -198,23 +197,23 @@ class ZarrSink:
     @cached_property
     def _stored(self) -> zarr.Array[Any]:
         try:
-            # Else Zarr leaves out chunks that hold nothing but the fill value.
+            # Else Zarr omits chunks that contain only the fill value.
             with zarr.config.set({"array.write_empty_chunks": True}):
                 return zarr.open_array(self.partial, path=self.name or "", mode="r+")
-        except FileNotFoundError as reason:  # rank 0 made it; this host may have no such folder
+        except FileNotFoundError as reason:  # rank 0 created it; this host may not have the folder
             raise not_shared(self.path, reason) from reason
 
     def write(self, region: Region, array: HostArray) -> None:
         check_part(array, self.dtype, region)
         if not _aligned(region, self.chunks, self.shape):
-            raise ValueError(f"region {region} cuts chunks of {self.chunks}, which other ranks may write")
+            raise ValueError(f"region {region} cuts chunks of {self.chunks} that other ranks may write")
         if array.size == 0:
             return
         try:
             self._stored[region.slices] = array
         except OSError as reason:
             raise write_error(
-                self.path, reason, array.nbytes, "for this part alone, uncompressed", self.partial
+                self.path, reason, array.nbytes, "for this part, uncompressed", self.partial
             ) from reason
         folder = self.partial / (self.name or "")
         for place in _overlapping(region, self.chunks):
@@ -241,18 +240,18 @@ class ZarrSink:
 
 
 def create(sinks: Sequence[ZarrSink]) -> None:
-    """Make the store that `sinks` share: what the old one holds besides, and their arrays."""
+    """Create the store that `sinks` share: the other contents of the old one, and their arrays."""
     path, partial = sinks[0].path, sinks[0].partial
     folders = [partial / (sink.name or "") for sink in sinks]
     made = [partial]
     version: Literal[2, 3] = 3
     try:
-        partial.mkdir()  # one that is there is another run's
+        partial.mkdir()  # an existing folder would be another run's
         if path.is_dir() and partial not in folders:
             made = link_folder(path, partial, METADATA, [path / (sink.name or "") for sink in sinks])
             version = 3 if (partial / "zarr.json").exists() else 2
         groups = sorted({place for sink in sinks for place in prefixes(sink.name or "")[:-1]})
-        # Each in a store of its own: in one store Zarr makes the groups above by hard links.
+        # Each is opened as a separate store: in one store, Zarr would create parent groups by hard links.
         for place in groups:
             if not any((partial / place / node).exists() for node in NODES):
                 zarr.create_group(partial / place, zarr_format=version)
@@ -271,16 +270,16 @@ def create(sinks: Sequence[ZarrSink]) -> None:
 
 
 def _consolidate_again(store: Path, place: str) -> None:
-    """Bring a group's copy of the metadata of all that is in it up to date, if it has one."""
+    """Update a group's consolidated metadata, if it has any."""
     group = zarr.open_group(store, path=place, mode="r")
     if group.metadata.consolidated_metadata is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # version 3 has no such thing in its specification
+            warnings.simplefilter("ignore")  # the specification of version 3 does not include it
             zarr.consolidate_metadata(store, path=place, zarr_format=group.metadata.zarr_format)
 
 
 def kinds(path: Path, name: str) -> dict[str, str]:
-    """For `containers.check_array`."""
+    """Return the kinds of `name` and its groups, for `containers.check_array`."""
     _check_store(path)
     found = {}
     for place in prefixes(name):
@@ -313,7 +312,7 @@ def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: 
 
 
 def zarr_chunks(shape: Shape, dtype: np.dtype[Any]) -> Shape:
-    """Chunks of at most 16 MiB: trailing axes whole as far as they fit, then as much of one axis as fits."""
+    """Return chunks of at most 16 MiB: whole trailing axes while they fit, then part of one axis."""
     room, chunks = max(CHUNK // dtype.itemsize, 1), []
     for length in reversed(shape):
         chunks.append(max(min(length, room), 1))
@@ -322,7 +321,7 @@ def zarr_chunks(shape: Shape, dtype: np.dtype[Any]) -> Shape:
 
 
 def _overlapping(region: Region, chunks: Shape) -> Iterator[Shape]:
-    """The chunks, by their places in the grid of chunks, that hold some of a region that is not empty."""
+    """Yield the chunks that a non-empty region overlaps, by their places in the grid of chunks."""
     spans = zip(region.start, region.stop, chunks, strict=True)
     return itertools.product(*(range(start // n, -(-stop // n)) for start, stop, n in spans))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,9 @@ import meshrun
 import runner
 from runner.errors import UserError
 from runner.job.declaration import Job
-from runner.job.signature import MAP_OPTIONS, RESERVED
-from runner.run.declare import DeclaredJob, job, map_blocks, reduce_blocks
+from runner.plan.step_options import StepOptions
+from runner.run.declare import job, map_blocks, reduce_blocks, reserved_names
+from runner.run.options import Options
 
 if TYPE_CHECKING:
     from somewhere import OnlyForTheTypeChecker
@@ -140,7 +140,7 @@ def test_parameters_are_completed_and_checked() -> None:
         edges.complete({})
 
 
-@pytest.mark.parametrize("name", RESERVED)
+@pytest.mark.parametrize("name", sorted(reserved_names("map")))
 def test_the_commands_own_options_are_not_a_jobs(name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"def clash(block, *, {name}=1): return block", scope)
@@ -148,15 +148,20 @@ def test_the_commands_own_options_are_not_a_jobs(name: str) -> None:
         map_blocks(scope["clash"])
 
 
-def test_every_keyword_of_run_is_reserved() -> None:
+def test_every_option_of_a_run_is_reserved() -> None:
     """Else `job.run(..., name=value)` could mean a job's parameter or the run's option."""
-    keywords = [
-        name
-        for name, parameter in inspect.signature(DeclaredJob.run).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-    assert keywords
-    assert {*keywords, "help"} == {*RESERVED, *MAP_OPTIONS}
+    fields = {*Options.__dataclass_fields__, *StepOptions.__dataclass_fields__}
+    assert fields - {"form", "stream", "steps", "rates"} <= reserved_names("map")
+    assert {"steps", "device", "help", "ranks", "input_shape"} <= reserved_names("map")
+
+
+def test_options_of_map_jobs_alone_may_be_parameters_of_others() -> None:
+    def counted(block: Any, *, steps: int = 3, frames: str = "") -> Any:
+        return block.sum()
+
+    job = meshrun.reduce_blocks(counted, combine=lambda one, other: one + other)
+    assert [parameter.name for parameter in job.parameters] == ["steps", "frames"]
+    assert {"device", "depth"} <= reserved_names("reduce")
 
 
 def unnamed_options(block, *rest):

@@ -162,7 +162,7 @@ def test_what_is_no_image_is_left_out_and_named(numbered: Path, capfd: pytest.Ca
     (numbered / ".hidden.png").write_text("not a picture")
     record = run_on(2, counted, numbered, numbered.with_name("out"))
     assert len(content(numbered.with_name("out"))) == 12
-    sentence = f"{numbered}: left out, as no images: gone.png, more.png, notes.txt"
+    sentence = f"{numbered}: skipped, because not images: gone.png, more.png, notes.txt"
     assert record["warnings"] == [sentence]
     assert capfd.readouterr().err == f"meshrun: warning: {sentence}\n"
 

@@ -111,7 +111,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         (f"{RUN} --grid ~", "empty argument after --grid"),
         (f"{RUN} --grid ٣", "--grid does not parse: got '٣'"),
         ("run mine.py:same raw.raw out.npy --shape 99999999999x99999999999 --dtype f4",
-         "--shape is more than any array has: got 99999999999x99999999999"),
+         "--shape is larger than any array: got 99999999999x99999999999"),
         (f"{PLAN}00000000", "is not in the range 1<=x<=131072"),
         (f"{PLAN} --hosts 5", "--hosts is more than --ranks: got 5 hosts, expected at most 2"),
         (f"{PLAN} --chunk-bytes 1000000T", "--chunk-bytes is more than a rank's chunks may take"),

@@ -108,7 +108,7 @@ def test_arrays_stand_for_files(tmp_path: Path) -> None:
 
 def test_an_array_that_a_result_does_not_fit_is_refused() -> None:
     with pytest.raises(
-        meshrun.UserError, match="the array for its result output does not fit: got float32 of"
+        meshrun.UserError, match="the array for the result output does not fit: got float32 of"
     ):
         smear.run(np.ones((4, 4)), np.empty((4, 4), np.float32), device="cpu")
 
@@ -122,7 +122,7 @@ def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
 def test_a_launchers_ranks_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
-    with pytest.raises(meshrun.UserError, match="ranks: got ranks=2, expected 3"):
+    with pytest.raises(meshrun.UserError, match="launcher: got ranks=2, expected 3"):
         smear.run("in.npy", "out.npy", ranks=2)
     with pytest.raises(meshrun.UserError, match="arrays cannot be passed to a run of several programs"):
         smear.run(np.ones((4, 4)), np.empty((4, 4)), ranks=3)

@@ -537,7 +537,7 @@ def test_a_full_disk_is_told_with_what_to_do(journal: Journal, monkeypatch: pyte
     monkeypatch.undo()
     assert str(raised.value) == (
         f"cannot write {log.path}: got No space left on device. "
-        "Try: make room, then the command with --resume: what is finished is kept"
+        "Try: make room, then the command with --resume: finished chunks are kept"
     )
     assert journal.finished({HERE}) == {0}
 

@@ -18,11 +18,10 @@ from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, ResultRow
-from jobs.measure.record_file import recorded_environment
+from jobs.measure.record_file import Json, recorded_environment
 
 FILE_VERSION = 3
 STAMP = "%Y-%m-%d %H:%M:%S"
-Json = dict[str, Any]
 
 
 def record(

@@ -685,7 +685,7 @@ def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory:
 def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of /dev/shm."""
     (folder := tmp_path / "shm").mkdir()
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.SHARED_MEMORY", folder)
+    monkeypatch.setattr("runner.system.host_memory.SHARED_MEMORY", folder)
     return folder
 
 
@@ -706,7 +706,8 @@ def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path, sh
 def test_a_pass_that_fails_leaves_nothing(
     tmp_path: Path, shared_memory: Path, monkeypatch: pytest.MonkeyPatch, room: bool
 ) -> None:
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps._has_room", lambda needed: room)
+    folder = shared_memory if room else None
+    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
     fails = failing_after(40)
     with pytest.raises(ValueError, match="stop"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
@@ -754,7 +755,8 @@ def test_a_run_in_chunks_that_failed_goes_on_from_its_checkpoint(
     room: bool,
 ) -> None:
     """On other ranks, in other chunks, or in memory."""
-    monkeypatch.setattr("runner.pipeline.steps.streamed_steps._has_room", lambda needed: room)
+    folder = shared_memory if room else None
+    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
     failing = [True]
 
     @meshrun.map_blocks(halo=1, outputs=("after", "old", "slope"), feeds=("now", "before", None))

@@ -67,9 +67,9 @@ def test_the_tolerance_is_of_the_values_that_were_read_though_the_function_chang
 @pytest.mark.parametrize(
     ("reference", "words"),
     [
-        (lambda block: block[1:], "reference returned a wrong shape"),
-        (lambda block: None, "reference returned no numbers"),
-        (lambda block: "text", "reference returned no numbers"),
+        (lambda block: block[1:], "reference returned the wrong shape"),
+        (lambda block: None, "reference did not return numbers"),
+        (lambda block: "text", "reference did not return numbers"),
     ],
 )
 def test_a_reference_that_returns_nonsense_is_told_what(tmp_path: Path, reference: Any, words: str) -> None:

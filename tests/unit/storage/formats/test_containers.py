@@ -499,7 +499,7 @@ def test_a_disk_without_room_for_a_copy_is_named(
         on_ranks(1, inputs, [at(path, "a"), at(path, "b")])
         return
     sentence = refused(inputs, at(path, "a"), at(path, "b"))
-    assert sentence.startswith(f"{path} cannot be copied, which keeps its other arrays: got 100 bytes free")
+    assert sentence.startswith(f"{path} cannot be copied, to keep its other arrays: got 100 bytes free")
     assert "its file system has no hard links" in sentence
     assert others(path) == before
     assert names(tmp_path) == ["before.npy", path.name, "now.npy"]
@@ -513,7 +513,7 @@ def test_a_disk_without_room_for_a_copy_of_a_file_is_named(
     sentence = refused(inputs, at(path, "a"), at(path, "b"))
     size = path.stat().st_size
     assert sentence.startswith(
-        f"{path} cannot be copied, which keeps its other arrays: "
+        f"{path} cannot be copied, to keep its other arrays: "
         f"got 100 bytes free on its disk, expected {size:,}"
     )
     assert names(tmp_path) == ["before.npy", path.name, "now.npy"]
@@ -544,7 +544,7 @@ def test_two_outputs_are_two_arrays(tmp_path: Path, inputs: list[Path], first: s
     [("out.h5:/a", "out.h5:/a/u"), ("out.zarr:a/u/v", "out.zarr:a/u"), ("out.zarr", "out.zarr:a")],
 )
 def test_an_output_is_not_within_another(tmp_path: Path, inputs: list[Path], first: str, second: str) -> None:
-    assert "one output lies within another" in refused(inputs, tmp_path / first, tmp_path / second)
+    assert "one output is inside another" in refused(inputs, tmp_path / first, tmp_path / second)
 
 
 def test_a_container_has_one_path(tmp_path: Path, inputs: list[Path]) -> None:

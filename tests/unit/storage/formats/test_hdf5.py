@@ -139,7 +139,7 @@ def test_datasets_are_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"no array {name}: got group/one, group/two"):
             open_source(Path(f"{path}:{name}"))
     for name in ("text", "table", "nothing"):
-        with pytest.raises(UserError, match="no plain numbers"):
+        with pytest.raises(UserError, match="does not hold numbers"):
             open_source(Path(f"{path}:/{name}"))
     for number in range(9):
         save(path, f"m{number}")
@@ -162,7 +162,7 @@ def test_a_file_without_arrays(tmp_path: Path) -> None:
 )
 def test_what_is_no_hdf5_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.h5").write_bytes(content)
-    with pytest.raises(UserError, match=r"a\.h5 is no HDF5 file"):
+    with pytest.raises(UserError, match=r"a\.h5 is not a readable HDF5 file"):
         open_source(tmp_path / "a.h5")
 
 
@@ -170,7 +170,7 @@ def test_what_is_no_hdf5_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = save(tmp_path / "a.h5", **STORED[kind][0])
     os.truncate(path, path.stat().st_size - 5)
-    with pytest.raises(UserError, match=r"a\.h5 is no HDF5 file that can be read: got .*truncated"):
+    with pytest.raises(UserError, match=r"a\.h5 is not a readable HDF5 file: got .*truncated"):
         open_source(path)
 
 
@@ -228,7 +228,7 @@ def test_other_arrays_of_an_old_file_are_not_lost(tmp_path: Path) -> None:
 
 def test_a_broken_old_file_is_refused_rather_than_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.h5").write_text("something else")
-    with pytest.raises(UserError, match="no HDF5 file"):
+    with pytest.raises(UserError, match="not a readable HDF5 file"):
         check_output(tmp_path / "a.h5")
 
 

@@ -265,7 +265,7 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, suffix: str, kept: float
 def test_what_is_no_picture_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"a{suffix}"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="not a picture"):
+    with pytest.raises(UserError, match="not a readable picture"):
         open_source(path)
 
 

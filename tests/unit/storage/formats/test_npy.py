@@ -228,7 +228,7 @@ def test_a_truncated_file_is_refused_before_anything_is_read(tmp_path: Path, mis
 )
 def test_what_is_not_numbers_is_refused(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array, allow_pickle=True)
-    with pytest.raises(UserError, match="no plain numbers"):
+    with pytest.raises(UserError, match="does not hold numbers"):
         open_source(tmp_path / "a.npy")
 
 

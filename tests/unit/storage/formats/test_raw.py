@@ -76,7 +76,7 @@ def test_a_size_that_contradicts_is_refused(
 
 def test_negative_lengths_and_unknown_orders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.raw").write_bytes(ARRAY.tobytes())
-    with pytest.raises(UserError, match="not of this shape"):
+    with pytest.raises(UserError, match="does not have this shape"):
         open_source(tmp_path / "a.raw", Form((-4, -6), "f4"))
     with pytest.raises(UserError, match="unknown --input-order"):
         open_source(tmp_path / "a.raw", Form((4, 6), "f4", "K"))

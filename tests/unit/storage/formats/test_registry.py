@@ -294,9 +294,9 @@ def test_what_is_said_of_a_file_must_agree_with_it(tmp_path: Path, suffix: str) 
     for form in (Form((6, 4), "f8"), Form((4, 7), "f4"), Form((4, 6), "f8"), Form((4, 6), "f2")):
         with pytest.raises(UserError, match=r"a\."):
             open_source(path, form)
-    with pytest.raises(UserError, match="names no dtype"):
+    with pytest.raises(UserError, match="is not a dtype"):
         open_source(path, Form((4, 6), "zebra"))
-    with pytest.raises(UserError, match="names no numbers"):
+    with pytest.raises(UserError, match="is not numeric"):
         open_source(path, Form((4, 6), "U3"))
 
 
