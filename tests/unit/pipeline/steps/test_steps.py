@@ -776,7 +776,7 @@ def test_a_run_in_chunks_that_failed_goes_on_from_its_checkpoint(
     assert [step % 4 for step in kept] == [0, 0]
     assert {path.name for path in folder.glob("*/*.npy")} == {"now.npy", "before.npy"}
     assert not list(shared_memory.iterdir())
-    with pytest.raises(meshrun.UserError, match="has left checkpoints, the last after step"):
+    with pytest.raises(meshrun.UserError, match="left checkpoints, the last after step"):
         stepped(tmp_path, fragile, arrays, 30, ranks=second, **options)
     failing[0] = False
     options["stream"] = replace(in_chunks(12, 8, 24) if chunked else StreamOptions(), resume=True)
