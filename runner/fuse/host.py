@@ -13,6 +13,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,16 +115,18 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
             return _load(path)
     key = hashlib.sha256("\0".join((text, compiler.path, compiler.version, *FLAGS)).encode())
     path = folder / f"{key.hexdigest()[:40]}.so"
-    if not _is_own(path, stat.S_ISREG):
-        temporary_path = folder / f"{path.stem}.{os.urandom(8).hex()}.partial"
-        try:
-            _compile(text, compiler, temporary_path)
-            temporary_path.chmod(0o700)
-            os.replace(temporary_path, path)  # of several ranks, the last one's: they are the same
-        except OSError as reason:
-            raise NotCompiled(f"cannot write {path}: {reason.strerror}") from reason
-        finally:
-            remove_path(temporary_path)
+    with suppress(NotCompiled):
+        if _is_own(path, stat.S_ISREG):
+            return _load(path)
+    made = folder / f"{path.stem}.{os.urandom(8).hex()}.partial"
+    try:
+        _compile(text, compiler, made)
+        made.chmod(0o700)
+        os.replace(made, path)  # of several ranks, the last one's: they are the same
+    except OSError as reason:
+        raise NotCompiled(f"cannot write {path}: {reason.strerror}") from reason
+    finally:
+        remove_path(made)
     return _load(path)
 
 

@@ -148,6 +148,11 @@ class Traced(NDArrayOperatorsMixin):
         self.shape, self.dtype = shape, dtype
         self._window = _Window(_Storage()) if window is None else window
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or not (name.startswith("_") or name in ("shape", "dtype")):
+            raise NotTraceable(f"sets .{name} of an array")
+        super().__setattr__(name, value)
+
     # What NumPy arrays have
 
     @property
@@ -777,8 +782,22 @@ def trace(
         for lengths in _lengths(widths, near)
     ]
     if programs[0].text() != programs[1].text():
-        raise NotTraceable("computes with the number of cells of its block")
+        reason = NotTraceable(
+            "computes with the number of cells of its block, or differs from one call to the next",
+            "a parameter",
+        )
+        reason.line = _first_difference(*programs)
+        raise reason
     return programs[0]
+
+
+def _first_difference(one: Program, other: Program) -> int:
+    """Return the line that computes with what differs between two programs first; 0 if none is known."""
+    for a, b, text, changed in zip(one.nodes, other.nodes, one.lines(), other.lines(), strict=False):
+        if text != changed:
+            users = (node for node in one.nodes if a in node.operands)
+            return a.line or b.line or next(users, a).line
+    return 0
 
 
 def _trace_once(
@@ -803,7 +822,7 @@ def _trace_once(
     try:
         with np.errstate(all="ignore"):
             returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
-        results = _results(returned, outs, names, lengths)
+        results = _results(recorder, returned, outs, names)
     except NotTraceable as reason:
         reason.line = _line_of(reason, function)
         raise
@@ -844,16 +863,20 @@ def _unwritten(recorder: _Recorder, one: Operand, lengths: Shape) -> Traced:
     return found
 
 
-def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], lengths: Shape) -> list[Traced]:
+def _results(
+    recorder: _Recorder, returned: Any, outs: Sequence[Traced], names: Sequence[str]
+) -> list[Traced]:
     if returned is None and outs:
         returned = tuple(outs)
     found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     if len(found) != len(names):
         raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
     for one in found:
+        if isinstance(one, Traced) and one._recorder is not recorder:
+            raise NotTraceable("keeps an array from one call to the next")
         if not isinstance(one, Traced):
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its block")
-        axes = len(lengths)
+        lengths, axes = recorder.lengths, len(recorder.lengths)
         if one._grid != (*range(axes), *(None,) * (one.ndim - axes)):
             raise NotTraceable("returns an array with other axes than its block")
         if one.shape[:axes] != lengths:

@@ -26,8 +26,8 @@ UNARY = ("xp.negative", "xp.absolute", "xp.square", "xp.sign", "xp.floor", "xp.c
 BINARY = ("xp.logical_and", "xp.logical_or", "xp.logical_xor", "xp.fmod", "xp.copysign", "xp.left_shift",
           "xp.right_shift", "xp.floor_divide", "xp.remainder", "xp.divide", "xp.subtract")  # fmt: skip
 CHOICES = ("xp.maximum", "xp.minimum", "xp.fmax", "xp.fmin")
-NUMBERS = ("0", "1", "2", "3", "-1", "7", "0.5", "-1.5", "1e-3", "0.1", "xp.float32(0.3)", "xp.int16(3)", "True",
-           "xp.float64(0.7)", "gain", "xp.uint8(200)", "100", "2**20", "xp.nan", "300")  # fmt: skip
+NUMBERS = ("0", "1", "2", "3", "-1", "7", "0.5", "-1.5", "1e-3", "0.1", "xp.float32(0.3)", "xp.int16(3)",
+           "True", "xp.float64(0.7)", "gain", "xp.uint8(200)", "100", "2**20", "xp.nan", "300")  # fmt: skip
 POWERS = ("2", "0.5", "-1")  # of floats; others are the platform's pow
 
 
@@ -71,7 +71,9 @@ def cells(rng: np.random.Generator, shape: tuple[int, ...], kind: np.dtype[Any])
         limits = np.iinfo(kind)
         wide = rng.integers(limits.min, limits.max, shape, kind, endpoint=True)
         return np.where(rng.random(shape) < 0.5, wide, wide % np.array(5, kind))
-    rare = np.array([0, -0.0, 1, -1, np.inf, -np.inf, np.nan, np.finfo(kind).max, np.finfo(kind).tiny, 0.5], kind)
+    rare = np.array(
+        [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, np.finfo(kind).max, np.finfo(kind).tiny, 0.5], kind
+    )
     usual = (rng.normal(size=shape) * 4).astype(kind)
     return np.where(rng.random(shape) < 0.3, rng.choice(rare, shape), usual)
 
@@ -85,7 +87,9 @@ class _Writer:
         self.trailing: tuple[int, ...] = self.random.choice(((), (), (), (3,), (2,), (2, 2)))
         names = ["a", "b", "c"][: self.random.choice((1, 1, 2, 3))]
         kinds = [np.dtype(self.random.choice(KINDS)) for _ in names]
-        self.inputs = tuple(Operand(name, kind, self.trailing) for name, kind in zip(names, kinds, strict=True))
+        self.inputs = tuple(
+            Operand(name, kind, self.trailing) for name, kind in zip(names, kinds, strict=True)
+        )
         self.variables = [(name, 2) for name in names]
         self.lines: list[str] = []
 
@@ -121,7 +125,11 @@ class _Writer:
             return f"{a} {choose(ARITHMETIC)} {b}", halo
         if kind == 4:
             number = choose(NUMBERS)
-            return (f"{a} {choose(ARITHMETIC)} {number}" if choose((0, 1)) else f"{number} {choose(ARITHMETIC)} {a}"), halo
+            return (
+                f"{a} {choose(ARITHMETIC)} {number}"
+                if choose((0, 1))
+                else f"{number} {choose(ARITHMETIC)} {a}"
+            ), halo
         if kind == 5:
             return f"{choose(UNARY)}({a})", halo
         if kind == 6:
@@ -129,12 +137,14 @@ class _Writer:
         if kind == 7:
             return f"{choose(CHOICES)}({a}, {choose((b, choose(NUMBERS)))}) + 0", halo
         if kind == 8:
-            return f"xp.where({a} {choose(COMPARISONS)} {choose((b, choose(NUMBERS)))}, {choose((a, b))}, {choose((b, choose(NUMBERS)))})", halo
+            condition = f"{a} {choose(COMPARISONS)} {choose((b, choose(NUMBERS)))}"
+            return f"xp.where({condition}, {choose((a, b))}, {choose((b, choose(NUMBERS)))})", halo
         if kind == 9:
             to = choose(KINDS)
             return f"{self.small(a)}.astype('{to}')", halo
         if kind == 10:
-            return f"({a} {choose(COMPARISONS)} {b}) {choose(BITS)} ({b} {choose(COMPARISONS)} {choose(NUMBERS)})", halo
+            one, other = f"{a} {choose(COMPARISONS)} {b}", f"{b} {choose(COMPARISONS)} {choose(NUMBERS)}"
+            return f"({one}) {choose(BITS)} ({other})", halo
         if kind == 11:
             return f"xp.clip({a}, {choose(('-1', '0', '0.5'))}, {choose(('2', '100', '3.5'))}) + 0", halo
         return choose((f"({a} + 0.0) ** {choose(POWERS)}", f"{a} ** 2")), halo
@@ -148,7 +158,10 @@ class _Writer:
             self.lines += [f"{name} = ({a}).copy()", f"{name} {choose(('+', '-', '*', '/'))}= {other}"]
         elif kind == 1:
             a, b, halo = self.pair()
-            self.lines += [f"{name} = xp.{choose(('zeros_like', 'empty_like'))}({a})", f"{name}[...] = {self.small(b)}"]
+            self.lines += [
+                f"{name} = xp.{choose(('zeros_like', 'empty_like'))}({a})",
+                f"{name}[...] = {self.small(b)}",
+            ]
         elif kind == 2 and len(self.trailing) == 1:
             a, halo = self.pick()
             count = self.trailing[0]
@@ -164,11 +177,16 @@ class _Writer:
             ))  # fmt: skip
             self.lines.append(f"{name} = {text}")
             if choose((0, 1)):
-                self.lines += [f"{name} = {name}.copy()", f"{name}[..., {at}] += {choose(('1', f'{name}[..., {other}]'))}"]
+                self.lines += [
+                    f"{name} = {name}.copy()",
+                    f"{name}[..., {at}] += {choose(('1', f'{name}[..., {other}]'))}",
+                ]
         elif kind == 3 and self.axes > 1:
             a, b, halo = self.pair()
             axis = self.random.randrange(self.axes)
-            self.lines.append(f"{name} = xp.moveaxis({a}, {axis}, 0) {choose(ARITHMETIC)} xp.moveaxis({b}, {axis}, 0)")
+            self.lines.append(
+                f"{name} = xp.moveaxis({a}, {axis}, 0) {choose(ARITHMETIC)} xp.moveaxis({b}, {axis}, 0)"
+            )
             self.lines.append(f"{name} = xp.moveaxis({name}, 0, {axis})")
         else:
             text, halo = self.expression()

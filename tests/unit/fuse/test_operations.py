@@ -1,8 +1,9 @@
 """Every operation of operations.cuh, on every dtype, against NumPy's.
 
-To the bit, but for three things that NumPy itself does in different ways on different processors: the sign of
-a zero that is the larger or smaller one of two zeros, what a float becomes that no integer of the dtype equals
-(here, only those of less than 64 bits wrap), and the last bits of functions such as exp, given as a tolerance.
+To the bit, but for three things that NumPy itself does in different ways on different processors: the sign
+of a zero that is the larger or smaller one of two zeros; what a float becomes that no integer of the dtype
+equals (here, finite ones wrap in integers of less than 64 bits, unless they are very large); and the last
+bits of functions such as exp, for which there is a tolerance.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from runner.system.compiler import Compiler
 KINDS = [np.dtype(kind) for kind in ("?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8")]
 APPROXIMATE = {
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "sin", "cos", "tan", "arcsin", "arccos",
-    "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "power", "float_power", "hypot", "arctan2",
+    "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh", "power", "float_power", "hypot",
+    "arctan2",
 }  # fmt: skip
 TOLERANCE = {2: 2e-3, 4: 1e-6, 8: 1e-14}  # relative, by bytes of the float
 ZEROS_ALIKE = {"maximum", "minimum", "fmax", "fmin"}
@@ -70,7 +72,9 @@ def values(kind: np.dtype) -> HostArray:
         rare = [0, -0.0, 1, -1, 2, -2, 0.5, -0.5, 3.7, -3.7, np.inf, -np.inf, np.nan, 1e-8, -7.25, 100, 255.5]
         random = np.random.default_rng(1).normal(size=15) * 5
         limits = np.finfo(kind)
-        return np.array([*rare, *random, limits.max, limits.min, limits.tiny, limits.smallest_subnormal], kind)
+        return np.array(
+            [*rare, *random, limits.max, limits.min, limits.tiny, limits.smallest_subnormal], kind
+        )
     limits = np.iinfo(kind)
     small = [n for n in (0, 1, -1, 2, -2, 3, -3, 5, 7, -7, 8, 31, 63, 64) if n >= limits.min]
     return np.array([*small, limits.max, limits.min, limits.max - 1, limits.min + 1], kind)
