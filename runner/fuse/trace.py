@@ -471,7 +471,7 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
     """Record one call of a ufunc."""
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = _within_range(inputs)
-    fixed = {} if dtype is None else {"signature": (*[None] * ufunc.nin, np.dtype(dtype))}
+    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
     kinds = ufunc.resolve_dtypes((*map(_weak, inputs), None), **fixed)
     values = []
     for value, kind in zip(inputs, kinds, strict=False):
@@ -753,11 +753,14 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 def _lengths(widths: Sequence[tuple[int, int]], near: int) -> tuple[Shape, Shape]:
     """Return own cells along each grid axis of two traces: so far apart that a length tells its axis, halo
-    included; few, as a function may make arrays of them; and some even, some odd."""
+    included; of one trace even, of the other odd; not too many, as a function may make arrays of them, but of
+    one trace as many as blocks have, if there are few axes."""
     apart, axes = 2 * near + 1, range(len(widths))
-    return (
-        tuple(MOST_COMPONENTS + near + 1 + axis * apart for axis in axes),
-        tuple(MOST_COMPONENTS + near + 4 + axis * (apart + 3) + len(widths) * apart for axis in axes),
+    least = MOST_COMPONENTS + near + 1
+    large = {1: 2000, 2: 2000, 3: 150}.get(len(axes), 0)
+    second = max(large, MOST_COMPONENTS) // 2 * 2 + near
+    return tuple(least + axis * apart for axis in axes), tuple(
+        second + 2 + axis * (apart + 2) for axis in axes
     )
 
 
@@ -776,7 +779,7 @@ def trace(
     of `out` and `xp` the function takes. names: of its results. declared: dtype and trailing axes of each
     result, for a function that fills `out`.
     """
-    near = NEAR + 2 * max((low + high for low, high in widths), default=0)
+    near = NEAR + max((low + high for low, high in widths), default=0)
     programs = [
         _trace_once(function, inputs, widths, parameters, services, names, declared, lengths, near)
         for lengths in _lengths(widths, near)

@@ -93,6 +93,29 @@ def test_random_functions_compile_to_what_they_compute(
             assert same(by_host, plain), f"the code of\n{one.text}on {kinds}, seed {first + number}"
 
 
+def rounds(a: HostArray, b: HostArray) -> HostArray:
+    return (a / (b - a * 3)).astype("f4").astype("f8") / 0.7
+
+
+def truncates(a: HostArray, b: HostArray) -> HostArray:
+    return (a - b).astype("i8").astype("f8") * -1.0 + (a / 64).astype("i4")
+
+
+def chooses(a: HostArray, b: HostArray) -> HostArray:
+    return np.where(a < b, (a * 0.1).astype("f4"), (b * 0.3).astype("f4")).astype("f8") * b
+
+
+@pytest.mark.parametrize("function", [rounds, truncates, chooses])
+def test_the_compiler_keeps_every_rounding(
+    compiler: Compiler, libraries: Path, function: Callable[..., Any]
+) -> None:
+    inputs = [Operand("a", np.dtype("f8")), Operand("b", np.dtype("f8"))]
+    kernel = build(trace(function, inputs, ((0, 0),), {}), compiler, libraries)
+    for size in (*range(1, 40), 1000):
+        blocks = list(np.random.default_rng(size).normal(size=(2, size)))
+        assert same(computed(kernel, blocks, ((0, 0),))[0], function(*blocks)), size
+
+
 # Several steps in one call
 
 
