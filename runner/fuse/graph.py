@@ -167,13 +167,15 @@ class Program:
             for axis in range(self.axes)
         )
 
+    def lines(self) -> list[str]:
+        """Return a line of text per node."""
+        number = {id(node): place for place, node in enumerate(self.nodes)}
+        return [f"%{number[id(node)]} = {_text(node, number)}" for node in self.nodes]
+
     def text(self) -> str:
         """Return the program as text, a line per node; equal for equal programs."""
         number = {id(node): place for place, node in enumerate(self.nodes)}
-        lines = [
-            *(f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs),
-            *(f"%{number[id(node)]} = {_text(node, number)}" for node in self.nodes),
-        ]
+        lines = [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
         for one, result in zip(self.outputs, self.results, strict=True):
             cells = " ".join(f"%{number[id(node)]}" for node in result)
             lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +25,11 @@ from runner.fuse.operations import HEADER, KERNELS, ctype, expression
 from runner.region import HostArray
 from runner.system.compiler import SECONDS, Compiler
 
-# None of these changes a bit of a result; -ffast-math would.
+# None of these changes a bit of a result, as -ffast-math would, or -fno-trapping-math: with it, GCC 12 makes
+# (double)(int64)x a trunc(x), which may be -0.0.
 FLAGS = (
     "-x", "c++", "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
-    "-fno-trapping-math", "-w", "-shared", "-fPIC",
+    "-w", "-shared", "-fPIC",
 )  # fmt: skip
 MOST_STEPS = 256  # of one call
 MANY_STEPS = 8  # of one call; more are hardly faster
@@ -114,16 +116,21 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
             return _load(path)
     key = hashlib.sha256("\0".join((text, compiler.path, compiler.version, *FLAGS)).encode())
     path = folder / f"{key.hexdigest()[:40]}.so"
-    if not _is_own(path, stat.S_ISREG):
-        temporary_path = folder / f"{path.stem}.{os.urandom(8).hex()}.partial"
-        try:
-            _compile(text, compiler, temporary_path)
-            temporary_path.chmod(0o700)
-            os.replace(temporary_path, path)  # of several ranks, the last one's: they are the same
-        except OSError as reason:
-            raise NotCompiled(f"cannot write {path}: {reason.strerror}") from reason
-        finally:
-            remove_path(temporary_path)
+    with suppress(OSError, NotCompiled):
+        if _is_own(path, stat.S_ISREG) and _is_whole(path.read_bytes()):
+            return _load(path)
+    made = folder / f"{path.stem}.{os.urandom(8).hex()}.partial"
+    try:
+        _compile(text, compiler, made)
+        made.chmod(0o700)
+        whole = made.read_bytes()
+        with made.open("ab") as file:
+            file.write(hashlib.sha256(whole).digest())
+        os.replace(made, path)  # of several ranks, the last one's: they are the same
+    except OSError as reason:
+        raise NotCompiled(f"cannot write {path}: {reason.strerror}") from reason
+    finally:
+        remove_path(made)
     return _load(path)
 
 
@@ -156,6 +163,11 @@ def _usable(folder: Path) -> bool:
         return _is_own(folder, stat.S_ISDIR) and os.access(folder, os.W_OK | os.X_OK)
     except OSError:
         return False
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether a library ends with its checksum: loading a truncated one may kill the process."""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
 
 
 def _is_own(path: Path, kind: object) -> bool:

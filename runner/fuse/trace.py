@@ -152,6 +152,11 @@ class Traced(NDArrayOperatorsMixin):
         self.shape, self.dtype = shape, dtype
         self._window = _Window(_Storage()) if window is None else window
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or not (name.startswith("_") or name in ("shape", "dtype")):
+            raise NotTraceable(f"sets .{name} of an array")
+        super().__setattr__(name, value)
+
     # What NumPy arrays have
 
     @property
@@ -470,7 +475,7 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
     """Record one call of a ufunc."""
     if ufunc.__name__ in COMPARISONS and dtype is None:
         inputs = _within_range(inputs)
-    fixed = {} if dtype is None else {"signature": (*[None] * ufunc.nin, np.dtype(dtype))}
+    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
     kinds = ufunc.resolve_dtypes((*map(_weak, inputs), None), **fixed)
     values = []
     for value, kind in zip(inputs, kinds, strict=False):
@@ -752,11 +757,14 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 def _lengths(widths: Sequence[tuple[int, int]], near: int) -> tuple[Shape, Shape]:
     """Return own cells along each grid axis of two traces: so far apart that a length tells its axis, halo
-    included; few, as a function may make arrays of them; and some even, some odd."""
+    included; of one trace even, of the other odd; not too many, as a function may make arrays of them, but of
+    one trace as many as blocks have, if there are few axes."""
     apart, axes = 2 * near + 1, range(len(widths))
-    return (
-        tuple(MOST_COMPONENTS + near + 1 + axis * apart for axis in axes),
-        tuple(MOST_COMPONENTS + near + 4 + axis * (apart + 3) + len(widths) * apart for axis in axes),
+    least = MOST_COMPONENTS + near + 1
+    large = {1: 2000, 2: 2000, 3: 150}.get(len(axes), 0)
+    second = max(large, MOST_COMPONENTS) // 2 * 2 + near
+    return tuple(least + axis * apart for axis in axes), tuple(
+        second + 2 + axis * (apart + 2) for axis in axes
     )
 
 
@@ -775,14 +783,28 @@ def trace(
     of `out` and `xp` the function takes. names: of its results. declared: dtype and trailing axes of each
     result, for a function that fills `out`.
     """
-    near = NEAR + 2 * max((low + high for low, high in widths), default=0)
+    near = NEAR + max((low + high for low, high in widths), default=0)
     programs = [
         _trace_once(function, inputs, widths, parameters, services, names, declared, lengths, near)
         for lengths in _lengths(widths, near)
     ]
     if programs[0].text() != programs[1].text():
-        raise NotTraceable("computes with the number of cells of its block")
+        reason = NotTraceable(
+            "computes with the number of cells of its block, or differs from one call to the next",
+            "a parameter",
+        )
+        reason.line = _first_difference(*programs)
+        raise reason
     return programs[0]
+
+
+def _first_difference(one: Program, other: Program) -> int:
+    """Return the line that computes with what differs between two programs first; 0 if none is known."""
+    for a, b, text, changed in zip(one.nodes, other.nodes, one.lines(), other.lines(), strict=False):
+        if text != changed:
+            users = (node for node in one.nodes if a in node.operands)
+            return a.line or b.line or next(users, a).line
+    return 0
 
 
 def _trace_once(
@@ -807,7 +829,7 @@ def _trace_once(
     try:
         with np.errstate(all="ignore"):
             returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
-        results = _results(returned, outs, names, lengths)
+        results = _results(recorder, returned, outs, names)
     except NotTraceable as reason:
         reason.line = _line_of(reason, function)
         raise
@@ -848,16 +870,20 @@ def _unwritten(recorder: _Recorder, one: Operand, lengths: Shape) -> Traced:
     return found
 
 
-def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], lengths: Shape) -> list[Traced]:
+def _results(
+    recorder: _Recorder, returned: Any, outs: Sequence[Traced], names: Sequence[str]
+) -> list[Traced]:
     if returned is None and outs:
         returned = tuple(outs)
     found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     if len(found) != len(names):
         raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
     for one in found:
+        if isinstance(one, Traced) and one._recorder is not recorder:
+            raise NotTraceable("keeps an array from one call to the next")
         if not isinstance(one, Traced):
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its block")
-        axes = len(lengths)
+        lengths, axes = recorder.lengths, len(recorder.lengths)
         if one._grid != (*range(axes), *(None,) * (one.ndim - axes)):
             raise NotTraceable("returns an array with other axes than its block")
         if one.shape[:axes] != lengths:

@@ -26,8 +26,8 @@ UNARY = ("xp.negative", "xp.absolute", "xp.square", "xp.sign", "xp.floor", "xp.c
 BINARY = ("xp.logical_and", "xp.logical_or", "xp.logical_xor", "xp.fmod", "xp.copysign", "xp.left_shift",
           "xp.right_shift", "xp.floor_divide", "xp.remainder", "xp.divide", "xp.subtract")  # fmt: skip
 CHOICES = ("xp.maximum", "xp.minimum", "xp.fmax", "xp.fmin")
-NUMBERS = ("0", "1", "2", "3", "-1", "7", "0.5", "-1.5", "1e-3", "0.1", "xp.float32(0.3)", "xp.int16(3)", "True",
-           "xp.float64(0.7)", "gain", "xp.uint8(200)", "100", "2**20", "xp.nan", "300")  # fmt: skip
+NUMBERS = ("0", "1", "2", "3", "-1", "7", "0.5", "-1.5", "1e-3", "0.1", "xp.float32(0.3)", "xp.int16(3)",
+           "True", "xp.float64(0.7)", "gain", "xp.uint8(200)", "100", "2**20", "xp.nan", "300")  # fmt: skip
 POWERS = ("2", "0.5", "-1")  # of floats; others are the platform's pow
 
 
@@ -137,18 +137,14 @@ class _Writer:
         if kind == 7:
             return f"{choose(CHOICES)}({a}, {choose((b, choose(NUMBERS)))}) + 0", halo
         if kind == 8:
-            return (
-                f"xp.where({a} {choose(COMPARISONS)} {choose((b, choose(NUMBERS)))}, {choose((a, b))}, {choose((b, choose(NUMBERS)))})",
-                halo,
-            )
+            condition = f"{a} {choose(COMPARISONS)} {choose((b, choose(NUMBERS)))}"
+            return f"xp.where({condition}, {choose((a, b))}, {choose((b, choose(NUMBERS)))})", halo
         if kind == 9:
             to = choose(KINDS)
             return f"{self.small(a)}.astype('{to}')", halo
         if kind == 10:
-            return (
-                f"({a} {choose(COMPARISONS)} {b}) {choose(BITS)} ({b} {choose(COMPARISONS)} {choose(NUMBERS)})",
-                halo,
-            )
+            one, other = f"{a} {choose(COMPARISONS)} {b}", f"{b} {choose(COMPARISONS)} {choose(NUMBERS)}"
+            return f"({one}) {choose(BITS)} ({other})", halo
         if kind == 11:
             return f"xp.clip({a}, {choose(('-1', '0', '0.5'))}, {choose(('2', '100', '3.5'))}) + 0", halo
         return choose((f"({a} + 0.0) ** {choose(POWERS)}", f"{a} ** 2")), halo
