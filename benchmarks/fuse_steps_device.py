@@ -243,7 +243,7 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
                     **asdict(one.tuning),
                     "registers": function.num_regs,
                     "local_bytes": function.local_size_bytes,
-                    "height": launch.values[3],
+                    "height": launch.values[0],
                     "seconds": time_,
                     "bytes_per_second": rate,
                     "of_copy": rate / copy,

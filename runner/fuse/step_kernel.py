@@ -1,7 +1,8 @@
 """One CUDA kernel for several time steps of a program: what is between two steps stays on chip.
 
 The program's outputs feed its inputs. A fed input's cells are read once and written once for all steps; the
-cells beyond the array are filled before each step, as the boundary says. kernels/steps_2d.cuh says how.
+cells beyond the array are filled before each step, as the boundary says. kernels/steps_2d.cuh and steps_3d.cuh
+say how.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ WIDEST_READ = 4  # cells beside the own one along an axis
 REGISTERS = 200  # of a thread, for the state and what is computed from it
 PROCESSORS = 132  # that warps are spread over when their rows are chosen
 VECTOR_BYTES = 16
+SHARED_BYTES = 227 * 1024
 
 Plane = tuple[int, int]  # an input and one of its components
 
@@ -35,13 +38,15 @@ class NotFusable(Exception):
 class Tuning:
     """Choices that change the speed and not the results.
 
-    columns: of a lane; a power of two. warps: of a block. ahead: rows that are asked for before they are
-    used. blocks: that a processor holds at least, which limits the registers. rows: that a warp computes; 0:
-    as many as give each processor `resident` warps. vectors: whether blocks are read by vectors, which needs
-    blocks that `takes_vectors` allows.
+    columns: of a lane; a power of two. lane_rows: of a lane, over three axes. warps: of a block. ahead: rows
+    (over three axes, planes) that are asked for before they are used. blocks: that a processor holds at
+    least, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as give each
+    processor `resident` warps. vectors: whether blocks are read by vectors, which needs blocks that
+    `takes_vectors` allows.
     """
 
     columns: int = 4
+    lane_rows: int = 2
     warps: int = 4
     ahead: int = 1
     blocks: int = 1
@@ -72,7 +77,7 @@ class StepKernel:
 
     source: includes files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells that
     are read on each side, per axis of the kernel. margin: columns on each side of a tile that another tile
-    computes; valid: columns between them. shared: bytes of shared memory of a block. registers: of a thread,
+    computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of shared memory of a block. registers: of a thread,
     estimated. wraps: whether the boundary does.
     """
 
@@ -86,6 +91,7 @@ class StepKernel:
     radius: tuple[int, ...]
     margin: int
     valid: int
+    valid_rows: int
     shared: int
     registers: int
     wraps: bool
@@ -115,8 +121,19 @@ class _Layout:
 
     @property
     def widest(self) -> int:
-        """Return the bytes of the state's largest elements."""
-        return max(self.operand(one).dtype.itemsize for one in self.state)
+        """Return the bytes of the largest elements in memory."""
+        return max(self.operand(one).dtype.itemsize for one in (*self.state, *self.fixed))
+
+    @property
+    def lag(self) -> int:
+        """Return how far behind a level the next one is, along axis 0. What is read of another warp's rows in
+        other planes has to be one plane older."""
+        slanting = any(one.offset[0] and one.offset[1] for one in self.program.loads)
+        return self.radius[0] + (self.program.axes == 3 and slanting)
+
+    def reads_beside(self, plane: Plane) -> bool:
+        """Return whether a plane of the state is read along the middle one of three axes."""
+        return any((one.input, one.component) == plane and one.offset[1] for one in self.program.loads)
 
     @cached_property
     def radius(self) -> tuple[int, ...]:
@@ -138,16 +155,15 @@ class _Layout:
 
     def registers(self, steps: int, tuning: Tuning) -> int:
         """Return about how many registers a thread takes."""
-        rows = self.radius[0] if self.program.axes > 1 else 0
-        columns = tuning.columns
+        streamed = self.program.axes > 1
+        cells = tuning.columns * (tuning.lane_rows if self.program.axes == 3 else 1)
+        lag = self.lag if streamed else 0
         state = sum(
-            (steps * (rows + self.reach(place, 0) * (self.program.axes > 1)) + tuning.ahead + 1)
-            * columns
-            * self._words(place)
+            (steps * (lag + self.reach(place, 0) * streamed) + tuning.ahead + 1) * cells * self._words(place)
             for place, _ in self.state
         )
         widest = max((node.dtype.itemsize + 3) // 4 for node in self.program.nodes)
-        return 32 + state + 2 * columns * widest
+        return 32 + state + 2 * cells * widest
 
     def _words(self, place: int) -> int:
         return (self.program.inputs[place].dtype.itemsize + 3) // 4
@@ -193,34 +209,65 @@ def build(
     feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job.
     """
     layout, chosen = _layout(program, feeds), tuning or Tuning()
-    radius = layout.radius if program.axes == 2 else (0, *layout.radius)
+    radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = _margin(layout, steps, chosen)
     tile = LANES * chosen.columns
     if 2 * margin >= tile:
         raise NotFusable(f"{steps} steps need {margin} columns on each side of a tile of {tile}")
     vector = _vector(layout.widest, chosen.columns) if chosen.vectors else 1
-    if vector > 1 and any(layout.operand(one).components > 1 for one in layout.state):
+    if vector > 1 and any(layout.operand(one).components > 1 for one in (*layout.state, *layout.fixed)):
         raise NotFusable("has components, which vectors do not hold apart")
     name = f"take_{steps}_steps"
     constants = {
         "K": steps,
         "C": chosen.columns,
-        "RY": radius[0],
-        "RX": radius[1],
+        "RY": radius[-2],
+        "RX": radius[-1],
         "MARGIN": margin,
         "WARPS": chosen.warps,
         "AHEAD": chosen.ahead,
         "VECTOR": vector,
-        "WIDEST": layout.widest,
         "BLOCKS": chosen.blocks,
-        "BEYOND": layout.beyond,
+        **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
     }
+    valid_rows = 1
+    if program.axes == 3:
+        valid_rows = chosen.warps * chosen.lane_rows - 2 * steps * radius[1]
+        if valid_rows <= 0:
+            raise NotFusable(f"{steps} steps need more than {chosen.warps * chosen.lane_rows} rows of a tile")
+        more, shared = _three_axes(layout, steps, chosen)
+        constants |= more
+    else:
+        constants |= {"BEYOND": layout.beyond, "WIDEST": layout.widest}
+        shared = chosen.warps * tile * layout.widest if vector == 1 else 0
     return StepKernel(
         program, layout.feeds, steps, chosen, _source(layout, boundary, cval, name, constants), name,
-        LANES * chosen.warps, radius, margin, tile - 2 * margin,
-        chosen.warps * tile * layout.widest if vector == 1 else 0, layout.registers(steps, chosen),
-        boundary == "wrap",
+        LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
+        shared, layout.registers(steps, chosen), boundary == "wrap",
     )  # fmt: skip
+
+
+def _three_axes(layout: _Layout, steps: int, tuning: Tuning) -> tuple[dict[str, int], int]:
+    """Return constants of kernels/steps_3d.cuh, and the bytes of its shared memory."""
+    slanting = layout.lag > layout.radius[0]
+    kept = layout.radius[0] + layout.lag + 1 if slanting else layout.lag + 1
+    slots = math.ceil((layout.radius[0] + layout.lag + 1) / kept) * kept
+    constants = {
+        "H": tuning.lane_rows,
+        "RZ": layout.radius[0],
+        "LAG": layout.lag,
+        "KEPT": kept,
+        "SLOTS": slots,
+    }
+    cells = tuning.warps * tuning.lane_rows * LANES * tuning.columns
+    total = 0
+    for number, plane in enumerate(layout.state):
+        beside = layout.reads_beside(plane)
+        constants[f"SHARED{number}"] = total if beside else -1
+        total += steps * kept * cells * layout.operand(plane).dtype.itemsize if beside else 0
+    if total > SHARED_BYTES:
+        raise NotFusable(f"{steps} steps need {total} bytes of shared memory")
+    return constants, total
 
 
 def arguments(
@@ -235,27 +282,34 @@ def arguments(
     tuning = kernel.tuning
     if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
         raise ValueError("blocks whose rows do not begin where a vector may")
-    y, x = axes if len(axes) == 2 else (Axis(1, 0, 1), *axes)
+    *_, y, x = axes if len(axes) > 1 else (Axis(1, 0, 1), *axes)
     tiles = math.ceil(x.own / kernel.valid)
-    inside = [_inside(kernel, x, tile) for tile in range(tiles)]
-    low = inside.index(True) if True in inside else tiles
-    high = inside[::-1].index(True) if True in inside else 0
-    height = tuning.rows or _height(kernel, tiles, y.own)
-    shorter = max(math.ceil(height / 2), 1) if low + high < tiles else height
-    warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
-    grid = (math.ceil(warps / tuning.warps), 1, 1)
-    values = [low, high, tiles, height, shorter, *(number for axis in (x, y) for number in _numbers(axis))]
+    if len(axes) == 3:
+        tall = math.ceil(y.own / kernel.valid_rows)
+        height = tuning.rows or _height(kernel, tiles * tall * tuning.warps, axes[0].own)
+        grid = (tiles, tall, math.ceil(axes[0].own / height))
+        values = [height, *_numbers(axes[0])]
+    else:
+        inside = [_inside(kernel, x, tile) for tile in range(tiles)]
+        low = inside.index(True) if True in inside else tiles
+        high = inside[::-1].index(True) if True in inside else 0
+        height = tuning.rows or _height(kernel, tiles, y.own)
+        shorter = max(math.ceil(height / 2), 1) if low + high < tiles else height
+        warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
+        grid = (math.ceil(warps / tuning.warps), 1, 1)
+        values = [height, low, high, tiles, shorter]
+    values += [number for axis in (x, y) for number in _numbers(axis)]
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]
         for array in (inputs[place], out):
-            values += [_address(array, component), _pitch(array, len(axes))]
+            values += [_address(array, component), *_pitches(array, len(axes))]
     for place, component in layout.fixed:
-        values += [_address(inputs[place], component), _pitch(inputs[place], len(axes))]
+        values += [_address(inputs[place], component), *_pitches(inputs[place], len(axes))]
     return Launch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 
 def _layout(program: Program, feeds: Sequence[int | None]) -> _Layout:
-    if not 1 <= program.axes <= 2:
+    if not 1 <= program.axes <= 3:
         raise NotFusable(f"has {program.axes} axes")
     fed = [place for place in feeds if place is not None]
     if len(fed) < len(feeds):
@@ -307,64 +361,56 @@ def _address(array: Array, component: int = 0) -> int:
     return int(interface["data"][0]) + component * int(array.dtype.itemsize)
 
 
-def _pitch(array: Array, axes: int) -> int:
-    return int(array.strides[0] // array.dtype.itemsize) if axes > 1 else 0
+def _pitches(array: Array, axes: int) -> tuple[int, ...]:
+    """Return the elements between planes and between rows."""
+    if axes == 1:
+        return (0,)
+    return tuple(int(step // array.dtype.itemsize) for step in array.strides[: axes - 1])
 
 
 def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: dict[str, int]) -> str:
-    """Return the whole text of a kernel."""
-    defined = [f"#define {one} {value}" for one, value in constants.items()]
-    defined.append(f"#define BOUNDARY {boundary.upper()}")
-    planes, fields, given = (
-        [],
-        [],
-        [
-            "low_tiles",
-            "high_tiles",
-            "tiles",
-            "height",
-            "edge_height",
-            *(f"{a}_{n}" for a in "xy" for n in range(5)),
-        ],
-    )
-    values = ["{int(x_0), int(x_1), int(x_2), int(x_3), int(x_4)}"]
-    values += [values[0].replace("x", "y"), *(f"int({one})" for one in given[:5])]
+    """Return the whole text of a kernel. constants: what kernels/*.cuh expect to be defined."""
+    three = layout.program.axes == 3
+    numbers = ["height"] if three else ["height", "low_tiles", "high_tiles", "tiles", "edge_height"]
+    axes = "zxy" if three else "xy"
+    pitches = ["planes", "pitch"] if three else ["pitch"]
+    planes, fields = [], []  # fields: C++ type and name of each argument of 64 bits
     for number, plane in enumerate(layout.state):
-        operand = layout.operand(plane)
-        kind = ctype(operand.dtype)
+        kind, operand = ctype(layout.operand(plane).dtype), layout.operand(plane)
         planes.append(f"X({number}, {kind}, {literal(_cast(cval, operand.dtype), operand.dtype)})")
-        fields.append(f"const {kind}* in{number}; int64 in_pitch{number};")
-        fields.append(f"{kind}* out{number}; int64 out_pitch{number};")
-        given += [f"in{number}", f"in_pitch{number}", f"out{number}", f"out_pitch{number}"]
-        values += [f"reinterpret_cast<const {kind}*>(in{number})", f"in_pitch{number}"]
-        values += [f"reinterpret_cast<{kind}*>(out{number})", f"out_pitch{number}"]
-        defined.append(f"#define STRIDE{number} {operand.components}")
+        for side, pointer in (("in", f"const {kind}*"), ("out", f"{kind}*")):
+            fields += [(pointer, f"{side}{number}"), *(("int64", f"{side}_{one}{number}") for one in pitches)]
     for number, plane in enumerate(layout.fixed):
-        kind = ctype(layout.operand(plane).dtype)
-        fields.append(f"const {kind}* fixed{number}; int64 fixed_pitch{number};")
-        given += [f"fixed{number}", f"fixed_pitch{number}"]
-        values += [f"reinterpret_cast<const {kind}*>(fixed{number})", f"fixed_pitch{number}"]
-    bounds = f"__launch_bounds__({LANES} * WARPS, BLOCKS)"
+        fields.append((f"const {ctype(layout.operand(plane).dtype)}*", f"fixed{number}"))
+        fields += [("int64", f"fixed_{one}{number}") for one in pitches]
+    given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
+    values = [f"int({one})" for one in numbers]
+    values += [f"{{{', '.join(f'int({axis}{n})' for n in range(5))}}}" for axis in axes]
+    values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
+    signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
+    template = "int LEVEL" if three else "bool EDGE, int LEVEL"
+    state = "const Planes& planes" if three else "const Rows& rows"
     return "\n".join(
         [
-            *defined,
+            *(f"#define {one} {value}" for one, value in constants.items()),
+            f"#define BOUNDARY {boundary.upper()}",
             f"#define PLANES(X) {' '.join(planes)}",
             '#include "operations.cuh"',
             '#include "steps.cuh"',
             "namespace steps {",
-            "struct Arguments { Axis x, y; int low_tiles, high_tiles, tiles, height, edge_height;",
-            *fields,
+            f"struct Arguments {{ int {', '.join(numbers)}; Axis {', '.join(axes)};",
+            *(f"    {kind} {one};" for kind, one in fields),
             "};",
             "}",
-            '#include "steps_2d.cuh"',
+            f'#include "steps_{3 if three else 2}d.cuh"',
             "namespace steps {",
-            "template <bool EDGE, int LEVEL>",
-            "INLINE void compute(const Rows& rows, int here, const Place& at, Row& out) {",
-            *_body(layout, constants["C"], cval),
+            f"template <{template}>",
+            f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
+            *_body(layout, constants, cval),
             "}",
             "}",
-            f'extern "C" __global__ void {bounds}',
-            f"{name}({', '.join(f'int64 {one}' for one in given)}) {{",
+            f'extern "C" __global__ void __launch_bounds__({LANES} * WARPS, BLOCKS)',
+            f"{name}({signature}) {{",
             f"    steps::run(steps::Arguments{{{', '.join(values)}}});",
             "}",
             "",
@@ -381,16 +427,18 @@ def _cast(cval: float, dtype: np.dtype[Any]) -> Any:
 
 @dataclass
 class _Writer:
-    """Writes the statements that compute nodes, each node once."""
+    """Writes the statements that compute nodes, each node once. columns, rows: of a lane."""
 
     layout: _Layout
     columns: int
+    rows: int
     cval: float
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
         self._names: dict[int, str] = {}
         self._reads: dict[int, tuple[int, int] | None] = {}
+        self._lines_of_memory: set[str] = set()
 
     def name(self, wanted: Node) -> str:
         """Return the variable that holds a node, after the statements that compute it."""
@@ -428,18 +476,36 @@ class _Writer:
         return self.layout.program.graph.shifted([node], (*far, shift))[0]
 
     def _load(self, node: Node) -> str:
-        *rows, column = node.offset
-        row = rows[0] if rows else 0
+        *others, column = node.offset
+        first, *middle = others or [0]
         plane = (node.input, node.component)
+        operand = self.layout.operand(plane)
+        kind, constant = ctype(operand.dtype), literal(_cast(self.cval, operand.dtype), operand.dtype)
         if plane in self.layout.state:
             number = self.layout.state.index(plane)
-            return f"rows.w{number}[LEVEL - 1][modulo(here + {row}, SLOTS)][{column}]"
-        number, operand = self.layout.fixed.index(plane), self.layout.operand(plane)
-        constant = literal(_cast(self.cval, operand.dtype), operand.dtype)
-        return (
-            f"fixed<EDGE>(at.all.fixed{number}, at.all.fixed_pitch{number}, {operand.components}, at, "
-            f"{row}, {column}, {constant})"
-        )
+            if not middle:
+                return f"rows.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{column}]"
+            if 0 <= middle[0] < self.rows:
+                cell = middle[0] * self.columns + column
+                return f"planes.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{cell}]"
+            line = self._line(f"b{number}", others)
+            text = f"beside<LEVEL, {kind}>(at, SHARED{number}, here, {first}, {middle[0]}, {constant})"
+        else:
+            number = self.layout.fixed.index(plane)
+            line = self._line(f"f{number}", others)
+            given = ["fixed", *(["fixed_planes"] if middle else []), "fixed_pitch"]
+            pointers = ", ".join(f"at.all.{one}{number}" for one in given)
+            away = ", ".join(map(str, others or [0]))
+            text = (
+                f"fixed{'' if middle else '<EDGE>'}({pointers}, {operand.components}, at, {away}, {constant})"
+            )
+        if line not in self._lines_of_memory:
+            self._lines_of_memory.add(line)
+            self.lines.append(f"    const Lane<{kind}> {line} = {text};")
+        return f"{line}.v[{column}]"
+
+    def _line(self, start: str, others: Sequence[int]) -> str:
+        return "_".join([start, *(f"{'m' if one < 0 else 'p'}{abs(one)}" for one in others)])
 
 
 def node_reads(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
@@ -460,17 +526,18 @@ def node_reads(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[in
     return known[id(node)]
 
 
-def _body(layout: _Layout, columns: int, cval: float) -> list[str]:
-    """Return the statements that compute the columns of a lane in one row of all planes."""
+def _body(layout: _Layout, constants: dict[str, int], cval: float) -> list[str]:
+    """Return the statements that compute a lane's cells of all planes."""
     program = layout.program
-    writer = _Writer(layout, columns, cval)
+    rows, columns = constants.get("H", 1), constants["C"]
+    writer = _Writer(layout, columns, rows, cval)
     ends = []
-    for column in range(columns):
-        shift = (*(0,) * (program.axes - 1), column)
+    for row, column in product(range(rows), range(columns)):
+        shift = {1: (column,), 2: (0, column), 3: (0, row, column)}[program.axes]
         for place, result in zip(layout.feeds, program.results, strict=True):
             for component, node in enumerate(program.graph.shifted(result, shift)):
                 number = layout.state.index((place, component))
-                ends.append(f"    out.w{number}[{column}] = {writer.name(node)};")
+                ends.append(f"    out.w{number}[{row * columns + column}] = {writer.name(node)};")
     return writer.lines + ends
 
 

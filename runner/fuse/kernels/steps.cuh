@@ -108,14 +108,46 @@ template <typename T> INLINE T from_right(T value) {
 #endif
 }
 
-template <typename T> INLINE T pick(const T (&row)[C], int slot) {
+template <typename T> INLINE T pick(const T* row, int slot) {
     T value = row[0];
     UNROLL for (int c = 1; c < C; ++c) value = slot == c ? row[c] : value;
     return value;
 }
 
+// C columns side by side, of one lane; and as many of them as one access takes.
+template <typename T> struct Lane { T v[C]; };
+template <typename T> struct alignas(sizeof(T) * VECTOR) Vector { T item[VECTOR]; };
+template <typename T> INLINE void read(T* into, const T* from) {
+    UNROLL for (int v = 0; v < C / VECTOR; ++v) {
+        const Vector<T> one = reinterpret_cast<const Vector<T>*>(from)[v];
+        UNROLL for (int i = 0; i < VECTOR; ++i) into[v * VECTOR + i] = one.item[i];
+    }
+}
+template <typename T> INLINE void write(T* into, const T* from, int v) {
+    Vector<T> one;
+    UNROLL for (int i = 0; i < VECTOR; ++i) one.item[i] = from[v * VECTOR + i];
+    reinterpret_cast<Vector<T>*>(into)[v] = one;
+}
+
+// Replace the rows (or planes) beyond the array, of those around `place` in a ring whose slot `here` holds it.
+template <int R, int SIZE, int CELLS, typename T>
+INLINE void fill_ring(T (&ring)[SIZE][CELLS], const Axis& axis, int place, int here, T constant) {
+    UNROLL for (int d = -R; d <= R; ++d) {
+        if (d == 0 || !axis.beyond(place + d)) continue;
+        T(&target)[CELLS] = ring[modulo(here + d, SIZE)];
+        if (BOUNDARY == CONSTANT) {
+            UNROLL for (int c = 0; c < CELLS; ++c) target[c] = constant;
+            continue;
+        }
+        const int from = axis.source(place + d) - place;
+        UNROLL for (int e = -R; e <= R; ++e)
+            if (e != d && from == e)
+                UNROLL for (int c = 0; c < CELLS; ++c) target[c] = ring[modulo(here + e, SIZE)][c];
+    }
+}
+
 // Fill the columns beyond the array, as far as they are read, of a row of a tile that starts at column `x0`.
-template <typename T> INLINE void fill_columns(T (&row)[C], const Axis& x, int x0, T constant) {
+template <typename T> INLINE void fill_columns(T* row, const Axis& x, int x0, T constant) {
     const int lane = threadIdx.x % LANES;
     UNROLL for (int side = 0; side < 2; ++side) {
         UNROLL for (int m = 1; m <= RX; ++m) {

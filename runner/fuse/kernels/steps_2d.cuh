@@ -32,21 +32,25 @@ struct Place {
     int column, row;
 };
 
-template <typename T> struct alignas(sizeof(T) * VECTOR) Vector { T item[VECTOR]; };
-
-// An input that no output feeds, at (dy, x) from the row and the lane's first column.
+// The lane's columns of an input that no output feeds, dy rows away.
 template <bool EDGE, typename T>
-INLINE T fixed(const T* cell, int64 pitch, int stride, const Place& at, int dy, int x, T constant) {
+INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, int dy, T constant) {
     const Axis &rows = at.all.y, &columns = at.all.x;
-    int row = at.row + dy, column = at.column + x;
-    if (EDGE) {
-        if (BOUNDARY == CONSTANT && (rows.beyond(row) || columns.beyond(column))) return constant;
-        row = rows.memory(row);
-        column = columns.memory(column);
+    const int row = at.row + dy;
+    Lane<T> found;
+    if constexpr (EDGE) {
+        const T* line = cell + rows.memory(row) * pitch;
+        UNROLL for (int c = 0; c < C; ++c) {
+            const int column = at.column + c;
+            const bool beyond = BOUNDARY == CONSTANT && (rows.beyond(row) || columns.beyond(column));
+            found.v[c] = beyond ? constant : line[int64(columns.memory(column)) * stride];
+        }
     } else {
-        row = rows.clamped(row);
+        const T* line = cell + rows.clamped(row) * pitch + int64(at.column) * stride;
+        if constexpr (VECTOR > 1) read(found.v, line);
+        else UNROLL for (int c = 0; c < C; ++c) found.v[c] = line[c * stride];
     }
-    return cell[row * pitch + int64(column) * stride];
+    return found;
 }
 
 // Read a row of level 0. Inside the array and without vectors, a lane has every 32nd column.
@@ -65,11 +69,7 @@ INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Pla
     } else {
         const T* row = cell + rows.clamped(at.row) * pitch;
         if constexpr (VECTOR > 1) {
-            const auto* vectors = reinterpret_cast<const Vector<T>*>(row + at.column);
-            UNROLL for (int v = 0; v < C / VECTOR; ++v) {
-                const Vector<T> one = vectors[v];
-                UNROLL for (int i = 0; i < VECTOR; ++i) into[v * VECTOR + i] = one.item[i];
-            }
+            read(into, row + at.column);
         } else {
             const T* first = row + int64(x0 + int(threadIdx.x % LANES)) * stride;
             UNROLL for (int c = 0; c < C; ++c) into[c] = first[c * LANES * stride];
@@ -106,12 +106,9 @@ INLINE void store(T (&row)[C], T* cell, int64 pitch, int stride, const Place& at
                 line[int64(column) * stride] = row[c];
         }
     } else if constexpr (VECTOR > 1) {
-        auto* vectors = reinterpret_cast<Vector<T>*>(line + at.column);
         UNROLL for (int v = 0; v < C / VECTOR; ++v) {
             const int place = lane * C + v * VECTOR;
-            Vector<T> one;
-            UNROLL for (int i = 0; i < VECTOR; ++i) one.item[i] = row[v * VECTOR + i];
-            if (place >= MARGIN && place < TILE - MARGIN) vectors[v] = one;
+            if (place >= MARGIN && place < TILE - MARGIN) write(line + at.column, row, v);
         }
     } else {
         spread(row, memory);
@@ -120,23 +117,6 @@ INLINE void store(T (&row)[C], T* cell, int64 pitch, int stride, const Place& at
             const int place = c * LANES + lane;
             if (place >= MARGIN && place < TILE - MARGIN) first[c * LANES * stride] = row[c];
         }
-    }
-}
-
-// Replace the rows beyond the array, of those around `row` in a ring whose slot `here` holds it.
-template <typename T>
-INLINE void fill_rows(T (&ring)[SLOTS][C], const Axis& y, int row, int here, T constant) {
-    UNROLL for (int d = -RY; d <= RY; ++d) {
-        if (d == 0 || !y.beyond(row + d)) continue;
-        T(&target)[C] = ring[modulo(here + d, SLOTS)];
-        if (BOUNDARY == CONSTANT) {
-            UNROLL for (int c = 0; c < C; ++c) target[c] = constant;
-            continue;
-        }
-        const int from = y.source(row + d) - row;
-        UNROLL for (int e = -RY; e <= RY; ++e)
-            if (e != d && from == e)
-                UNROLL for (int c = 0; c < C; ++c) target[c] = ring[modulo(here + e, SLOTS)][c];
     }
 }
 
@@ -163,7 +143,7 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         Row out;
         if constexpr (EDGE && LEVEL > 1 && RY > 0 && BOUNDARY != WRAP) {
             if (!at.all.y.beyond(at.row) && (at.all.y.beyond(at.row - RY) || at.all.y.beyond(at.row + RY))) {
-#define X(n, T, constant) fill_rows(rows.w##n[LEVEL - 1], at.all.y, at.row, here, T(constant));
+#define X(n, T, constant) fill_ring<RY>(rows.w##n[LEVEL - 1], at.all.y, at.row, here, T(constant));
                 PLANES(X)
 #undef X
             }

@@ -96,6 +96,32 @@ def line(u: Any) -> Any:
     return u[1:-1] + 0.25 * (u[:-2] - 2 * u[1:-1] + u[2:])
 
 
+def cube(u: Any) -> Any:
+    centre = u[1:-1, 1:-1, 1:-1]
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    return centre + 0.1 * (sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * centre)
+
+
+def slanting(u: Any) -> Any:
+    """Read corners of the cube around a cell."""
+    near = u[:-2, 2:, :-2] - u[2:, :-2, 1:-1] + 0.5 * u[2:, 2:, 2:]
+    return 0.25 * (near + u[1:-1, :-2, 2:] - u[:-2, :-2, 1:-1]) + 0.5 * u[1:-1, 1:-1, 1:-1]
+
+
+def materials(u: Any, rate: Any) -> Any:
+    """Read coefficients of the neighbours along each axis."""
+    centre, own = u[1:-1, 1:-1, 1:-1], rate[1:-1, 1:-1, 1:-1]
+    z = (rate[2:, 1:-1, 1:-1] + own) * (u[2:, 1:-1, 1:-1] - centre)
+    y = (rate[1:-1, :-2, 1:-1] + own) * (u[1:-1, :-2, 1:-1] - centre)
+    x = (rate[1:-1, 1:-1, 2:] + own) * (u[1:-1, 1:-1, 2:] - centre)
+    return centre + 0.1 * (z + y + x)
+
+
+def wave3d(now: Any, before: Any) -> Any:
+    after = cube(now) * 2 - before[1:-1, 1:-1, 1:-1]
+    return after, now[1:-1, 1:-1, 1:-1]
+
+
 @dataclass(frozen=True)
 class Case:
     """A function of inputs. width: of the halo. feeds: of each output, the number of an input."""
@@ -132,6 +158,11 @@ CASES = {
     "still": Case(still, ("f4", "f4")),
     "vectors": Case(vectors, ("f4",), trailing=(2,)),
     "line": Case(line, ("f4",), axes=1),
+    "cube": Case(cube, ("f4",), axes=3),
+    "cube f8": Case(cube, ("f8",), axes=3),
+    "slanting": Case(slanting, ("f4",), axes=3),
+    "materials": Case(materials, ("f4", "f4"), axes=3),
+    "wave3d": Case(wave3d, ("f4", "f4"), feeds=(0, 1), axes=3),
 }
 
 
@@ -161,7 +192,7 @@ def expected(case: Case, inputs: Sequence[Any], boundary: str, cval: float, step
 
 @cache
 def _library(folder: Path, source: str) -> ctypes.CDLL:
-    name = source.split("take_")[1].split("(", maxsplit=1)[0]
+    name = source.split("take_")[1].split("(")[0]
     values = source.split(f"take_{name}(")[1].split(")", maxsplit=1)[0].split(",")
     given = ", ".join(f"values[{place}]" for place in range(len(values)))
     text = f"""#include "{SHIM}"
@@ -270,7 +301,7 @@ def check(
     run(folder, kernel, views, [block[inner] for block, inner in results], axes)
     for place, (block, inner) in zip(case.feeds, results, strict=True):
         got, want = block[inner].copy(), wanted[place][tuple(own)]
-        wrong = np.argwhere((bits(got) != bits(want)).reshape(want.shape + (-1,)).any(-1))
+        wrong = np.argwhere((bits(got) != bits(want)).reshape((*want.shape, -1)).any(-1))
         assert not len(wrong), (len(wrong), wrong[:4], wrong[-4:])
         block[inner] = 77
         assert (block == 77).all(), "cells beside the own ones were written"
@@ -279,15 +310,18 @@ def check(
 def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tuple[Case, StepKernel, float]:
     case = CASES[name]
     cval = 1 if name == "life" else 0.3
-    tuning = Tuning(2, 2, 1, rows=9) if not vectors else Tuning(4, 1, 2, rows=9, vectors=True)
+    tuning = Tuning(2, 2, 2, 1, rows=9) if not vectors else Tuning(4, 1, 1, 2, rows=9, vectors=True)
+    if case.axes == 3:
+        tuning = Tuning(1, 3, 4, 1, rows=7) if not vectors else Tuning(2, 2, 6, 2, rows=7, vectors=True)
     return case, build(case.program(), case.feeds, boundary, cval, steps, tuning), cval
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("name", CASES)
 def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> None:
-    case, kernel, cval = made(name, boundary, {"far": 3, "gray_scott": 2}.get(name, 4))
-    for shape in [(5, 3), (31, 133)]:
+    steps = 3 if name == "far" or CASES[name].axes == 3 else 2 if name == "gray_scott" else 4
+    case, kernel, cval = made(name, boundary, steps)
+    for shape in [(5, 3), (31, 133)] if case.axes < 3 else [(2, 5, 3), (17, 19, 55)]:
         check(libraries, case, kernel, boundary, cval, shape[-case.axes :])
 
 
@@ -311,12 +345,27 @@ def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, librari
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", ["heat", "heat f8", "gray_scott", "life"])
+@pytest.mark.parametrize("name", ["cube", "materials", "slanting"])
+def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries: Path) -> None:
+    case, kernel, cval = made(name, boundary, 3)
+    shape = (20, 23, 60)
+    for parts in [
+        (Part(0, 7), Part(0, 23), Part(0, 60)),
+        (Part(7, 20), Part(4, 14), Part(0, 60)),
+        (Part(0, 20), Part(14, 23), Part(30, 60)),
+        (Part(7, 14), Part(0, 9), Part(9, 47)),
+    ]:
+        check(libraries, case, kernel, boundary, cval, shape, parts)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("name", ["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])
 def test_vectors_change_nothing(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3, True)
-    for shape in [(7, 9), (29, 371)]:
+    for shape in [(7, 9), (29, 371)] if case.axes == 2 else [(3, 7, 9), (13, 17, 130)]:
         check(libraries, case, kernel, boundary, cval, shape, aligned=True)
-    check(libraries, case, kernel, boundary, cval, (45, 400), [Part(14, 29), Part(40, 360)], aligned=True)
+    parts = [Part(3, 9), Part(14, 29), Part(40, 360)][-case.axes :]
+    check(libraries, case, kernel, boundary, cval, (12, 45, 400)[-case.axes :], parts, aligned=True)
 
 
 def test_vectors_need_aligned_rows() -> None:
@@ -372,7 +421,7 @@ def test_bits_of_any_program(
     columns = data.draw(st.sampled_from([1, 2, 4]))
     try:
         kernel = build(
-            program, feeds, boundary, 2, steps, Tuning(columns, 1, data.draw(st.integers(1, 3)), rows=7)
+            program, feeds, boundary, 2, steps, Tuning(columns, 1, 1, data.draw(st.integers(1, 3)), rows=7)
         )
     except NotFusable:
         assert columns == 1

@@ -2,6 +2,7 @@
 // coroutines, which give way to each other where they wait.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cstring>
@@ -22,8 +23,13 @@ namespace emulated {
 struct Barrier {
     unsigned size, waiting = 0, passed = 0;
 };
-static ucontext_t scheduler;
-static std::vector<ucontext_t> threads;
+struct Thread {
+    ucontext_t start;  // with a stack of its own
+    jmp_buf here;      // where it goes on; without a system call
+    bool begun;
+};
+static jmp_buf scheduler;
+static std::vector<Thread> threads;
 static std::vector<Barrier> warps;
 static Barrier block;
 static std::vector<char> memory;
@@ -36,7 +42,8 @@ inline void wait(Barrier& at) {
         at.waiting = 0;
         ++at.passed;
     }
-    while (at.passed == before) swapcontext(&threads[threadIdx.x], &scheduler);
+    while (at.passed == before)
+        if (!_setjmp(threads[threadIdx.x].here)) _longjmp(scheduler, 1);
 }
 template <typename T> T from_lane(T value, int lane) {
     const unsigned me = threadIdx.x, warp = me / 32;
@@ -52,31 +59,36 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
     constexpr std::size_t stack = 1 << 17;
     static const std::unique_ptr<char[]> stacks(new char[stack * 1024]);
     static void (*call)();
-    static bool ended;
+    static bool ended, any;
+    static unsigned i;
+    static std::vector<bool> running;
     memory.assign(bytes + 16, 0);
-    threads.resize(count);
+    call = kernel;
     for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y)
     for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x) {
-        std::vector<bool> running(count, true);
+        running.assign(count, true);
+        threads.assign(count, Thread{});
         warps.assign(count / 32, Barrier{32});
         block = Barrier{count};
         turns.assign(count, 0);
-        call = kernel;
-        for (unsigned i = 0; i < count; ++i) {
-            getcontext(&threads[i]);
-            threads[i].uc_stack.ss_sp = &stacks[stack * i];
-            threads[i].uc_stack.ss_size = stack;
-            threads[i].uc_link = &scheduler;
-            makecontext(&threads[i], +[] { call(); ended = true; }, 0);
+        for (i = 0; i < count; ++i) {
+            getcontext(&threads[i].start);
+            threads[i].start.uc_stack.ss_sp = &stacks[stack * i];
+            threads[i].start.uc_stack.ss_size = stack;
+            makecontext(&threads[i].start, +[] { call(); ended = true; _longjmp(scheduler, 1); }, 0);
         }
-        for (bool any = true; any;) {
+        for (any = true; any;) {
             any = false;
-            for (unsigned i = 0; i < count; ++i) {
+            for (i = 0; i < count; ++i) {
                 if (!running[i]) continue;
                 threadIdx.x = i;
                 ended = false;
-                swapcontext(&scheduler, &threads[i]);
+                if (!_setjmp(scheduler)) {
+                    if (threads[i].begun) _longjmp(threads[i].here, 1);
+                    threads[i].begun = true;
+                    setcontext(&threads[i].start);
+                }
                 running[i] = !ended;
                 any |= !ended;
             }
