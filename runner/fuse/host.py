@@ -248,9 +248,10 @@ class Kernel:
         ]  # whole rows last
         if strip is None:
             strip = strip_rows(blocks[0], widths, count)
-        rows = max(hi[0] for _, hi in boxes) - min(lo[0] for lo, _ in boxes)
-        if any(one.axis == 0 and abs(one.target - one.source) > 2 * skew for part in copies for one in part):
-            strip = rows + count * skew  # axis 0 wraps around: a step needs all of the one before it
+        first, last = min(lo[0] for lo, _ in boxes), max(hi[0] for _, hi in boxes)
+        along = [one for part in copies for one in part if one.axis == 0]
+        if not all(_is_near(one, first, last - 1, widths[0]) for one in along):
+            strip = last - first + count * skew  # a step needs all of the one before it
         inputs = [
             [_pointer(block, first, axes) for block, first in zip(state, firsts, strict=True)]
             for state in blocks
@@ -274,6 +275,18 @@ class Kernel:
             _integers([at for part in copies for one in part for at in (one.axis, one.target, one.source)]),
         )  # fmt: skip
         del scratch  # written until here
+
+
+def _is_near(copy: Copy, first: int, last: int, width: tuple[int, int]) -> bool:
+    """Whether a copy along axis 0 can be made while steps follow one another at a distance of the wider
+    halo: it is there before the next step reads it, and after the step before has read the old one.
+
+    first, last: rows that are computed.
+    """
+    skew = max(width)
+    if copy.source > copy.target:
+        return copy.source <= max(copy.target - width[1], first) + skew
+    return copy.source + skew >= min(copy.target + width[0], last)
 
 
 def strip_rows(blocks: Sequence[HostArray], widths: Extents, count: int) -> int:
