@@ -49,6 +49,7 @@ RESERVED = (
 STEP_OPTIONS = (  # of map jobs only
     "steps",
     "steps_per_exchange",
+    "halo",
     "until",
     "check_finite",
     "every",

@@ -15,7 +15,8 @@ class BlockLayout:
     """The padded block of `region` in an array of `whole` cells.
 
     cut: per axis, whether the region is a part of it; a whole axis has its halo filled from the block itself.
-    shape: of the padded block. core: slices of its own cells. An empty block has no halo.
+    shape: of the padded block. core: slices of its own cells. outside: of those with the constant.
+    An empty block has no halo.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class BlockLayout:
             if not is_cut
             for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
         ]
-        self._outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
+        self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
 
     def poison(self, block: Array) -> None:
         """Poison every halo cell: unfilled cells show in the result."""
@@ -50,7 +51,7 @@ class BlockLayout:
 
     def fill_outside(self, block: Array) -> None:
         """Fill the cells beyond the array with the constant, for that boundary."""
-        for slab in self._outside:
+        for slab in self.outside:
             block[slab] = self.cval
 
     def fill_whole_axes(self, block: Array) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,11 +11,12 @@ from runner.device.api import Backend
 from runner.pipeline.halo_exchange import HaloPlan
 from runner.plan.grid import Partition
 from runner.plan.task import Task
-from runner.region import Array, HostArray, Region
+from runner.region import Array, HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.storage.formats import Source
 from runner.world.world import World
 
+Empty = Callable[[Shape, np.dtype[Any]], Array]  # allocates
 STAGE = 64 << 20  # bytes of pinned memory between a file and a GPU
 
 
@@ -25,17 +27,31 @@ def stages(rows: int, size: int) -> list[tuple[int, int]]:
 
 
 def load_blocks(
-    world: World, sources: Sequence[Source], task: Task, plans: Sequence[HaloPlan], phases: Phases
+    world: World,
+    sources: Sequence[Source],
+    task: Task,
+    plans: Sequence[HaloPlan],
+    phases: Phases,
+    empty: Empty | None = None,
 ) -> list[Array]:
-    """Return this rank's padded block of each input. Collective."""
-    triples = zip(sources, task.fields, plans, strict=True)
-    return [load_block(world, source, field.partition, plan, phases) for source, field, plan in triples]
+    """Return this rank's padded block of each input, made by `empty`, or else the back end's. Collective."""
+    return [
+        load_block(world, source, field.partition, plan, phases, empty)
+        for source, field, plan in zip(sources, task.fields, plans, strict=True)
+    ]
 
 
-def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:
+def load_block(
+    world: World,
+    source: Source,
+    partition: Partition,
+    plan: HaloPlan,
+    phases: Phases,
+    empty: Empty | None = None,
+) -> Array:
     """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
     with phases("prepare"):
-        block = world.backend.empty(plan.shape, source.dtype)
+        block = (empty or world.backend.empty)(plan.shape, source.dtype)
         plan.poison(block)
     core = block[plan.core]
     if not source.parallel:

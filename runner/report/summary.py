@@ -94,6 +94,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"  {counted(steps['exchanges'], 'halo exchange')}, one after {counted(between, 'step')}, "
             f"{figure(100 * steps['exchange_fraction'])} % of the loop's time"
         )
+        notes += _halo_notes(steps)
     until = steps["until"]
     if until and until["change"] is not None:
         verdict = "reached" if until["reached"] else "not reached"
@@ -103,6 +104,15 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
     if steps["frames"]:
         notes.append(f"  {counted(steps['frames'], 'frame')} written")
     return notes
+
+
+def _halo_notes(steps: Record) -> list[str]:
+    """Say how halos were exchanged, where it is not the only way."""
+    if steps["halo"] == "direct":
+        return ["  halos stored into the neighbours' memory"]
+    if steps["halo"] in ("nccl", "staged"):
+        return [f"  halos by messages ({steps['halo']}), not stored directly: {steps['halo_reason']}"]
+    return []
 
 
 def _notes(record: Record) -> list[str]:

@@ -65,6 +65,7 @@ class DeclaredJob(Job):
         timeline: str | Path | None = None,
         steps: int | None = None,
         steps_per_exchange: int = 1,
+        halo: Literal["auto", "nccl", "direct"] = "auto",
         until: float | None = None,
         check_finite: int | None = None,
         every: int | None = None,
@@ -105,6 +106,8 @@ class DeclaredJob(Job):
         timeline: file for a drawing of the run: .html or .json.
         steps: take so many steps: each result becomes the next step's input, as the job's `feeds` says.
         steps_per_exchange: exchange halos so many times as wide, every so many steps.
+        halo: how GPUs exchange halos: by messages ("nccl"), or by storing into each other's memory
+            ("direct").
         until: stop when no cell changes by more than this in a step.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.
@@ -144,6 +147,7 @@ class DeclaredJob(Job):
             "timeline": timeline,
             "steps": steps,
             "steps_per_exchange": steps_per_exchange,
+            "halo": halo,
             "until": until,
             "check_finite": check_finite,
             "every": every,

@@ -6,21 +6,27 @@ that a cell has the same place in all of them. Inputs that are fed by no output 
 
 With `overlap`, the last step before an exchange computes the rows that neighbours need first, and the rest
 while these rows are in transfer.
+
+GPUs exchange halos by `halo_path`; CPUs by `halo_exchange`, as before the first step every device does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from runner.device.api import Mark, poison
+from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
+from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
+from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
-from runner.region import Array
+from runner.region import Array, Shape
 from runner.report.phases import Phases
 from runner.world.world import World
 
@@ -37,8 +43,10 @@ class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
     steps_per_exchange: lowered to what the blocks allow (`limited`). overlap: see above; where only axis 0 is
-    split and the blocks are large enough. keep_finals: have the results that feed no input after every
-    `advance`, not only after the last step. progress: called with `done`. done: steps taken, also those of an
+    split and the blocks are large enough; None: on GPUs that exchange halos by messages. halo: auto, nccl or
+    direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged; halo_reason:
+    why it is not direct, "" if it is. keep_finals: have the results that feed no input after every `advance`,
+    not only after the last step. progress: called with `done`. done: steps taken, also those of an
     earlier run; taken: those of this one. exchanges: of halos, so far.
     """
 
@@ -46,7 +54,8 @@ class Stepper(StepBlocks):
     task: Task
     phases: Phases
     steps_per_exchange: int = 1
-    overlap: bool = False
+    overlap: bool | None = False
+    halo: HaloChoice = "auto"
     progress: Callable[[int], None] = no_step_progress
     keep_finals: bool = False
     done: int = 0
@@ -72,29 +81,73 @@ class Stepper(StepBlocks):
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
-        self.overlap = (
-            self.overlap and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
-        )
+        self._overlap_asked = self.overlap
+        self._may_overlap = self._exchanging and split == [0] and smallest > steps * (low + high) > 0
+        self._peers = halo_path.find_peers(self.world, self.halo) if self._exchanging else ""
+        if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
+            raise halo_path.refuse(self._peers)
+        self._device_halos: halo_path.DeviceHalos | None = None
+        self.halo_taken, self.halo_reason = "", ""
+        self._choose_overlap()
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
-        self._poisoned = False
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a block, into which other ranks can store if halos are exchanged directly."""
+        allocator = self.world.backend if isinstance(self._peers, str) else self._peers
+        return allocator.empty(shape, dtype)
 
     def start(self, blocks: Sequence[Array]) -> None:
-        """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step."""
+        """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step.
+
+        blocks: made by `empty`.
+        """
         backend = self.world.backend
         with self.phases("prepare"):
             self._blocks = list(blocks)
-            self._spare = {
-                place: backend.empty(blocks[place].shape, blocks[place].dtype) for place in self.fed
-            }
+            self._spare = {place: self.empty(blocks[place].shape, blocks[place].dtype) for place in self.fed}
+            for block in self._spare.values():
+                poison(block)
             self._finals = self._unfed_results()
             if backend.asynchronous and self.world.size > 1:
                 self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
+            if self._exchanging:
+                self._open_halos()
         with self.phases("exchange"):
             Halos(self.plans).fill(self._blocks, self.world.arrays)
         with self.phases("prepare"):
             self._try_a_row()
             self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
+
+    def _open_halos(self) -> None:
+        """Prepare the exchange between devices."""
+        world, task = self.world, self.task
+        tables = halo_path.find_tables(world)
+        self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
+        self.halo_reason = str(self._peers)
+        if tables is None:
+            return
+        fields = [
+            FieldHalos(
+                task.fields[place].partition,
+                wide_widths(task.fields[place], self.steps_per_exchange),
+                task.boundary,
+                np.dtype(self._blocks[place].dtype).itemsize,
+            )
+            for place in self.fed
+        ]
+        pairs = [(self._blocks[place], self._spare[place]) for place in self.fed]
+        handshake = self.steps_per_exchange > 1 or bool(self.overlap)
+        self._device_halos, self.halo_reason = halo_path.open_halos(
+            world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
+        )
+        if self.halo == "direct" and self.halo_reason:
+            raise halo_path.refuse(self.halo_reason)
+        if self.halo_reason:
+            self._peers = self.halo_reason
+            self._choose_overlap()
+        else:
+            self.halo_taken = "direct"
 
     def advance(self, steps: int, *, last: bool = False) -> None:
         """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
@@ -109,6 +162,7 @@ class Stepper(StepBlocks):
                 self._step(remaining, final)
                 self.done += 1
             self.progress(self.done)
+            self._check_halos()
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
@@ -119,6 +173,7 @@ class Stepper(StepBlocks):
         backend = self.world.backend
         if backend.asynchronous:
             backend.synchronize()
+            self._check_halos()
             for begin, end in self._spans:
                 self.phases.add("kernel", backend.elapsed(begin, end))
             self._spans = []
@@ -135,13 +190,12 @@ class Stepper(StepBlocks):
         self.phases.add("exchange", 0, self.exchanges * self._halos.received_bytes(self._fed(self._blocks)))
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
+        if self._device_halos is not None:
+            self._device_halos.close()
 
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
         targets = [self._spare[place] for place in self.fed]
-        if not self._poisoned:
-            for target in targets:
-                poison(target)
         keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
             self._overlapped(targets)
@@ -156,12 +210,24 @@ class Stepper(StepBlocks):
             else:
                 self._fill_outside(targets)
         self.swap()
-        self._poisoned = True
         self.taken += 1
+
+    def _choose_overlap(self) -> None:
+        """A direct exchange takes less time than the additional calls of the function."""
+        asked = self._overlap_asked
+        chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
+        self.overlap = chosen and self._may_overlap
+
+    def _check_halos(self) -> None:
+        if self._device_halos is not None:
+            self._device_halos.check()
 
     def _exchange(self, targets: list[Array]) -> None:
         self.exchanges += 1
-        if self.world.backend.asynchronous:
+        if self._device_halos is not None:
+            with _DeviceSpan(self):
+                self._device_halos.fill(targets)
+        elif self.world.backend.asynchronous:
             with _DeviceSpan(self):
                 self._halos.fill(targets, self.world.arrays)
         else:
@@ -187,6 +253,11 @@ class Stepper(StepBlocks):
             return
         ready = backend.mark()
         self._compute(self._rows(first, last), self.keep_finals)
+        if self._device_halos is not None:
+            with backend.beside(ready), _DeviceSpan(self):
+                self._device_halos.fill_from_others(targets)
+            self._device_halos.fill_own(targets)
+            return
         with backend.beside(ready), _DeviceSpan(self):
             exchange = self._halos.start(targets, self.world.arrays)
             exchange.receive()
