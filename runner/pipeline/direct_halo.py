@@ -73,7 +73,8 @@ class DirectHalos:
     """Halos of a rank's blocks, whose cells are stored by their owners. See above.
 
     fields: of each fed input. pairs: its two blocks, made by `peers.empty`; poisoned. cells: the boundary's
-    constant. handshake: needed with several steps per exchange, or with work beside the exchange.
+    constant. handshake: needed with several steps per exchange, or with work beside the exchange. patience:
+    seconds, `PATIENCE` by default.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class DirectHalos:
         peers: Peers,
         *,
         handshake: bool,
-        patience: float = PATIENCE,
+        patience: float | None = None,
     ) -> None:
         """Open the neighbours' blocks. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers = world, peers
@@ -105,7 +106,8 @@ class DirectHalos:
         pages = tables.upload(np.array([reached[peer][-1] for peer in self.neighbours] or [0], np.uint64))
         link = (
             state, page, ranks, pages, np.int64(len(self.neighbours)), np.int64(rank), np.int64(world.size),
-            np.int64(handshake), np.uint64(patience * 1e9), np.uint64(self._failure.ctypes.data),
+            np.int64(handshake), np.uint64(1e9 * (patience or PATIENCE)),
+            np.uint64(self._failure.ctypes.data),
         )  # fmt: skip
         move, exchange = (
             tables.kernel(halo_boxes.KERNELS, name) for name in ("move_cells", "exchange_halos")

@@ -109,7 +109,12 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
 def _halo_notes(steps: Record) -> list[str]:
     """Say how halos were exchanged, where it is not the only way."""
     if steps["halo"] == "direct":
-        return ["  halos stored into the neighbours' memory"]
+        text = "  halos stored into the neighbours' memory"
+        if steps["graph"]:
+            text += "; steps in CUDA graphs"
+        if steps["graph_reason"]:
+            text += f"; each step launched by itself: {steps['graph_reason']}"
+        return [text]
     if steps["halo"] in ("nccl", "staged"):
         return [f"  halos by messages ({steps['halo']}), not stored directly: {steps['halo_reason']}"]
     return []

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Mark, poison
+from runner.device.api import Mark, NotCapturable, poison
 from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
@@ -31,6 +31,8 @@ from runner.report.phases import Phases
 from runner.world.world import World
 
 MEASURED = 256  # exchanges of a device that are timed; the others are taken to last as long
+EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
+GRAPH_STEPS = 32  # of a graph, more or less
 PENDING = 64  # spans of device work that are not yet added to the phases
 
 
@@ -45,7 +47,8 @@ class Stepper(StepBlocks):
     steps_per_exchange: lowered to what the blocks allow (`limited`). overlap: see above; where only axis 0 is
     split and the blocks are large enough; None: on GPUs that exchange halos by messages. halo: auto, nccl or
     direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged; halo_reason:
-    why it is not direct, "" if it is. keep_finals: have the results that feed no input after every `advance`,
+    why it is not direct, "" if it is. graph: whether CUDA graphs took steps; graph_reason: why they cannot.
+    keep_finals: have the results that feed no input after every `advance`,
     not only after the last step. progress: called with `done`. done: steps taken, also those of an
     earlier run; taken: those of this one. exchanges: of halos, so far.
     """
@@ -89,6 +92,11 @@ class Stepper(StepBlocks):
         self._device_halos: halo_path.DeviceHalos | None = None
         self.halo_taken, self.halo_reason = "", ""
         self._choose_overlap()
+        self.graph, self.graph_reason = False, ""
+        self._graphs: dict[int, Callable[[], None]] = {}
+        self._recording = False
+        # An even number of steps: the blocks are then in their places again.
+        self._graph_cycles = 2 * max(GRAPH_STEPS // (2 * steps), 1)
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
 
@@ -155,12 +163,12 @@ class Stepper(StepBlocks):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         while left:
-            cycle = min(left, self.steps_per_exchange)
-            left -= cycle
-            for remaining in reversed(range(cycle)):
-                final = last and left == 0 and remaining == 0
-                self._step(remaining, final)
-                self.done += 1
+            if left > self._graph_cycles * self.steps_per_exchange and self._replay():
+                left -= self._graph_cycles * self.steps_per_exchange
+            else:
+                cycle = min(left, self.steps_per_exchange)
+                left -= cycle
+                self._cycle(cycle, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()
         if begin is not None:
@@ -192,6 +200,41 @@ class Stepper(StepBlocks):
             self.phases.phases.pop("exchange", None)
         if self._device_halos is not None:
             self._device_halos.close()
+
+    def _cycle(self, steps: int, *, last: bool) -> None:
+        for remaining in reversed(range(steps)):
+            self._step(remaining, last and remaining == 0)
+            self.done += 1
+
+    def _replay(self) -> bool:
+        """Take some cycles of steps as one CUDA graph, which is made at first; False where that is not
+        possible. Only a direct exchange needs no host between steps."""
+        possible = self.halo_taken == "direct" and not self.overlap and not self.graph_reason
+        if not possible or self.taken < EAGER:
+            return False
+        cycles, steps = self._graph_cycles, self._graph_cycles * self.steps_per_exchange
+        counts = self.done, self.taken, self.exchanges
+        key = id(self._blocks[self.fed[0]])  # which of its two blocks is read first
+        if key not in self._graphs:
+            places = list(self._blocks), dict(self._spare)
+            self._recording = True
+            try:
+                self._graphs[key] = self.world.backend.capture(self._graph_work)
+            except NotCapturable as reason:
+                self.graph_reason = str(reason)
+                self._blocks, self._spare = places
+                return False
+            finally:
+                self._recording = False
+                self.done, self.taken, self.exchanges = counts
+        self._graphs[key]()
+        self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
+        self.graph = True
+        return True
+
+    def _graph_work(self) -> None:
+        for _ in range(self._graph_cycles):
+            self._cycle(self.steps_per_exchange, last=False)
 
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
@@ -272,9 +315,10 @@ class _DeviceSpan:
         self._stepper = stepper
 
     def __enter__(self) -> None:
-        self._begin = self._stepper.world.backend.mark()
+        if not self._stepper._recording:
+            self._begin = self._stepper.world.backend.mark()
 
     def __exit__(self, *_: object) -> None:
         spans = self._stepper._exchange_spans
-        if len(spans) < MEASURED:
+        if len(spans) < MEASURED and not self._stepper._recording:
             spans.append((self._begin, self._stepper.world.backend.mark()))

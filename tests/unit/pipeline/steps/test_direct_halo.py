@@ -11,19 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+import step_runs
 from host_halo import HostPeers, HostTables, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from queued_device import QueuedBackend
 from step_runs import padded, plain_loop, stepped, weighted
 
 import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
+from runner.device.api import NotCapturable
 from runner.errors import RunError, UserError
 from runner.pipeline import halo_boxes
 from runner.pipeline.direct_halo import DirectHalos
 from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.packed_halo import PackedHalos
-from runner.pipeline.steps import halo_path
+from runner.pipeline.steps import halo_path, stepper
 from runner.plan.grid import Partition
 from runner.plan.halo import BOUNDARIES
 from runner.world.world import World, open_world
@@ -148,6 +151,20 @@ def test_neighbours_are_mutual() -> None:
             assert all(rank in found[other] for other in near)
 
 
+@pytest.mark.parametrize("architecture", ["80", "90", "100"])
+def test_the_kernels_compile_without_a_warning_and_spill_nothing(architecture: str) -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
+    _, program = nvrtc.nvrtcCreateProgram(halo_boxes.KERNELS.read_bytes(), b"halo.cu", 0, [], [])
+    flags = [b"-arch=sm_" + architecture.encode(), b"-std=c++17", b"--ptxas-options=-v"]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+    nvrtc.nvrtcGetProgramLog(program, log)
+    said = log.decode()
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, said
+    assert said.count("0 bytes spill stores, 0 bytes spill loads") == 2, said
+    assert "warning" not in said
+
+
 # Whole runs.
 
 
@@ -236,6 +253,53 @@ def test_memory_that_one_rank_cannot_open_falls_back(
     assert all(one.closed for one in made)
     with pytest.raises(UserError, match="rank 1 has no peer access"):
         run_heat(tmp_path, halo="direct")
+
+
+class GraphBackend(QueuedBackend):
+    """Its graphs are the calls themselves."""
+
+    captured = 0
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        type(self).captured += 1
+        return work
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_graphs_take_an_even_number_of_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, every: int
+) -> None:
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", 4)
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    monkeypatch.setattr(GraphBackend, "captured", 0)
+    on_host(monkeypatch, library)
+    same, record = run_heat(tmp_path, devices=True, steps_per_exchange=every, until=-1.0, every=12)
+    assert same
+    assert GraphBackend.captured >= 3  # on three ranks
+    assert record["steps"]["graph"] is True
+    assert record["steps"]["steps"] == 40
+
+
+def test_steps_that_no_graph_can_hold_are_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL
+) -> None:
+    reason = "the function allocates device memory"
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+
+    def capture(self: Any, work: Any) -> Any:
+        self_stepper = work.__self__
+        self_stepper.swap()  # as if it failed after a step
+        raise NotCapturable(reason)
+
+    monkeypatch.setattr(GraphBackend, "capture", capture)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", 4)
+    on_host(monkeypatch, library)
+    same, record = run_heat(tmp_path, devices=True)
+    assert same
+    assert record["steps"]["graph"] is False
+    assert record["steps"]["graph_reason"] == reason
 
 
 # What may go wrong between ranks. Late ranks: an exchange waits for them.
