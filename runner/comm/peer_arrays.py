@@ -16,6 +16,7 @@ from runner.device.api import Device
 from runner.device.cuda import kernel
 from runner.device.raw.cuda_memory import CudaBox
 from runner.device.raw.memory import Memory
+from runner.errors import first_line
 from runner.region import Array, Shape
 
 
@@ -64,12 +65,12 @@ class PeerArrays:
         where = f"rank {self._control.rank}"
         if index is None:
             raise Unreachable(f"{where}'s process does not see rank {peer}'s GPU")
-        if not self._box.connect(self._gpu, index):
-            raise Unreachable(f"{where}'s GPU has no peer access to rank {peer}'s")
         try:
+            if not self._box.connect(self._gpu, index):
+                raise Unreachable("no peer access between their GPUs")
             return self._shared.open(handle, self._gpu, index).address
-        except Unreachable as reason:
-            raise Unreachable(f"{where} cannot open rank {peer}'s memory: {reason}") from reason
+        except RuntimeError as reason:
+            raise Unreachable(f"{where} cannot open rank {peer}'s memory: {first_line(reason)}") from reason
 
     def close(self) -> None:
         """Unmap the neighbours' arrays. Collective."""

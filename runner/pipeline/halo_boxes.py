@@ -161,7 +161,8 @@ def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[
 
 def table(boxes: Iterable[Box]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the rows of int64 for the kernel, at least one. Raises ValueError for a box it cannot copy."""
-    rows = [row for box in boxes if box.nbytes for row in _rows(_simplified(box))]
+    parts = [part for box in boxes if box.nbytes for part in _aligned(_simplified(box))]
+    rows = [row for part in parts for row in _rows(part)]
     words = 7 + 3 * AXES
     nothing = [0, 0, 1, 0, 0, -1, 0, *[0] * (3 * AXES)]
     return np.array(rows or [nothing], np.int64).reshape(-1, words)
@@ -203,6 +204,21 @@ def _simplified(box: Box) -> Box:
                 continue
         found.append(axis)
     return replace(box, axes=tuple(reversed(found)))
+
+
+def _aligned(box: Box) -> Iterator[Box]:
+    """Yield the parts of a box: where it can, a middle one that is copied in the widest units."""
+    (length, *steps), outer = box.axes[-1], box.axes[:-1]
+    head = -box.source % WIDEST
+    body = (length - head) // WIDEST * WIDEST
+    alike = all(step % WIDEST == 0 for axis in outer for step in axis[1:])
+    if head + length % WIDEST == 0 or body <= 0 or not alike or (box.source - box.target) % WIDEST:
+        yield box
+        return
+    for first, count in ((0, head), (head, body), (head + body, length - head - body)):
+        if count:
+            axes = (*outer, (count, steps[0], steps[1]))
+            yield Box(box.source + first, box.target + first, axes, box.peer)
 
 
 def _own_cells(field: FieldHalos, moved: Transfer, layout: BlockLayout) -> tuple[int, list[int]]:

@@ -85,9 +85,9 @@ def weighted(widths: Any, tail: int) -> Any:
 
 
 @meshrun.map_blocks(halo=1, boundary="wrap", strided_out=True)
-def copied_down(block: Any, out: Any) -> Any:
+def sheared(block: Any, *, out: Any, xp: Any) -> Any:
     """Fill `out` without any other memory: a step that a CUDA graph can hold."""
-    cupy.add(block[:-2, 1:-1], block[2:, 2:], out=out)
+    xp.add(block[:-2, 1:-1], block[2:, 2:], out=out)
 
 
 def same(world: World, found: Path, expected: Any) -> None:
@@ -141,7 +141,7 @@ def test_many_steps_of_a_function_that_fills_its_result(
     options = Options(
         device="cuda", overlap=overlap, steps=StepOptions(steps, halo="direct"), oversubscribe=True
     )
-    record = run(copied_down, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
+    record = run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
     print(record["steps"])
     if steps > 100 and not overlap:
         assert record["steps"]["graph"] is True
@@ -184,7 +184,7 @@ def test_a_dead_neighbour_is_named(world: World, folder: Path, monkeypatch: pyte
     field = np.zeros((60, 70), np.uint32)
     world.on_root(lambda: np.save(folder / "a.npy", field))
     options = Options(device="cuda", steps=StepOptions(5, halo="direct"), oversubscribe=True)
-    run(copied_down, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
+    run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
     found = world.control.allgather(raised)
     assert found[0] == []
     assert any("waited in vain" in text and "rank 0" in text for text in found[1])

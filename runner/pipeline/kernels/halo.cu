@@ -106,7 +106,7 @@ __device__ void fail(State* state, u64* failure, i64 peer) {
 }
 
 // Copy within this GPU's memory. A block for each row of the table.
-extern "C" __global__ void move_cells(const i64* table) {
+__global__ void move_cells(const i64* table) {
     __shared__ Row row;
     load_row(row, table);
     copy_row(row);
@@ -117,7 +117,7 @@ extern "C" __global__ void move_cells(const i64* table) {
 // page: of this rank, where others raise flags: `size` numbers "ready", then `size` numbers "arrived", each by
 // sender. peers: ranks of the neighbours; pages: theirs. handshake: wait until a neighbour is ready before
 // storing into its memory. failure: a word of host memory.
-extern "C" __global__ void exchange_halos(const i64* table, State* state, u64* page, const i64* peers,
+__global__ void exchange_halos(const i64* table, State* state, u64* page, const i64* peers,
                                           const u64* pages, i64 neighbours, i64 rank, i64 size,
                                           i64 handshake, u64 patience, u64* failure) {
     __shared__ Row row;
@@ -143,7 +143,7 @@ extern "C" __global__ void exchange_halos(const i64* table, State* state, u64* p
     if (threadIdx.x == 0) {
         __threadfence_system();  // the block's stores, before it counts as done
         last = atomicAdd(&state->blocks, 1ull) == gridDim.x - 1;
-        __threadfence_system();
+        if (last) __threadfence_system();  // the other blocks' stores, before the flags
         last = last && !state->failed;
     }
     __syncthreads();

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,19 @@ def test_boxes_have_few_axes_and_wide_units() -> None:
     assert {low.source[0].start, high.source[0].start} == {0, 7}
     assert (source - 4096) % 256 == 0
     assert (target - 8192) % 256 == 0
+
+
+@pytest.mark.parametrize("first", [0, 4, 12])
+@pytest.mark.parametrize("length", [3, 4, 7, 64, 1001])
+def test_a_row_is_copied_in_wide_units_but_for_its_ends(first: int, length: int) -> None:
+    box = halo_boxes.Box(4096 + first, 8192 + first, ((1, 9, 9), (length, 4, 4), (4, 1, 1)))
+    rows = halo_boxes.table([box])
+    spans = sorted((row[0] + row[2] * row[3], row[0] + row[2] * row[4], row[2]) for row in rows)
+    assert spans[0][0] == 4096 + first
+    assert spans[-1][1] == 4096 + first + 4 * length
+    assert all(one[1] == other[0] for one, other in pairwise(spans))
+    wide = sum(stop - start for start, stop, unit in spans if unit == 16)
+    assert wide >= 4 * length - 28 or first == 0
 
 
 def test_a_box_of_too_many_axes_is_refused() -> None:
