@@ -20,15 +20,17 @@ from runner.world.world import World, clashes
 DeviceHalos = DirectHalos | PackedHalos
 
 
-def find_peers(world: World, choice: HaloChoice) -> Peers | str:
+def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
     """Return where blocks are allocated so that other ranks can store into them, or why they cannot.
 
-    choice: auto, nccl or direct. The same on every rank.
+    choice: auto, nccl or direct. ndim: most axes of a field. The same on every rank.
     """
     if choice == "nccl":
         return "--halo nccl"
     if world.here.device.kind != "cuda":
         return "the ranks compute on CPUs"
+    if ndim >= halo_boxes.AXES:
+        return f"an array has more than {halo_boxes.AXES - 1} axes"
     if len(world.hosts) > 1:
         return f"the ranks are on {len(world.hosts)} hosts"
     if choice == "auto" and clashes(world.ranks):
@@ -38,9 +40,9 @@ def find_peers(world: World, choice: HaloChoice) -> Peers | str:
     return PeerArrays(world.control, [rank.device for rank in world.ranks])
 
 
-def find_tables(world: World) -> Tables | None:
-    """Return how kernels are given tables; None on a CPU, where NumPy copies."""
-    if world.here.device.kind != "cuda":
+def find_tables(world: World, ndim: int) -> Tables | None:
+    """Return how kernels are given tables; None where NumPy or CuPy copies: on a CPU, or of many axes."""
+    if world.here.device.kind != "cuda" or ndim >= halo_boxes.AXES:
         return None
     from runner.comm.peer_arrays import DeviceTables
 

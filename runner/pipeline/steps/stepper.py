@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
+from runner.pipeline.direct_halo import Peers
 from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
@@ -84,9 +85,12 @@ class Stepper(StepBlocks):
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
+        self._ndim = max(len(one.partition.shape) for one in task.fields)
         self._overlap_asked = self.overlap
         self._may_overlap = self._exchanging and split == [0] and smallest > steps * (low + high) > 0
-        self._peers = halo_path.find_peers(self.world, self.halo) if self._exchanging else ""
+        self._peers: Peers | str = ""
+        if self._exchanging:
+            self._peers = halo_path.find_peers(self.world, self.halo, self._ndim)
         if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
             raise halo_path.refuse(self._peers)
         self._device_halos: halo_path.DeviceHalos | None = None
@@ -130,7 +134,7 @@ class Stepper(StepBlocks):
     def _open_halos(self) -> None:
         """Prepare the exchange between devices."""
         world, task = self.world, self.task
-        tables = halo_path.find_tables(world)
+        tables = halo_path.find_tables(world, self._ndim)
         self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
         self.halo_reason = str(self._peers)
         if tables is None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from step_runs import padded, plain_loop, stepped, weighted
 
 import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.api import NotCapturable
+from runner.device.api import Device, NotCapturable
 from runner.errors import RunError, UserError
 from runner.pipeline import halo_boxes
 from runner.pipeline.direct_halo import DirectHalos
@@ -30,7 +31,8 @@ from runner.pipeline.packed_halo import PackedHalos
 from runner.pipeline.steps import halo_path, stepper
 from runner.plan.grid import Partition
 from runner.plan.halo import BOUNDARIES
-from runner.world.world import World, open_world
+from runner.report.summary import _halo_notes
+from runner.world.world import Rank, World, open_world
 
 GRIDS: list[tuple[int, ...]] = [(2,), (3,), (4,), (1, 3), (2, 2), (3, 2), (2, 1, 2)]
 
@@ -41,11 +43,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def on_host(
-    monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, peers: Callable[[World, str], Any] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    library: ctypes.CDLL,
+    peers: Callable[[World, str, int], Any] | None = None,
 ) -> None:
     """Runs on threads exchange halos as runs on GPUs do."""
-    monkeypatch.setattr(halo_path, "find_tables", lambda world: HostTables(library))
-    chosen = peers or (lambda world, choice: "--halo nccl" if choice == "nccl" else HostPeers(world.control))
+    monkeypatch.setattr(halo_path, "find_tables", lambda world, ndim: HostTables(library))
+    chosen = peers or (
+        lambda world, choice, ndim: "--halo nccl" if choice == "nccl" else HostPeers(world.control)
+    )
     monkeypatch.setattr(halo_path, "find_peers", chosen)
 
 
@@ -251,12 +257,55 @@ def test_the_record_says_how_and_why(
     assert (record["steps"]["halo"], record["steps"]["halo_reason"]) == ("threads", "--halo nccl")
 
 
+@pytest.mark.parametrize(
+    ("steps", "note"),
+    [
+        ({"halo": None}, []),
+        ({"halo": "mpi", "halo_reason": "the ranks compute on CPUs"}, []),
+        (
+            {"halo": "nccl", "halo_reason": "the ranks are on 2 hosts"},
+            ["  halos by messages (nccl), not stored directly: the ranks are on 2 hosts"],
+        ),
+        (
+            {"halo": "direct", "graph": True, "graph_reason": None},
+            ["  halos stored into the neighbours' memory; steps in CUDA graphs"],
+        ),
+        (
+            {"halo": "direct", "graph": False, "graph_reason": "the function allocates device memory"},
+            [
+                "  halos stored into the neighbours' memory; each step launched by itself: "
+                "the function allocates device memory"
+            ],
+        ),
+    ],
+)
+def test_the_summary_says_how_and_why(steps: dict[str, Any], note: list[str]) -> None:
+    assert _halo_notes(steps) == note
+
+
+def test_peers_are_gpus_of_one_host_and_few_axes() -> None:
+    def world(*places: tuple[str, str], kind: str = "cuda") -> Any:
+        ranks = tuple(
+            Rank(number, host, host, 0, 0, Device(kind, "", uuid=uuid))
+            for number, (host, uuid) in enumerate(places)
+        )
+        return SimpleNamespace(ranks=ranks, here=ranks[0], hosts=[*{host for host, _ in places}])
+
+    here, beside, shared = ("n1", "GPU-1"), ("n1", "GPU-2"), ("n1", "GPU-1")
+    find = halo_path.find_peers
+    assert find(world(here, beside), "nccl", 2) == "--halo nccl"
+    assert find(world(here, ("n2", "GPU-3")), "direct", 2) == "the ranks are on 2 hosts"
+    assert find(world(here, shared), "auto", 2) == "ranks share a GPU"
+    assert find(world(here, beside, kind="cpu"), "auto", 2) == "the ranks compute on CPUs"
+    assert find(world(here, beside), "auto", 6) == "an array has more than 5 axes"
+
+
 def test_memory_that_one_rank_cannot_open_falls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL
 ) -> None:
     made = []
 
-    def peers(world: World, choice: str) -> HostPeers:
+    def peers(world: World, choice: str, ndim: int) -> HostPeers:
         made.append(HostPeers(world.control, {1: "rank 1 has no peer access"}))
         return made[-1]
 
