@@ -5,7 +5,6 @@ exact_reductions    random inputs whose reduction is exact in any order
 check               fill, poison and verify memory, on the host or on a GPU
 gate                hold streams back until all work is queued
 timers              the host's clock, pairs of events, gated events of several streams
-peer_memory         device memory of other processes, through CUDA IPC
 link_rates          rate of a collective on its limiting link
 outliers            statistics of samples, and the rules that call a measurement slow
 time_statistics     minimum, percentiles and standard deviation of iteration times

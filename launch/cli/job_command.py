@@ -242,7 +242,7 @@ def fuse_options() -> list[click.Option]:
 
 def step_options() -> list[click.Option]:
     """The fields of `runner.plan.step_options.StepOptions`."""
-    from runner.plan.step_options import COLORS, STEPS_MOST, parse_interval, parse_range
+    from runner.plan.step_options import COLORS, HALOS, STEPS_MOST, parse_interval, parse_range
 
     count = click.IntRange(1, STEPS_MOST)
     return [
@@ -253,6 +253,11 @@ def step_options() -> list[click.Option]:
         click.Option(
             ["--steps-per-exchange"], type=count, metavar="K",
             help="Exchange halos K times as wide, every K steps.  [default: as one kernel takes, or 1]",
+        ),
+        click.Option(
+            ["--halo"], type=click.Choice(HALOS), default=HALOS[0],
+            help="How GPUs exchange halos: by messages, or by storing into each other's memory.  "
+            f"[default: {HALOS[0]}]",
         ),
         click.Option(
             ["--until"], type=Number("number", 0.0), metavar="TOLERANCE",

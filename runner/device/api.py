@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,6 +15,10 @@ from runner.region import Array, Shape
 HostBytes = np.ndarray[Any, Any]  # of uint8
 Mark = Any  # a point in a stream, such as a CUDA event
 POISON = 0xA5  # byte that fills unwritten integer memory; unwritten floats are NaN
+
+
+class NotCapturable(RuntimeError):
+    """Device work cannot be recorded; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,13 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Return when all issued work is complete."""
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record the device work that `work` issues to the current stream, without doing it; return what does
+        it. On asynchronous devices only.
+
+        Raises NotCapturable, with the reason, if `work` allocates device memory or waits for the device.
+        """
 
     def free_memory(self) -> int:
         """Bytes of the device's memory that are free now."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from runner.device.api import CopyStreams, Device
+from runner.device.api import CopyStreams, Device, NotCapturable
 from runner.region import Array, Shape
 from runner.system.host_memory import free_host_memory, keep_freed_memory
 
@@ -53,6 +54,9 @@ class CpuBackend:
 
     def free_memory(self) -> int:
         return free_host_memory()
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        raise NotCapturable("a CPU queues no work")
 
     def copy_rate(self) -> float:
         source = np.ones(1 << 21)  # 16 MiB: larger than one core's share of most caches, takes milliseconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +14,9 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.api import CopyStreams, Device
+from runner.device.api import CopyStreams, Device, NotCapturable
 from runner.device.copy_streams import CudaCopyStreams
-from runner.errors import RunError
+from runner.errors import RunError, first_line
 from runner.region import Array, Shape
 
 
@@ -120,6 +120,24 @@ class CudaBackend:
         free: int = cupy.cuda.runtime.memGetInfo()[0]
         return free
 
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        stream = cupy.cuda.get_current_stream()
+        stream.begin_capture()
+        graph = None
+        try:
+            # Memory allocated here would be given to others before the graph runs.
+            with cupy.cuda.using_allocator(_refuse_to_allocate):
+                work()
+        except cupy.cuda.runtime.CUDARuntimeError as reason:
+            raise NotCapturable(f"the function waits for the device ({first_line(reason)})") from reason
+        finally:
+            # Fails where the recording has.
+            with suppress(cupy.cuda.runtime.CUDARuntimeError):
+                graph = stream.end_capture()
+        if graph is None:
+            raise NotCapturable("the function does what a CUDA graph cannot hold")
+        return functools.partial(graph.launch, stream)
+
     def copy_rate(self) -> float:
         source = cupy.ones(1 << 26, cupy.float32)  # 256 MiB: several times the largest L2
         target = cupy.empty_like(source)
@@ -132,6 +150,10 @@ class CudaBackend:
 
     def copy_streams(self) -> CopyStreams:
         return CudaCopyStreams(self.device.index, self.stream)
+
+
+def _refuse_to_allocate(nbytes: int) -> Any:
+    raise NotCapturable("the function allocates device memory")
 
 
 @contextmanager

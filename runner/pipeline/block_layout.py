@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from runner.device.api import Backend, poison
+from runner.device.api import poison
 from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
 from runner.region import Array, Region, Shape
@@ -16,12 +17,20 @@ from runner.region import Array, Region, Shape
 ALIGNED = 128  # bytes: a line of a GPU's cache
 
 
+class Allocator(Protocol):
+    """Makes uninitialised arrays on a rank's device."""
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """Return a C-contiguous array."""
+
+
 class BlockLayout:
     """The padded block of `region` in an array of `whole` cells.
 
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
-    itself. shape: of the padded block. core: slices of its own cells. An empty block has no halo.
-    aligned: whether in memory from `empty` the own cells of each row begin at a multiple of ALIGNED bytes.
+    itself. shape: of the padded block. core: slices of its own cells. outside: of those with the constant.
+    An empty block has no halo. aligned: whether in memory from `empty` the own cells of each row begin at a
+    multiple of ALIGNED bytes.
     """
 
     def __init__(
@@ -47,16 +56,27 @@ class BlockLayout:
             if not is_cut
             for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
         ]
-        self._outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
+        self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
 
-    def empty(self, backend: Backend, dtype: np.dtype[Any]) -> Array:
-        """Return memory for a block."""
-        unit = ALIGNED // dtype.itemsize
-        if not self.aligned or unit == 0:
-            return backend.empty(self.shape, dtype)
+    def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a block; a view of an array of the whole rows."""
+        before, pitch = self.row(dtype.itemsize)
+        whole = allocator.empty((*self.shape[:-1], pitch), dtype)
+        return whole[..., before : before + self.shape[-1]] if self.aligned else whole
+
+    def row(self, itemsize: int) -> tuple[int, int]:
+        """Return the elements that lie in memory before a row of the block, and those from one row to the
+        next."""
+        if not self.aligned:
+            return 0, self.shape[-1]
+        unit = max(ALIGNED // itemsize, 1)
         before = -self.widths[-1][0] % unit
-        pitch = -(-(before + self.shape[-1]) // unit) * unit
-        return backend.empty((*self.shape[:-1], pitch), dtype)[..., before : before + self.shape[-1]]
+        return before, -(-(before + self.shape[-1]) // unit) * unit
+
+    def strides(self, itemsize: int) -> list[int]:
+        """Return the bytes from one cell to the next, per axis."""
+        lengths = (*self.shape[:-1], self.row(itemsize)[1])
+        return [itemsize * math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
 
     def poison(self, block: Array) -> None:
         """Poison every halo cell, so that unfilled cells are visible in the result."""
@@ -66,7 +86,7 @@ class BlockLayout:
 
     def fill_outside(self, block: Array) -> None:
         """Fill the cells beyond the array with the constant, for that boundary."""
-        for slab in self._outside:
+        for slab in self.outside:
             block[slab] = self.cval
 
     def fill_whole_axes(self, block: Array) -> None:

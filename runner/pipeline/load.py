@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from runner.device.api import Backend
+from runner.pipeline.block_layout import Allocator
 from runner.pipeline.halo_exchange import HaloPlan
 from runner.plan.grid import Partition
 from runner.plan.task import Task
@@ -25,17 +26,31 @@ def stages(rows: int, size: int) -> list[tuple[int, int]]:
 
 
 def load_blocks(
-    world: World, sources: Sequence[Source], task: Task, plans: Sequence[HaloPlan], phases: Phases
+    world: World,
+    sources: Sequence[Source],
+    task: Task,
+    plans: Sequence[HaloPlan],
+    phases: Phases,
+    allocator: Allocator | None = None,
 ) -> list[Array]:
-    """Return this rank's padded block of each input. Collective."""
-    triples = zip(sources, task.fields, plans, strict=True)
-    return [load_block(world, source, field.partition, plan, phases) for source, field, plan in triples]
+    """Return this rank's padded block of each input. Collective. allocator: by default the back end."""
+    return [
+        load_block(world, source, field.partition, plan, phases, allocator)
+        for source, field, plan in zip(sources, task.fields, plans, strict=True)
+    ]
 
 
-def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:
+def load_block(
+    world: World,
+    source: Source,
+    partition: Partition,
+    plan: HaloPlan,
+    phases: Phases,
+    allocator: Allocator | None = None,
+) -> Array:
     """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
     with phases("prepare"):
-        block = plan.empty(world.backend, source.dtype)
+        block = plan.empty(allocator or world.backend, source.dtype)
         plan.poison(block)
     core = block[plan.core]
     if not source.parallel:

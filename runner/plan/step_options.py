@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from runner.errors import UserError
 
 STEPS_MOST = 10**12
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise
+HaloChoice = Literal["auto", "nccl", "direct"]
+HALOS: tuple[str, ...] = get_args(HaloChoice)
 COLORS = ("viridis", "inferno", "coolwarm", "gray")
 
 
@@ -24,15 +27,16 @@ class SaveInterval:
 class StepOptions:
     """Options of a run that takes steps; None or False: not given.
 
-    steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. until: largest change at which the run stops.
-    check_finite: steps between two checks for values that are not finite. every: steps between two frames,
-    and between two checks of `until`. frames: file or folder for the frames; frame_field: the input that they
-    show; frame_range: values of the first and the last colour; frame_colors: name of the colour map.
-    checkpoint: interval between checkpoints.
+    steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. halo: how GPUs
+    exchange them. until: largest change at which the run stops. check_finite: steps between two checks for
+    values that are not finite. every: steps between two frames, and between two checks of `until`. frames:
+    file or folder for the frames; frame_field: the input that they show; frame_range: values of the first
+    and the last colour; frame_colors: name of the colour map. checkpoint: interval between checkpoints.
     """
 
     steps: int | None = None
     steps_per_exchange: int | None = None
+    halo: HaloChoice = "auto"
     until: float | None = None
     check_finite: int | None = None
     every: int | None = None
@@ -48,6 +52,7 @@ class StepOptions:
         given = {
             "--steps": self.steps is not None,
             "--steps-per-exchange": self.steps_per_exchange is not None,
+            "--halo": self.halo != "auto",
             "--until": self.until is not None,
             "--check-finite": self.check_finite is not None,
             "--every": self.every is not None,

@@ -94,6 +94,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"  {counted(steps['exchanges'], 'halo exchange')}, one after {counted(between, 'step')}, "
             f"{figure(100 * steps['exchange_fraction'])} % of the loop's time"
         )
+        notes += _halo_notes(steps)
     until = steps["until"]
     if until and until["change"] is not None:
         verdict = "reached" if until["reached"] else "not reached"
@@ -115,6 +116,20 @@ def _fusion_notes(fused: Record) -> list[str]:
     place = f"line {fused['line']} " if fused["line"] else ""
     hint = f"; write {fused['hint']}" if fused["hint"] else ""
     return [f"  not one kernel: {place}{fused['why']}{hint}"]
+
+
+def _halo_notes(steps: Record) -> list[str]:
+    """Say how halos were exchanged, where it is not the only way."""
+    if steps["halo"] == "direct":
+        text = "  halos stored into the neighbours' memory"
+        if steps["graph"]:
+            text += "; steps in CUDA graphs"
+        if steps["graph_reason"]:
+            text += f"; each step launched by itself: {steps['graph_reason']}"
+        return [text]
+    if steps["halo"] in ("nccl", "staged"):
+        return [f"  halos by messages ({steps['halo']}), not stored directly: {steps['halo_reason']}"]
+    return []
 
 
 def _notes(record: Record) -> list[str]:

@@ -68,6 +68,7 @@ class DeclaredJob(Job):
         timeline: str | Path | None = None,
         steps: int | None = None,
         steps_per_exchange: int | None = None,
+        halo: Literal["auto", "nccl", "direct"] = "auto",
         until: float | None = None,
         check_finite: int | None = None,
         every: int | None = None,
@@ -112,6 +113,8 @@ class DeclaredJob(Job):
         steps: number of steps to take; each result becomes an input of the next step, according to `feeds`.
         steps_per_exchange: steps between two halo exchanges; the halo is so many times as wide. None: as
             many as one kernel takes, or 1.
+        halo: how GPUs exchange halos: by messages ("nccl"), or by storing into each other's memory
+            ("direct").
         until: stop when no cell changes by more than this in a step.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.

@@ -20,7 +20,7 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import COLORS, STEPS_MOST, StepOptions, parse_interval, parse_range
+from runner.plan.step_options import COLORS, HALOS, STEPS_MOST, StepOptions, parse_interval, parse_range
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
 from runner.storage.formats.registry import Form, Source
@@ -37,6 +37,7 @@ CHOICES = {
     "fuse": FUSE,
     "fuse_math": FUSE_MATH,
     "frame_colors": COLORS,
+    "halo": HALOS,
 }
 FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")

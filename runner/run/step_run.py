@@ -52,6 +52,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
         "--timeline": options.timeline is not None,
         "--grid": run.options.grid is not None,
         "--overlap": run.options.overlap is not None,
+        "--halo": steps.halo != "auto",
     }
     named = next((name for name, given in refused.items() if given), None)
     if named is not None:
@@ -109,6 +110,10 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         "first": streamed.first,
         "steps_per_exchange": details.pop("steps_per_pass"),
         "exchanges": 0,
+        "halo": None,
+        "halo_reason": None,
+        "graph": False,
+        "graph_reason": None,
         "seconds": seconds,
         "exchange_fraction": 0.0,
         "passes": details.pop("passes"),
@@ -140,7 +145,8 @@ def run_steps(run: RunContext) -> Record:
         task,
         run.phases,
         steps.steps_per_exchange or 0,
-        world.backend.asynchronous if options.overlap is None else options.overlap,
+        options.overlap,
+        steps.halo,
         progress=lambda done: run.stepped(done, steps.steps or 0, cells),
         keep_finals=steps.until is not None,
         done=state.step if state else 0,
@@ -151,7 +157,7 @@ def run_steps(run: RunContext) -> Record:
             f"the halo of {steps.steps_per_exchange} steps is wider than the smallest block"
         )
     sources = _sources(task, run.sources, state.fields if state else {})
-    stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases))
+    stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
     observers, until = _observers(steps, checkpoints, frames)
     begin = time.perf_counter()
@@ -177,6 +183,10 @@ def run_steps(run: RunContext) -> Record:
         "first": state.step if state else 0,
         "steps_per_exchange": stepper.steps_per_exchange,
         "exchanges": stepper.exchanges,
+        "halo": stepper.halo_taken or None,
+        "halo_reason": stepper.halo_reason or None,
+        "graph": stepper.graph,
+        "graph_reason": stepper.graph_reason or None,
         "seconds": seconds,
         "exchange_fraction": _exchange_fraction(run, seconds),
         "passes": None,

@@ -11,8 +11,8 @@ from typing import Literal
 from jobs.bench.copy.cases import Case
 from jobs.bench.copy.engines import UNIT
 from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
-from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.comm.api import Control
+from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.device.raw.memory import Box, GpuProperties, Memory
 from runner.errors import UserError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from meshrun import World
+from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from runner.device.raw.memory import Box, Memory
 
 

@@ -200,7 +200,7 @@ class StepBlocks:
             for place, rows in kept.items():
                 padded[place][first : first + halo] = rows
             windows = [block[first : last + halo] for block in padded]
-            if halo:
+            if halo and last < piece.region.shape[0]:
                 kept = {place: padded[place][last : last + halo].copy() for place in self.fed}
             fed = set(self.fed) if copied else set()
             yield (

@@ -1,31 +1,40 @@
 """Time steps of a map job on one rank: blocks stay in device memory, halos are exchanged between steps.
 
-Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other;
-then the two are swapped. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so a cell
-has the same place in both. Inputs that no output feeds have one block.
+Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other,
+which then changes places with it. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so
+that a cell has the same place in all of them. Inputs that are fed by no output keep one block.
 
 With `overlap`, the last step before an exchange computes the rows that neighbours need first, and the rest
 while these rows are in transfer.
+
+GPUs exchange halos by `halo_path`; CPUs by `halo_exchange`, as before the first step every device does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from runner.device.api import Mark, poison
+from runner.device.api import Mark, NotCapturable, poison
+from runner.pipeline.direct_halo import Peers
+from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
+from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import most_fused_steps, take_rows
+from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
-from runner.region import Array
+from runner.region import Array, Shape
 from runner.report.phases import Phases
 from runner.world.world import World
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
+EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
+GRAPH_STEPS = 32  # of a graph, more or less
 PENDING = 64  # spans of device work that are not yet added to the phases
 
 
@@ -38,17 +47,21 @@ class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
     steps_per_exchange: 0: as many as one kernel takes; lowered to the most that a kernel takes or the blocks
-    allow (`limited`: the blocks did not allow what was asked for). overlap: see above; used if
-    only axis 0 is split and the blocks are large enough. keep_finals: keep the results that feed no input
-    after every `advance`, not only after the last step. progress: called with `done`. done: steps taken,
-    including those of an earlier run; taken: those of this run. exchanges: number of halo exchanges so far.
+    allow (`limited`: the blocks did not allow what was asked for). overlap: see above; used if only axis 0 is
+    split and the blocks are large enough; None: on GPUs that exchange halos by messages. halo: auto, nccl or
+    direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged; halo_reason:
+    why it is not direct, "" if it is. graph: whether CUDA graphs took steps; graph_reason: why they cannot.
+    keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
+    progress: called with `done`. done: steps taken, including those of an earlier run; taken: those of this
+    run. exchanges: number of halo exchanges so far.
     """
 
     world: World
     task: Task
     phases: Phases
     steps_per_exchange: int = 0
-    overlap: bool = False
+    overlap: bool | None = False
+    halo: HaloChoice = "auto"
     progress: Callable[[int], None] = no_step_progress
     keep_finals: bool = False
     done: int = 0
@@ -68,86 +81,124 @@ class Stepper(StepBlocks):
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
             for one in task.fields
         ]
-        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
         for plan in self.plans:
             plan.aligned = fused > 1
+        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
         self._halos = Halos([self.plans[place] for place in self.fed])
         self._exchanging = any(self.cut) and task.has_halo
-        self._unexchanged = self.fused_steps if self.fused_steps > 1 else steps
+        # Steps of one kernel, or between two exchanges.
+        self._cycle_steps = steps if self._exchanging or fused == 1 else fused
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
-        self.overlap = (
-            self.overlap and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
-        )
+        self._ndim = max(len(one.partition.shape) for one in task.fields)
+        self._overlap_asked = self.overlap
+        self._may_overlap = self._exchanging and split == [0] and smallest > steps * (low + high) > 0
+        self._peers: Peers | str = ""
+        if self._exchanging:
+            self._peers = halo_path.find_peers(self.world, self.halo, self._ndim)
+        if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
+            raise halo_path.refuse(self._peers)
+        self._device_halos: halo_path.DeviceHalos | None = None
+        self.halo_taken, self.halo_reason = "", ""
+        self._choose_overlap()
+        self.graph, self.graph_reason = False, ""
+        self._graphs: dict[int, Callable[[], None]] = {}
+        self._recording = False
+        # An even number of steps: the blocks are then in their places again.
+        self._graph_cycles = 2 * max(GRAPH_STEPS // (2 * steps), 1)
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
-        self._poisoned = False
+
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a block, into which other ranks can store if halos are exchanged directly."""
+        allocator = self.world.backend if isinstance(self._peers, str) else self._peers
+        return allocator.empty(shape, dtype)
 
     def start(self, blocks: Sequence[Array]) -> None:
-        """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step."""
+        """Take over padded blocks of `plans`' shapes with their own cells filled; prepare the first step.
+
+        blocks: made by `empty`.
+        """
         backend = self.world.backend
         with self.phases("prepare"):
             self._blocks = list(blocks)
-            self._spare = {place: self.plans[place].empty(backend, blocks[place].dtype) for place in self.fed}
+            self._spare = {place: self.plans[place].empty(self, blocks[place].dtype) for place in self.fed}
+            for block in self._spare.values():
+                poison(block)
             self._finals = self._unfed_results()
             if backend.asynchronous and self.world.size > 1:
                 self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
+            if self._exchanging:
+                self._open_halos()
         with self.phases("exchange"):
             Halos(self.plans).fill(self._blocks, self.world.arrays)
         with self.phases("prepare"):
             self._try_a_row()
-            self.world.control.barrier()  # else waiting for a slower neighbour would count as exchange
+            self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
+
+    def _open_halos(self) -> None:
+        """Prepare the exchange between devices."""
+        world, task = self.world, self.task
+        tables = halo_path.find_tables(world, self._ndim)
+        self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
+        self.halo_reason = str(self._peers)
+        if tables is None:
+            return
+        fields = [
+            FieldHalos(
+                task.fields[place].partition,
+                wide_widths(task.fields[place], self.steps_per_exchange),
+                task.boundary,
+                np.dtype(self._blocks[place].dtype).itemsize,
+                self.plans[place].aligned,
+            )
+            for place in self.fed
+        ]
+        pairs = [(self._blocks[place], self._spare[place]) for place in self.fed]
+        handshake = self.steps_per_exchange > 1 or bool(self.overlap)
+        self._device_halos, self.halo_reason = halo_path.open_halos(
+            world, fields, pairs, task.cval, tables, self._peers, handshake=handshake
+        )
+        if self.halo == "direct" and self.halo_reason:
+            raise halo_path.refuse(self.halo_reason)
+        if self.halo_reason:
+            self._peers = self.halo_reason
+            self._choose_overlap()
+        else:
+            self.halo_taken = "direct"
 
     def advance(self, steps: int, *, last: bool = False) -> None:
-        """Take so many steps. last: no more steps follow, so halos need not be exchanged again."""
+        """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
         backend = self.world.backend
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         while left:
-            cycle = min(left, self.steps_per_exchange if self._exchanging else self._unexchanged)
-            left -= cycle
-            if self.fused_steps > 1:
-                self._take_fused(cycle, last and left == 0)
-                self.done += cycle
+            if left > self._graph_cycles * self._cycle_steps and self._replay():
+                left -= self._graph_cycles * self._cycle_steps
             else:
-                for remaining in reversed(range(cycle)):
-                    final = last and left == 0 and remaining == 0
-                    self._step(remaining, final)
-                    self.done += 1
+                cycle = min(left, self._cycle_steps)
+                left -= cycle
+                self._cycle(cycle, last=last and left == 0)
             self.progress(self.done)
+            self._check_halos()
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
-
-    def _take_fused(self, steps: int, final: bool) -> None:
-        """Take so many steps by one kernel; then make the halos ready along the split axes."""
-        targets = [self._spare[place] for place in self.fed]
-        if not self._poisoned:
-            for target in targets:
-                poison(target)
-        if self.overlap and not final:
-            self._overlapped(targets, lambda rows, _: take_rows(self, rows, steps))
-        else:
-            take_rows(self, (0, self.region.shape[0]), steps)
-            if not final and self._exchanging:
-                self._exchange(targets)
-        self.swap()
-        self._poisoned = True
-        self.taken += steps
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases."""
         backend = self.world.backend
         if backend.asynchronous:
             backend.synchronize()
+            self._check_halos()
             for begin, end in self._spans:
                 self.phases.add("kernel", backend.elapsed(begin, end))
             self._spans = []
 
     def finish(self) -> None:
-        """Add the times of all steps to the phases; the results are complete."""
+        """Account for all steps; the results are complete."""
         self.settle()
         backend = self.world.backend
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
@@ -158,13 +209,52 @@ class Stepper(StepBlocks):
         self.phases.add("exchange", 0, self.exchanges * self._halos.received_bytes(self._fed(self._blocks)))
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
+        if self._device_halos is not None:
+            self._device_halos.close()
+
+    def _cycle(self, steps: int, *, last: bool) -> None:
+        """Take the steps up to the next exchange, or those of one kernel."""
+        if self.fused_steps > 1:
+            self._take_fused(steps, last)
+            self.done += steps
+            return
+        for remaining in reversed(range(steps)):
+            self._step(remaining, last and remaining == 0)
+            self.done += 1
+
+    def _replay(self) -> bool:
+        """Take some cycles of steps as one CUDA graph, which is made at first; False where that is not
+        possible. Only a direct exchange needs no host between steps."""
+        possible = self.halo_taken == "direct" and not self.overlap and not self.graph_reason
+        if not possible or self.taken < EAGER:
+            return False
+        cycles, steps = self._graph_cycles, self._graph_cycles * self._cycle_steps
+        counts = self.done, self.taken, self.exchanges
+        key = id(self._blocks[self.fed[0]])  # which of its two blocks is read first
+        if key not in self._graphs:
+            places = list(self._blocks), dict(self._spare)
+            self._recording = True
+            try:
+                self._graphs[key] = self.world.backend.capture(self._graph_work)
+            except NotCapturable as reason:
+                self.graph_reason = str(reason)
+                self._blocks, self._spare = places
+                return False
+            finally:
+                self._recording = False
+                self.done, self.taken, self.exchanges = counts
+        self._graphs[key]()
+        self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
+        self.graph = True
+        return True
+
+    def _graph_work(self) -> None:
+        for _ in range(self._graph_cycles):
+            self._cycle(self._cycle_steps, last=False)
 
     def _step(self, remaining: int, final: bool) -> None:
-        """Take one step, after which `remaining` follow without an exchange; then prepare the halos."""
+        """Take one step, after which so many are taken without an exchange; then make the halos ready."""
         targets = [self._spare[place] for place in self.fed]
-        if not self._poisoned:
-            for target in targets:
-                poison(target)
         keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
             self._overlapped(targets, self._compute_rows)
@@ -179,12 +269,36 @@ class Stepper(StepBlocks):
             else:
                 self._fill_outside(targets)
         self.swap()
-        self._poisoned = True
         self.taken += 1
+
+    def _take_fused(self, steps: int, final: bool) -> None:
+        """Take so many steps by one kernel; then make the halos ready along the split axes."""
+        targets = [self._spare[place] for place in self.fed]
+        if self.overlap and not final:
+            self._overlapped(targets, lambda rows, _: take_rows(self, rows, steps))
+        else:
+            take_rows(self, (0, self.region.shape[0]), steps)
+            if not final and self._exchanging:
+                self._exchange(targets)
+        self.swap()
+        self.taken += steps
+
+    def _choose_overlap(self) -> None:
+        """A direct exchange takes less time than the additional calls of the function."""
+        asked = self._overlap_asked
+        chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
+        self.overlap = chosen and self._may_overlap
+
+    def _check_halos(self) -> None:
+        if self._device_halos is not None:
+            self._device_halos.check()
 
     def _exchange(self, targets: list[Array]) -> None:
         self.exchanges += 1
-        if self.world.backend.asynchronous:
+        if self._device_halos is not None:
+            with _DeviceSpan(self):
+                self._device_halos.fill(targets)
+        elif self.world.backend.asynchronous:
             with _DeviceSpan(self):
                 self._halos.fill(targets, self.world.arrays)
         else:
@@ -216,6 +330,11 @@ class Stepper(StepBlocks):
             return
         ready = backend.mark()
         compute((first, last), False)
+        if self._device_halos is not None:
+            with backend.beside(ready), _DeviceSpan(self):
+                self._device_halos.fill_from_others(targets)
+            self._device_halos.fill_own(targets)
+            return
         with backend.beside(ready), _DeviceSpan(self):
             exchange = self._halos.start(targets, self.world.arrays)
             exchange.receive()
@@ -224,15 +343,16 @@ class Stepper(StepBlocks):
 
 
 class _DeviceSpan:
-    """Time an exchange on the device; only the first ones of a run are timed."""
+    """Times an exchange on the device, for the first ones of a run."""
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
 
     def __enter__(self) -> None:
-        self._begin = self._stepper.world.backend.mark()
+        if not self._stepper._recording:
+            self._begin = self._stepper.world.backend.mark()
 
     def __exit__(self, *_: object) -> None:
         spans = self._stepper._exchange_spans
-        if len(spans) < MEASURED:
+        if len(spans) < MEASURED and not self._stepper._recording:
             spans.append((self._begin, self._stepper.world.backend.mark()))

@@ -14,8 +14,8 @@ from jobs import kernels
 from jobs.bench.copy.engines import ENGINES, Queue
 from jobs.bench.lessons.protocol import Context
 from jobs.measure.gate import Gate
-from jobs.measure.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from meshrun import World
+from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.device.raw.memory import Box, GpuProperties, Memory
 
 HOST = "through host"  # label of that method

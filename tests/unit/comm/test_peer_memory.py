@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from jobs.measure.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from runner.comm.api import Control
+from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.raw.memory import Memory
 

@@ -1,0 +1,172 @@
+"""Halo exchange by the GPUs' own stores: each rank writes its cells into its neighbours' halos.
+
+The ranks of one host open each other's blocks once (both blocks of each fed input), and a page of flags. An
+exchange is then one kernel launch on each rank (kernels/halo.cu), without messages and without the host.
+Every rank numbers its exchanges, n = 1, 2, ..., in its own device memory; neighbours take part in the same
+ones. In exchange n, the kernel of rank r
+
+    1. with `handshake`: raises flag ready[r] = n in the page of every neighbour, and waits for ready[p] >= n
+       in its own page before it stores into the memory of neighbour p;
+    2. stores its cells into the halos of its neighbours' target blocks, and of its own;
+    3. after a fence, raises flag arrived[r] = n in the page of every neighbour;
+    4. waits for arrived[p] >= n of every neighbour p, in its own page.
+
+Flags are stored with release and loaded with acquire, at system scope; kernels of one stream follow each
+other. Neighbours of r are all ranks from which r copies a cell or that copy one of r's: a symmetric relation,
+so that whoever stores into a block is also waited for by the block's owner, and the reverse. Flags only grow.
+
+Read after write: rank r reads halo cells in kernels after its exchange n, which ended after arrived[p] = n,
+which p raised after its stores of exchange n. The halo is complete, and of this step: p's stores follow p's
+step.
+
+Write after read: p may store into the halo of r's block B in exchange n only if r has done all that used the
+halo of B before, and will do nothing of the kind until its own exchange n has ended.
+
+- With `handshake`, r raises ready[r] = n in the kernel of its exchange n, which follows in its stream all its
+  earlier work, and p's stores follow that. Between this flag and the end of its exchange n, r uses no halo
+  cell of B.
+- Without, with one step per exchange and no work beside the exchange: exchange n has the target block B, the
+  exchanges n - 1 and n + 1 the other block A. After exchange n - 2, in which B was the target, r's step n - 1
+  reads B and writes A; step n reads A and writes the own cells of B. So r last used the halo of B in step n -
+  1, which precedes its exchange n - 1, and p has seen arrived[r] = n - 1 before its exchange n - 1 ended. For
+  n = 1 there is nothing before but poison, which is written before a barrier of the hosts.
+
+With several steps per exchange, the same block may be the target of exchanges n - 1 and n, and r computes
+cells of its halo in between: hence the handshake. It is needed too where the interior is computed beside the
+exchange: arrived[r] then says nothing of the interior of the step.
+
+A wait ends after `PATIENCE` seconds: the kernel notes the neighbour's rank in a word of host memory, all
+later exchanges return at once, and `check` raises RunError. Waiting kernels of ranks that share a GPU keep it
+from the others for their time slices only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from runner.errors import RunError
+from runner.pipeline import halo_boxes
+from runner.pipeline.halo_boxes import Box, FieldHalos, Tables
+from runner.region import Array
+from runner.world.world import World
+
+PATIENCE = 300.0  # seconds that a kernel waits for a neighbour, whose host may write a frame meanwhile
+
+
+class Peers(Protocol):
+    """Arrays that other ranks can open; of GPUs, `runner.comm.peer_arrays.PeerArrays`."""
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        """Return an uninitialised array that other ranks can open."""
+
+    def open(self, arrays: Sequence[Array], peers: Collection[int]) -> dict[int, list[int]]:
+        """Return the addresses of the same arrays of `peers`. Collective. Raises Unreachable."""
+
+    def close(self) -> None:
+        """Forget the addresses. Collective."""
+
+
+class DirectHalos:
+    """Halos of a rank's blocks, whose cells are stored by their owners. See above.
+
+    fields: of each fed input. pairs: its two blocks, made by `peers.empty`; poisoned. cells: the boundary's
+    constant. handshake: needed with several steps per exchange, or with work beside the exchange. patience:
+    seconds, `PATIENCE` by default.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        fields: Sequence[FieldHalos],
+        pairs: Sequence[tuple[Array, Array]],
+        cells: Sequence[Array],
+        tables: Tables,
+        peers: Peers,
+        *,
+        handshake: bool,
+        patience: float | None = None,
+    ) -> None:
+        """Open the neighbours' blocks. Collective. Raises Unreachable, on the ranks that cannot."""
+        self._world, self._peers = world, peers
+        backend, rank = world.backend, world.rank
+        page = peers.empty((2 * world.size,), np.dtype(np.uint64))
+        page.fill(0)
+        backend.synchronize()  # before another rank knows the page
+        self.neighbours = halo_boxes.neighbours(fields, rank)
+        # Of a block that is a view, the array that other ranks can open.
+        flat = [block if block.base is None else block.base for pair in pairs for block in pair]
+        reached = peers.open([*flat, page], self.neighbours)
+        self._failure = backend.host_empty((1,), np.dtype(np.uint64))
+        self._failure.fill(0)
+        # Kept: the device uses them by their addresses.
+        state = tables.upload(np.zeros(3, np.uint64))
+        ranks = tables.upload(np.array(self.neighbours or [-1], np.int64))
+        pages = tables.upload(np.array([reached[peer][-1] for peer in self.neighbours] or [0], np.uint64))
+        link = (
+            state, page, ranks, pages, np.int64(len(self.neighbours)), np.int64(rank), np.int64(world.size),
+            np.int64(handshake), np.uint64(1e9 * (patience or PATIENCE)),
+            np.uint64(self._failure.ctypes.data),
+        )  # fmt: skip
+        move, exchange = (
+            tables.kernel(halo_boxes.KERNELS, name) for name in ("move_cells", "exchange_halos")
+        )
+        self._launches: dict[int, tuple[Callable[[], None], ...]] = {}
+        self._cells = cells
+        for parity in (0, 1):
+            blocks = [tables.address(pair[parity]) for pair in pairs]
+            theirs = {
+                peer: [
+                    reached[peer][2 * n + parity] + field.layout(peer).row(field.itemsize)[0] * field.itemsize
+                    for n, field in enumerate(fields)
+                ]
+                for peer in self.neighbours
+            }
+            sent = sent_boxes(fields, rank, blocks, theirs)
+            own = halo_boxes.own_boxes(fields, rank, blocks, [tables.address(cell) for cell in cells])
+            self._launches[blocks[0]] = (
+                halo_boxes.launch(tables, exchange, [*sent, *own], *link),
+                halo_boxes.launch(tables, exchange, sent, *link),
+                halo_boxes.launch(tables, move, own),
+            )
+        self._address = tables.address
+        backend.synchronize()
+
+    def fill(self, blocks: Sequence[Array]) -> None:
+        """Fill the whole halos."""
+        self._launches[self._address(blocks[0])][0]()
+
+    def fill_from_others(self, blocks: Sequence[Array]) -> None:
+        """Exchange halos; the cells that other ranks need must be computed, the other own cells need not."""
+        self._launches[self._address(blocks[0])][1]()
+
+    def fill_own(self, blocks: Sequence[Array]) -> None:
+        """Fill the halo cells that need no other rank."""
+        self._launches[self._address(blocks[0])][2]()
+
+    def check(self) -> None:
+        """Raise RunError if a neighbour was waited for in vain, as far as the device has come."""
+        if self._failure[0]:
+            peer = int(self._failure[0]) - 1
+            raise RunError(
+                f"rank {self._world.rank} waited in vain for the halo of its neighbour, rank {peer}",
+                got=f"no halo from [{self._world.ranks[peer]}]",
+                hint="the log of that rank; --halo nccl exchanges halos by messages",
+            )
+
+    def close(self) -> None:
+        """Close the neighbours' blocks; every exchange must be done. Collective."""
+        self._peers.close()
+
+
+def sent_boxes(
+    fields: Sequence[FieldHalos], rank: int, blocks: Sequence[int], theirs: dict[int, list[int]]
+) -> list[Box]:
+    """Return the stores of this rank's cells into its neighbours' halos; blocks, theirs: addresses."""
+    return [
+        halo_boxes.between_blocks(field, sent, blocks[n], theirs[sent.receiver][n], sent.receiver)
+        for n, field in enumerate(fields)
+        for sent in field.sent(rank)
+    ]

@@ -1,0 +1,257 @@
+"""Boxes of cells that fill halos, as bytes in memory: the rows of the table that kernels/halo.cu works on.
+
+A halo cell is a copy of one cell that some rank owns, or the constant. `runner.plan.halo` says which, for any
+axes: also along axes that are whole, and in corners, a cell is copied from its owner's own cells, never from
+another halo cell. The copies of one exchange thus have no order among them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from runner.device.api import Backend
+from runner.pipeline.block_layout import BlockLayout
+from runner.plan.grid import Partition
+from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
+from runner.region import Array, Shape
+
+KERNELS = Path(__file__).parent / "kernels" / "halo.cu"
+THREADS = 256  # of a block
+AXES = 6  # of a box in the table, as in kernels/halo.cu
+UNITS = 4 * THREADS  # of a row
+WIDEST = 16  # bytes of a unit
+MOST = 1 << 31  # units of a box
+Axis = tuple[int, int, int]  # cells, and bytes between two of them at the source and at the target
+
+
+@dataclass(frozen=True)
+class Box:
+    """Cells to copy. source, target: addresses of the first one. axes: the outermost first; the last one is
+    of the bytes of a cell. peer: rank whose memory `target` is; -1 for this rank's own."""
+
+    source: int
+    target: int
+    axes: tuple[Axis, ...]
+    peer: int = -1
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(count for count, _, _ in self.axes)
+
+
+@dataclass(frozen=True)
+class FieldHalos:
+    """One field's halos: how its array is split, and the halo of every rank's block.
+
+    aligned: as of `BlockLayout`.
+    """
+
+    partition: Partition
+    widths: Widths
+    boundary: str
+    itemsize: int
+    aligned: bool = False
+
+    def layout(self, rank: int) -> BlockLayout:
+        """Return the place of a rank's cells."""
+        return _layout(self, rank)
+
+    def sent(self, rank: int) -> list[Transfer]:
+        """Return what a rank's neighbours copy of its cells."""
+        return list(sends(self.partition, rank, self.widths, self.boundary))
+
+    def received(self, rank: int) -> list[Transfer]:
+        """Return what a rank copies of its neighbours' cells; of one of them, in the order it is sent."""
+        return [one for one in self._needed(rank) if one.sender != rank]
+
+    def kept(self, rank: int) -> list[Transfer]:
+        """Return what a rank copies of its own cells."""
+        return [one for one in self._needed(rank) if one.sender == rank]
+
+    def _needed(self, rank: int) -> list[Transfer]:
+        return list(transfers(self.partition, rank, self.widths, self.boundary))
+
+
+def neighbours(fields: Sequence[FieldHalos], rank: int) -> list[int]:
+    """Return the ranks with which `rank` exchanges cells, in either direction: if a has b, then b has a."""
+    to = {one.receiver for field in fields for one in field.sent(rank)}
+    return sorted(to | {one.sender for field in fields for one in field.received(rank)})
+
+
+class Tables(Protocol):
+    """Addresses, tables and launches on a device; of GPUs, `runner.comm.peer_arrays.DeviceTables`."""
+
+    def address(self, array: Array) -> int:
+        """Return where an array begins."""
+
+    def upload(self, table: np.ndarray[Any, Any]) -> Array:
+        """Return a copy on the device."""
+
+    def kernel(self, path: Path, name: str) -> Callable[..., None]:
+        """Compile a kernel; call the result with (grid, block, arguments)."""
+
+
+def launch(
+    tables: Tables, kernel: Callable[..., None], boxes: Iterable[Box], *more: Any
+) -> Callable[[], None]:
+    """Return a call that launches `kernel` on these boxes, with more arguments."""
+    rows = tables.upload(table(boxes))
+    grid, block, arguments = (len(rows),), (THREADS,), (rows, *more)
+    return lambda: kernel(grid, block, arguments)
+
+
+def constant_cells(backend: Backend, dtypes: Iterable[Any], boundary: str, cval: float) -> list[Array]:
+    """Return the boundary's constant as a cell of each dtype on the device; of other boundaries, unset."""
+    cells = [backend.empty((1,), np.dtype(dtype)) for dtype in dtypes]
+    for cell in cells if boundary == "constant" else ():
+        cell[...] = cval
+    return cells
+
+
+def own_boxes(
+    fields: Sequence[FieldHalos], rank: int, blocks: Sequence[int], cells: Sequence[int]
+) -> list[Box]:
+    """Return the copies to halo cells that need no other rank. blocks, cells: addresses, of each field."""
+    found: list[Box] = []
+    for field, block, cell in zip(fields, blocks, cells, strict=True):
+        found += constants(field, rank, cell, block)
+        found += [between_blocks(field, kept, block, block) for kept in field.kept(rank)]
+    return found
+
+
+def between_blocks(field: FieldHalos, moved: Transfer, source: int, target: int, peer: int = -1) -> Box:
+    """Return the copy from the sender's block at address `source` into the receiver's at `target`."""
+    sender, receiver = field.layout(moved.sender), field.layout(moved.receiver)
+    start, steps = _own_cells(field, moved, sender)
+    place, strides = _cells(moved.target, receiver, field.itemsize)
+    return Box(source + start, target + place, _axes(moved.target, steps, strides, field.itemsize), peer)
+
+
+def to_message(field: FieldHalos, moved: Transfer, source: int, message: int) -> Box:
+    """Return the copy from the sender's block at address `source` to a C-contiguous message."""
+    start, steps = _own_cells(field, moved, field.layout(moved.sender))
+    strides = _strides(_lengths(moved.target), field.itemsize)
+    return Box(source + start, message, _axes(moved.target, steps, strides, field.itemsize))
+
+
+def from_message(field: FieldHalos, moved: Transfer, message: int, target: int) -> Box:
+    """Return the copy from that message into the receiver's block at address `target`."""
+    place, strides = _cells(moved.target, field.layout(moved.receiver), field.itemsize)
+    steps = _strides(_lengths(moved.target), field.itemsize)
+    return Box(message, target + place, _axes(moved.target, steps, strides, field.itemsize))
+
+
+def message_bytes(field: FieldHalos, moved: Transfer) -> int:
+    """Return the bytes of that message, with what aligns the next one."""
+    return -(-math.prod(_lengths(moved.target)) * field.itemsize // WIDEST) * WIDEST
+
+
+def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[Box]:
+    """Yield the copies of the constant, at address `cell`, to the cells beyond the array."""
+    layout = field.layout(rank)
+    for slab in layout.outside:
+        whole = tuple(slice(*part.indices(n)) for part, n in zip(slab, layout.shape, strict=True))
+        place, strides = _cells(whole, layout, field.itemsize)
+        yield Box(cell, target + place, _axes(whole, [0] * len(whole), strides, field.itemsize))
+
+
+def table(boxes: Iterable[Box]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the rows of int64 for the kernel, at least one. Raises ValueError for a box it cannot copy."""
+    parts = [part for box in boxes if box.nbytes for part in _aligned(_simplified(box))]
+    rows = [row for part in parts for row in _rows(part)]
+    words = 7 + 3 * AXES
+    nothing = [0, 0, 1, 0, 0, -1, 0, *[0] * (3 * AXES)]
+    return np.array(rows or [nothing], np.int64).reshape(-1, words)
+
+
+@functools.cache
+def _layout(field: FieldHalos, rank: int) -> BlockLayout:
+    partition = field.partition
+    cut = [parts > 1 for parts in partition.grid]
+    layout = BlockLayout(partition[rank], partition.shape, cut, field.widths, field.boundary)
+    layout.aligned = field.aligned
+    return layout
+
+
+def _rows(box: Box) -> Iterator[list[int]]:
+    length, *_ = box.axes[-1]
+    outer = box.axes[:-1]
+    parts = [length, box.source, box.target, WIDEST, *(part for axis in outer for part in axis[1:])]
+    unit = math.gcd(*parts)
+    axes = [*outer, (length // unit, unit, unit)]
+    units = box.nbytes // unit
+    if len(axes) > AXES or units >= MOST:
+        raise ValueError(f"a face of {len(axes)} axes and {units:,} units")
+    columns = [[axis[part] for axis in axes] + [0] * (AXES - len(axes)) for part in range(3)]
+    ends = [*range(0, units, UNITS), units]
+    for first, last in pairwise(ends):
+        yield [box.source, box.target, unit, first, last, box.peer, len(axes), *chain(*columns)]
+
+
+def _simplified(box: Box) -> Box:
+    """Return the same copy with as few axes as possible."""
+    found: list[Axis] = []
+    for axis in reversed(box.axes):
+        count, source, target = axis
+        if found:
+            inner, *steps = found[-1]
+            if count == 1:
+                continue
+            if [source, target] == [inner * step for step in steps]:
+                found[-1] = (count * inner, steps[0], steps[1])
+                continue
+        found.append(axis)
+    return replace(box, axes=tuple(reversed(found)))
+
+
+def _aligned(box: Box) -> Iterator[Box]:
+    """Yield the parts of a box: where it can, a middle one that is copied in the widest units."""
+    (length, *steps), outer = box.axes[-1], box.axes[:-1]
+    head = -box.source % WIDEST
+    body = (length - head) // WIDEST * WIDEST
+    alike = all(step % WIDEST == 0 for axis in outer for step in axis[1:])
+    if head + length % WIDEST == 0 or body <= 0 or not alike or (box.source - box.target) % WIDEST:
+        yield box
+        return
+    for first, count in ((0, head), (head, body), (head + body, length - head - body)):
+        if count:
+            axes = (*outer, (count, steps[0], steps[1]))
+            yield Box(box.source + first, box.target + first, axes, box.peer)
+
+
+def _own_cells(field: FieldHalos, moved: Transfer, layout: BlockLayout) -> tuple[int, list[int]]:
+    """Return the offset of the first cell that is copied, in bytes, and the steps to the next along each
+    axis: backwards along flipped ones, none where one cell is repeated."""
+    strides = layout.strides(field.itemsize)
+    offset, steps = 0, []
+    for axis, (part, core, stride) in enumerate(zip(moved.source, layout.core, strides, strict=True)):
+        first = part.stop - 1 if axis in moved.flip else part.start
+        offset += (core.start + first) * stride
+        step = -stride if axis in moved.flip else stride
+        steps.append(0 if part.stop - part.start == 1 else step)
+    return offset, steps
+
+
+def _cells(part: Slices, layout: BlockLayout, itemsize: int) -> tuple[int, list[int]]:
+    strides = layout.strides(itemsize)
+    return sum(one.start * stride for one, stride in zip(part, strides, strict=True)), strides
+
+
+def _axes(cells: Slices, steps: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[Axis, ...]:
+    return (*zip(_lengths(cells), steps, strides, strict=True), (itemsize, 1, 1))
+
+
+def _lengths(part: Slices) -> Shape:
+    return tuple(one.stop - one.start for one in part)
+
+
+def _strides(shape: Shape, itemsize: int) -> list[int]:
+    return [itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]

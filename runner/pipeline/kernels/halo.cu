@@ -1,0 +1,162 @@
+// Halo cells, copied by a GPU's own threads: within its memory, or into the memory of neighbouring ranks.
+//
+// Limited by the link between the GPUs, and for small faces by its latency: a store is sent off and nobody
+// waits for it, but the fence after the last one takes the link's way there and back. One block of threads
+// does one row of the table, so that all faces, fields and neighbours are under way at once.
+
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int AXES = 6, DEPTH = 4;
+
+// Part of a box of cells: units `first` to `last`, in C order. source, target: addresses of the box's first
+// unit. unit: bytes, 1 to 16, a divisor of all addresses and steps. peer: number of the neighbour whose memory
+// `target` is, -1 for this rank's own. from, to: bytes between two units along each axis, 0 to repeat one.
+struct Row {
+    u64 source, target;
+    i64 unit, first, last, peer, axes;
+    i64 count[AXES], from[AXES], to[AXES];
+};
+constexpr int WORDS = sizeof(Row) / sizeof(i64);
+
+// sequence: of the exchanges done. blocks: of threads that are done with their row. failed: 1 + rank of a
+// neighbour that was waited for in vain.
+struct State {
+    u64 sequence, blocks, failed;
+};
+
+struct alignas(16) Wide {
+    u64 low, high;
+};
+
+#ifdef __CUDACC__
+__device__ u64 load_acquire(const u64* flag) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
+    return value;
+}
+__device__ void store_release(u64* flag, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+__device__ u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    return now;
+}
+#endif
+
+template <typename Unit> __device__ void copy_units(const Row& row) {
+    for (i64 begin = row.first + threadIdx.x; begin < row.last; begin += DEPTH * i64(blockDim.x)) {
+        Unit loaded[DEPTH];
+        u64 targets[DEPTH];
+#pragma unroll
+        for (int j = 0; j < DEPTH; ++j) {
+            const i64 number = begin + j * i64(blockDim.x);
+            if (number >= row.last) break;
+            unsigned left = unsigned(number);  // a box has fewer units than 2^31
+            u64 source = row.source, target = row.target;
+            for (int axis = int(row.axes) - 1; axis > 0; --axis) {
+                const unsigned count = unsigned(row.count[axis]), place = left % count;
+                left /= count;
+                source += u64(row.from[axis] * i64(place));
+                target += u64(row.to[axis] * i64(place));
+            }
+            loaded[j] = *reinterpret_cast<const Unit*>(source + u64(row.from[0] * i64(left)));
+            targets[j] = target + u64(row.to[0] * i64(left));
+        }
+#pragma unroll
+        for (int j = 0; j < DEPTH; ++j) {
+            if (begin + j * i64(blockDim.x) < row.last) *reinterpret_cast<Unit*>(targets[j]) = loaded[j];
+        }
+    }
+}
+
+__device__ void copy_row(const Row& row) {
+    switch (row.unit) {
+        case 1: copy_units<unsigned char>(row); break;
+        case 2: copy_units<unsigned short>(row); break;
+        case 4: copy_units<unsigned>(row); break;
+        case 8: copy_units<u64>(row); break;
+        case 16: copy_units<Wide>(row); break;
+    }
+}
+
+__device__ void load_row(Row& row, const i64* table) {
+    auto* words = reinterpret_cast<i64*>(&row);
+    for (int i = threadIdx.x; i < WORDS; i += blockDim.x) words[i] = table[i64(blockIdx.x) * WORDS + i];
+    __syncthreads();
+}
+
+// Wait until a flag of this rank's page has `number`; false if `patience` nanoseconds pass.
+__device__ bool wait_for(const u64* flag, u64 number, u64 patience) {
+    u64 begin = 0;
+    for (unsigned polls = 1; load_acquire(flag) < number; ++polls) {
+        if (polls % 256) continue;
+        const u64 now = nanoseconds();
+        if (begin == 0) begin = now;
+        if (now - begin > patience) return false;
+    }
+    return true;
+}
+
+__device__ void fail(State* state, u64* failure, i64 peer) {
+    if (atomicCAS(&state->failed, 0ull, u64(peer) + 1) == 0) {
+        store_release(failure, u64(peer) + 1);
+    }
+}
+
+// Copy within this GPU's memory. A block for each row of the table.
+__global__ void move_cells(const i64* table) {
+    __shared__ Row row;
+    load_row(row, table);
+    copy_row(row);
+}
+
+// One exchange of all halos; a block for each row of the table, at least one.
+//
+// page: of this rank, where others raise flags: `size` numbers "ready", then `size` numbers "arrived", each by
+// sender. peers: ranks of the neighbours; pages: theirs. handshake: wait until a neighbour is ready before
+// storing into its memory. failure: a word of host memory.
+__global__ void exchange_halos(const i64* table, State* state, u64* page, const i64* peers,
+                                          const u64* pages, i64 neighbours, i64 rank, i64 size,
+                                          i64 handshake, u64 patience, u64* failure) {
+    __shared__ Row row;
+    __shared__ bool ready, last;
+    const u64 number = state->sequence + 1;
+    if (threadIdx.x == 0) ready = !state->failed;
+    load_row(row, table);
+    if (!ready) return;  // what follows a failure is of no use
+    if (handshake) {
+        if (blockIdx.x == 0) {
+            for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {
+                store_release(reinterpret_cast<u64*>(pages[i]) + rank, number);
+            }
+        }
+        if (threadIdx.x == 0 && row.peer >= 0) {
+            ready = wait_for(page + row.peer, number, patience);
+            if (!ready) fail(state, failure, row.peer);
+        }
+    }
+    __syncthreads();
+    if (ready) copy_row(row);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence_system();  // the block's stores, before it counts as done
+        last = atomicAdd(&state->blocks, 1ull) == gridDim.x - 1;
+        if (last) __threadfence_system();  // the other blocks' stores, before the flags
+        last = last && !state->failed;
+    }
+    __syncthreads();
+    if (!last) return;
+    for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {
+        store_release(reinterpret_cast<u64*>(pages[i]) + size + rank, number);
+    }
+    for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {
+        if (!wait_for(page + size + peers[i], number, patience)) fail(state, failure, peers[i]);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        state->blocks = 0;
+        state->sequence = number;
+    }
+}

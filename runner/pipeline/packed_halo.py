@@ -1,0 +1,107 @@
+"""Halo exchange by messages between devices: one for each neighbour, whatever the number of fields and faces.
+
+Two kernel launches (kernels/halo.cu) surround one group of messages. The first copies all that the neighbours
+need into buffers, and fills the halo cells that need no other rank; the second copies what arrived into the
+halo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from runner.comm.api import Message
+from runner.pipeline import halo_boxes
+from runner.pipeline.halo_boxes import Box, FieldHalos, Tables
+from runner.region import Array
+from runner.world.world import World
+
+
+class PackedHalos:
+    """Halos of a rank's blocks, packed into messages; as `DirectHalos`, but for memory of any kind.
+
+    fields: of each fed input. pairs: its two blocks. cells: the boundary's constant.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        fields: Sequence[FieldHalos],
+        pairs: Sequence[tuple[Array, Array]],
+        cells: Sequence[Array],
+        tables: Tables,
+    ) -> None:
+        self._arrays, self._cells, self._address = world.arrays, cells, tables.address
+        rank, empty = world.rank, world.backend.empty
+        byte = np.dtype(np.uint8)
+        self._outgoing: list[Message] = []
+        self._incoming: list[Message] = []
+        outgoing, incoming = (_message_sizes(fields, rank, sends=sends) for sends in (True, False))
+        for sizes, messages in ((outgoing, self._outgoing), (incoming, self._incoming)):
+            messages += [(peer, empty((size,), byte)) for peer, size in sorted(sizes.items())]
+        move = tables.kernel(halo_boxes.KERNELS, "move_cells")
+        self._launches: dict[int, tuple[Callable[[], None], ...]] = {}
+        for parity in (0, 1):
+            blocks = [tables.address(pair[parity]) for pair in pairs]
+            packed, unpacked = (
+                _message_boxes(
+                    fields, rank, blocks, {peer: tables.address(one) for peer, one in messages}, sends=sends
+                )
+                for messages, sends in ((self._outgoing, True), (self._incoming, False))
+            )
+            own = halo_boxes.own_boxes(fields, rank, blocks, [tables.address(cell) for cell in cells])
+            self._launches[blocks[0]] = tuple(
+                halo_boxes.launch(tables, move, boxes) for boxes in ([*packed, *own], packed, own, unpacked)
+            )
+        world.backend.synchronize()
+
+    def fill(self, blocks: Sequence[Array]) -> None:
+        """Fill the whole halos."""
+        self._exchange(blocks, 0)
+
+    def fill_from_others(self, blocks: Sequence[Array]) -> None:
+        """Exchange halos; the cells that other ranks need must be computed, the other own cells need not."""
+        self._exchange(blocks, 1)
+
+    def fill_own(self, blocks: Sequence[Array]) -> None:
+        """Fill the halo cells that need no other rank."""
+        self._launches[self._address(blocks[0])][2]()
+
+    def check(self) -> None:
+        """Messages report their failures themselves."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _exchange(self, blocks: Sequence[Array], pack: int) -> None:
+        launches = self._launches[self._address(blocks[0])]
+        launches[pack]()
+        self._arrays.exchange(self._outgoing, self._incoming).wait()
+        launches[3]()
+
+
+def _message_sizes(fields: Sequence[FieldHalos], rank: int, *, sends: bool) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for field in fields:
+        for moved in field.sent(rank) if sends else field.received(rank):
+            peer = moved.receiver if sends else moved.sender
+            sizes[peer] = sizes.get(peer, 0) + halo_boxes.message_bytes(field, moved)
+    return sizes
+
+
+def _message_boxes(
+    fields: Sequence[FieldHalos], rank: int, blocks: Sequence[int], messages: dict[int, int], *, sends: bool
+) -> list[Box]:
+    """Return the copies between blocks and messages, all given by their addresses; sender and receiver of a
+    message go through the same fields and faces in the same order."""
+    found, places = [], dict(messages)
+    for field, block in zip(fields, blocks, strict=True):
+        for moved in field.sent(rank) if sends else field.received(rank):
+            peer = moved.receiver if sends else moved.sender
+            if sends:
+                found.append(halo_boxes.to_message(field, moved, block, places[peer]))
+            else:
+                found.append(halo_boxes.from_message(field, moved, places[peer], block))
+            places[peer] += halo_boxes.message_bytes(field, moved)
+    return found

@@ -1,0 +1,94 @@
+"""kernels/halo.cu compiled for the host, and ranks as threads that store into each other's blocks."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner.comm.api import Control
+from runner.comm.peer_memory import Unreachable
+from runner.pipeline import halo_boxes
+from runner.region import Array
+
+HEADER = Path(__file__).with_suffix(".h")
+LAUNCHES = """
+extern "C" void launch_move_cells(unsigned grid, const i64* table) {
+    gridDim.x = grid, blockDim.x = 1;
+    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) move_cells(table);
+}
+extern "C" void launch_exchange_halos(unsigned grid, const i64* table, State* state, u64* page,
+                                      const i64* peers, const u64* pages, i64 neighbours, i64 rank, i64 size,
+                                      i64 handshake, u64 patience, u64* failure) {
+    gridDim.x = grid, blockDim.x = 1;
+    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
+        exchange_halos(table, state, page, peers, pages, neighbours, rank, size, handshake, patience,
+                       failure);
+}
+"""
+
+
+def compiled(folder: Path, changes: Sequence[tuple[str, str]] = ()) -> ctypes.CDLL:
+    """The kernels, with some lines changed; each must be there once."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    text = halo_boxes.KERNELS.read_text()
+    for line, instead in changes:
+        assert text.count(line) == 1, line
+        text = text.replace(line, instead)
+    source, library = folder / "halo.cpp", folder / "halo.so"
+    source.write_text(f'#include "{HEADER}"\n{text}{LAUNCHES}')
+    subprocess.run(
+        ["g++", "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
+    )
+    return ctypes.CDLL(str(library))
+
+
+class HostTables:
+    """`runner.pipeline.halo_boxes.Tables` for NumPy arrays."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    def address(self, array: Array) -> int:
+        address: int = array.ctypes.data
+        return address
+
+    def upload(self, table: Any) -> Array:
+        return table.copy()
+
+    def kernel(self, path: Path, name: str) -> Callable[..., None]:
+        function = self._library[f"launch_{name}"]
+
+        def launch(grid: tuple[int], block: tuple[int], arguments: Sequence[Any]) -> None:
+            values = [one.ctypes.data if isinstance(one, np.ndarray) else int(one) for one in arguments]
+            function(ctypes.c_uint(grid[0]), *map(ctypes.c_uint64, values))
+
+        return launch
+
+
+class HostPeers:
+    """`runner.pipeline.direct_halo.Peers` for threads. shut: of a rank that cannot open, why."""
+
+    def __init__(self, control: Control, shut: dict[int, str] | None = None) -> None:
+        self._control, self._shut = control, shut or {}
+        self.closed = False
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        return np.empty(shape, dtype)
+
+    def open(self, arrays: Sequence[Array], peers: Collection[int]) -> dict[int, list[int]]:
+        found = self._control.allgather([array.ctypes.data for array in arrays])
+        if self._control.rank in self._shut:
+            raise Unreachable(self._shut[self._control.rank])
+        return {peer: found[peer] for peer in peers}
+
+    def close(self) -> None:
+        self.closed = True
+        self._control.barrier()

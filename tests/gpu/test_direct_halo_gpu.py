@@ -1,0 +1,190 @@
+"""Halos that GPUs store into each other's memory: the bits of a plain NumPy loop.
+
+    mpirun -n 3 python -m pytest tests/gpu/test_direct_halo_gpu.py
+
+On any number of ranks from 2, on GPUs of one host; ranks may share one GPU, where each exchange lasts some
+time slices.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshrun
+from runner.errors import RunError
+from runner.pipeline import direct_halo
+from runner.pipeline.direct_halo import DirectHalos
+from runner.plan.halo import BOUNDARIES
+from runner.plan.step_options import StepOptions
+from runner.run.execute import Options, run
+from runner.system.launcher import detect_launcher
+from runner.world.world import World, open_world
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy")
+PAD: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
+CASES = {  # shape, halo, components of the second field, grid
+    "a line": ((67,), ((1, 3),), 0, None),
+    "rows": ((37, 23), ((2, 1), (1, 2)), 0, None),
+    "rows, wide": ((64, 4100), ((1, 1), (1, 1)), 0, None),
+    "a grid": ((41, 29), ((1, 1), (1, 1)), 2, "0x0"),
+    "columns": ((9, 60), ((1, 1), (0, 2)), 0, "1x0"),
+    "three axes": ((24, 18, 20), ((1, 1), (0, 1), (1, 0)), 0, "0x0"),
+}
+HALOS = ("direct", "nccl")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    launched = detect_launcher()
+    if launched is None or launched.size == 1:
+        pytest.skip("needs mpirun -n 2 or more")
+    opened = open_world("cuda", oversubscribe=True)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def folder(world: World) -> Iterator[Path]:
+    """A folder that all ranks see."""
+    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="direct-")))
+    yield made
+    world.control.barrier()
+    if world.rank == 0:
+        shutil.rmtree(made)
+
+
+def padded(array: Any, widths: Any, boundary: str) -> Any:
+    more = [*widths, *[(0, 0)] * (array.ndim - len(widths))]
+    if boundary == "constant":
+        return np.pad(array, more, "constant", constant_values=9)
+    return np.pad(array, more, PAD[boundary])
+
+
+def weighted(widths: Any, tail: int) -> Any:
+    """Sums over neighbours in which no two have the same weight; of whole numbers modulo 2^32, exact."""
+
+    def function(now: Any, before: Any) -> Any:
+        inner = [n - low - high for n, (low, high) in zip(now.shape, widths, strict=True)]
+        core = tuple(slice(low, low + n) for n, (low, _) in zip(inner, widths, strict=True))
+        total = now[core] * 0
+        for number, place in enumerate(np.ndindex(*(low + high + 1 for low, high in widths))):
+            part = tuple(slice(a, a + n) for a, n in zip(place, inner, strict=True))
+            total = total + (2 * number + 1) * now[part]
+            total = total ^ (before[part][..., -1] if tail else before[part])
+        old = before[core]
+        return total, old * 3 + (total[..., None] if tail else total)
+
+    return function
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap", strided_out=True)
+def sheared(block: Any, *, out: Any, xp: Any) -> Any:
+    """Fill `out` without any other memory: a step that a CUDA graph can hold."""
+    xp.add(block[:-2, 1:-1], block[2:, 2:], out=out)
+
+
+def same(world: World, found: Path, expected: Any) -> None:
+    def compare() -> None:
+        np.testing.assert_array_equal(np.load(found), expected)
+
+    world.on_root(compare)
+
+
+@pytest.mark.parametrize("halo", HALOS)
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_a_plain_loop(
+    world: World, folder: Path, case: str, boundary: str, every: int, halo: Any
+) -> None:
+    shape, widths, tail, grid = CASES[case]
+    function = weighted(widths, tail)
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2)(function)
+    random = np.random.default_rng(3)
+    fields = [random.integers(0, 2**32, one, np.uint32) for one in (shape, (*shape, tail) if tail else shape)]
+    inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
+
+    def save() -> None:
+        for path, field in zip(inputs, fields, strict=True):
+            np.save(path, field)
+
+    world.on_root(save)
+    options = Options(
+        device="cuda",
+        grid=grid,
+        steps=StepOptions(7, steps_per_exchange=every, halo=halo),
+        oversubscribe=True,
+    )
+    record = run(job, inputs, outputs, {}, options, world=world)
+    assert record["steps"]["halo"] == "direct" if halo == "direct" else record["steps"]["halo"] != "direct"
+    expected = list(fields)
+    for _ in range(7):
+        expected = list(function(*(padded(field, widths, boundary) for field in expected)))
+    for path, field in zip(outputs, expected, strict=True):
+        same(world, path, field)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("steps", [5, 200, 301])
+def test_many_steps_of_a_function_that_fills_its_result(
+    world: World, folder: Path, steps: int, overlap: bool
+) -> None:
+    field = np.random.default_rng(4).integers(0, 2**32, (60, 70), np.uint32)
+    world.on_root(lambda: np.save(folder / "a.npy", field))
+    options = Options(
+        device="cuda", overlap=overlap, steps=StepOptions(steps, halo="direct"), oversubscribe=True
+    )
+    record = run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
+    print(record["steps"])
+    if steps > 100 and not overlap:
+        assert record["steps"]["graph"] is True
+    expected = field
+    for _ in range(steps):
+        block = np.pad(expected, 1, "wrap")
+        expected = block[:-2, 1:-1] + block[2:, 2:]
+    same(world, folder / "b.npy", expected)
+
+
+def test_a_late_rank_is_waited_for(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = DirectHalos.fill
+
+    def late(halos: DirectHalos, blocks: Any) -> None:
+        if world.rank == world.size - 1:
+            world.backend.synchronize()
+        fill(halos, blocks)
+
+    monkeypatch.setattr(DirectHalos, "fill", late)
+    test_many_steps_of_a_function_that_fills_its_result(world, folder, 20, False)
+
+
+def test_a_dead_neighbour_is_named(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 leaves its exchanges out."""
+    monkeypatch.setattr(direct_halo, "PATIENCE", 2.0)
+    fill = DirectHalos.fill
+    monkeypatch.setattr(
+        DirectHalos, "fill", lambda halos, blocks: None if world.rank == 0 else fill(halos, blocks)
+    )
+    raised = []
+    original = DirectHalos.check
+
+    def check(halos: DirectHalos) -> None:
+        try:
+            original(halos)
+        except RunError as failure:
+            raised.append(str(failure))
+
+    monkeypatch.setattr(DirectHalos, "check", check)
+    field = np.zeros((60, 70), np.uint32)
+    world.on_root(lambda: np.save(folder / "a.npy", field))
+    options = Options(device="cuda", steps=StepOptions(5, halo="direct"), oversubscribe=True)
+    run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
+    found = world.control.allgather(raised)
+    assert found[0] == []
+    assert any("waited in vain" in text and "rank 0" in text for text in found[1])

@@ -1,0 +1,172 @@
+"""Arrays that other ranks open, and recorded device work, over a made-up CuPy: no GPU needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+
+from runner.comm.api import Control
+from runner.comm.peer_memory import PAGE, Unreachable
+from runner.comm.threads import ThreadComm, run_ranks
+from runner.device.api import Device, NotCapturable
+from runner.device.raw.memory import Memory
+
+OVER_CUPY = (
+    "runner.comm.peer_arrays", "runner.device.cuda", "runner.device.copy_streams",
+    "runner.device.raw.cuda_memory",
+)  # fmt: skip
+GPUS = [Device("cuda", "a GPU", index, uuid=f"GPU-{index}") for index in range(2)]
+
+
+class CudaError(RuntimeError):
+    """In place of CuPy's."""
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    made = MagicMock()
+    made.cuda.runtime.CUDARuntimeError = CudaError
+    for name, module in (("cupy", made), ("cupy.cuda", made.cuda)):
+        monkeypatch.setitem(sys.modules, name, module)
+    for name in OVER_CUPY:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield made
+    for name in OVER_CUPY:  # nobody else's: they have this CuPy
+        if sys.modules.pop(name, None) is not None:
+            package, _, module = name.rpartition(".")
+            delattr(sys.modules[package], module)
+
+
+class Box:
+    """The GPUs that a process sees. shut: the calls that fail."""
+
+    def __init__(self, seen: list[int], shut: str) -> None:
+        self.gpus = [SimpleNamespace(index=place, uuid=f"GPU-{gpu}") for place, gpu in enumerate(seen)]
+        self.shut, self.released = shut, list[int]()
+
+    @contextmanager
+    def on(self, gpu: int) -> Any:
+        yield
+
+    def connect(self, gpu: int, peer: int) -> bool:
+        if self.shut == "connect":
+            raise CudaError("peer access is not supported\nmore")
+        return self.shut != "refused"
+
+    def export(self, memory: Memory) -> bytes:
+        return b"%d" % memory.address
+
+    def attach(self, token: bytes, nbytes: int, gpu: int) -> Memory:
+        return Memory(int(token) + 7, nbytes, "device", gpu)
+
+    def release(self, memory: Memory) -> None:
+        self.released.append(memory.address)
+
+
+def opened(cupy: Any, shut: str = "", seen: tuple[int, ...] = (0, 1)) -> list[Any]:
+    """On two ranks: the neighbour's addresses or why there are none, and what is released in the end."""
+    from runner.comm.peer_arrays import PeerArrays
+
+    def body(control: ThreadComm) -> Any:
+        own: Control = control
+        peers = PeerArrays(own, GPUS)
+        box: Any = Box(list(seen), shut)
+        peers.__dict__["_box"] = box
+        arrays = [
+            SimpleNamespace(data=SimpleNamespace(ptr=1000 * (control.rank + 1) + n), nbytes=8)
+            for n in range(2)
+        ]
+        try:
+            found: Any = peers.open(arrays, [1 - control.rank])
+        except Unreachable as reason:
+            found = str(reason)
+        peers.close()
+        return found, box.released
+
+    return run_ranks(2, body)
+
+
+def test_a_neighbours_arrays_are_opened_in_their_order_and_closed(cupy: Any) -> None:
+    for rank, (found, released) in enumerate(opened(cupy)):
+        there = 1000 * (2 - rank) + 7
+        assert found == {1 - rank: [there, there + 1]}
+        assert released == [there, there + 1]
+
+
+@pytest.mark.parametrize(
+    ("shut", "seen", "reason"),
+    [
+        ("", (1,), "rank 1's process does not see rank 0's GPU"),
+        ("refused", (0, 1), "rank 1 cannot open rank 0's memory: no peer access between their GPUs"),
+        ("connect", (0, 1), "rank 1 cannot open rank 0's memory: peer access is not supported"),
+    ],
+)
+def test_the_reason_names_both_ranks(cupy: Any, shut: str, seen: tuple[int, ...], reason: str) -> None:
+    assert opened(cupy, shut, seen)[1][0] == reason
+
+
+def test_an_array_has_whole_pages_of_its_own(cupy: Any) -> None:
+    from runner.comm.peer_arrays import PeerArrays
+
+    PeerArrays(ThreadComm(), GPUS[:1]).empty((PAGE // 4 + 1,), np.dtype(np.float32))
+    cupy.cuda.Memory.assert_called_once_with(2 * PAGE)
+    assert cupy.ndarray.call_args[0][:2] == ((PAGE // 4 + 1,), np.float32)
+
+
+def recorded(cupy: Any, work: Any, *, broken: bool = False) -> Any:
+    from runner.device.cuda import CudaBackend
+
+    stream = cupy.cuda.get_current_stream()
+    stream.end_capture.side_effect = CudaError("invalidated") if broken else None
+    refusing = []
+
+    @contextmanager
+    def using(allocator: Any) -> Any:
+        refusing.append(allocator)
+        yield
+
+    cupy.cuda.using_allocator = using
+    backend: Any = SimpleNamespace()
+    return CudaBackend.capture(backend, lambda: work(refusing[0])), stream
+
+
+def test_recorded_work_is_launched_on_its_stream(cupy: Any) -> None:
+    replay, stream = recorded(cupy, lambda allocate: None)
+    graph = stream.end_capture.return_value
+    graph.launch.assert_not_called()
+    replay()
+    graph.launch.assert_called_once_with(stream)
+
+
+def test_work_that_allocates_is_not_recorded(cupy: Any) -> None:
+    with pytest.raises(NotCapturable, match="allocates device memory"):
+        recorded(cupy, lambda allocate: allocate(100))
+    cupy.cuda.get_current_stream().end_capture.assert_called_once()
+
+
+def test_work_that_waits_is_not_recorded(cupy: Any) -> None:
+    def wait(_: Any) -> None:
+        raise CudaError("operation not permitted when stream is capturing")
+
+    with pytest.raises(NotCapturable, match=r"waits for the device .*not permitted"):
+        recorded(cupy, wait, broken=True)
+
+
+def test_a_recording_that_breaks_in_silence_is_refused(cupy: Any) -> None:
+    with pytest.raises(NotCapturable, match="cannot hold"):
+        recorded(cupy, lambda allocate: None, broken=True)
+
+
+def test_another_error_of_the_work_stays_what_it_is(cupy: Any) -> None:
+    def fail(_: Any) -> None:
+        raise KeyError("their own")
+
+    with pytest.raises(KeyError, match="their own"):
+        recorded(cupy, fail, broken=True)
