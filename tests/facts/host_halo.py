@@ -20,41 +20,40 @@ from runner.region import Array
 HEADER = Path(__file__).with_suffix(".h")
 LAUNCHES = """
 extern "C" void launch_move_cells(unsigned grid, const i64* table) {
-    gridDim.x = grid, blockDim.x = 1;
-    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) move_cells(table);
+    run_grid(grid, [=] { move_cells(table); });
 }
 extern "C" void launch_exchange_halos(unsigned grid, const i64* table, State* state, u64* page,
                                       const i64* peers, const u64* pages, i64 neighbours, i64 rank, i64 size,
                                       i64 handshake, u64 patience, u64* failure) {
-    gridDim.x = grid, blockDim.x = 1;
-    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
+    run_grid(grid, [=] {
         exchange_halos(table, state, page, peers, pages, neighbours, rank, size, handshake, patience,
                        failure);
+    });
 }
 """
 
 
-def compiled(folder: Path, changes: Sequence[tuple[str, str]] = ()) -> ctypes.CDLL:
-    """The kernels, with some lines changed; each must be there once."""
+def compiled(folder: Path, changes: Sequence[tuple[str, str]] = (), threads: int = 1) -> Path:
+    """A library of the kernels, with some lines changed; each must be there once. threads: of a block; with
+    several, each rank needs a copy of the library."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     text = halo_boxes.KERNELS.read_text()
     for line, instead in changes:
         assert text.count(line) == 1, line
         text = text.replace(line, instead)
-    source, library = folder / "halo.cpp", folder / "halo.so"
+    source, library = folder / "halo.cpp", folder / f"halo{threads}.so"
     source.write_text(f'#include "{HEADER}"\n{text}{LAUNCHES}')
-    subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
-    )
-    return ctypes.CDLL(str(library))
+    flags = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread", f"-DTHREADS={threads}"]
+    subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True)
+    return library
 
 
 class HostTables:
     """`runner.pipeline.halo_boxes.Tables` for NumPy arrays."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
 
     def address(self, array: Array) -> int:
         address: int = array.ctypes.data

@@ -121,11 +121,11 @@ __global__ void exchange_halos(const i64* table, State* state, u64* page, const 
                                           const u64* pages, i64 neighbours, i64 rank, i64 size,
                                           i64 handshake, u64 patience, u64* failure) {
     __shared__ Row row;
-    __shared__ bool ready, last;
+    __shared__ bool alive, ready, last;
     const u64 number = state->sequence + 1;
-    if (threadIdx.x == 0) ready = !state->failed;
+    if (threadIdx.x == 0) alive = !state->failed, ready = true;
     load_row(row, table);
-    if (!ready) return;  // what follows a failure is of no use
+    if (!alive) return;  // what follows a failure is of no use
     if (handshake) {
         if (blockIdx.x == 0) {
             for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {

@@ -3,7 +3,7 @@ as threads of one process. The results are those of a plain NumPy loop, to the b
 
 from __future__ import annotations
 
-import ctypes
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -38,13 +38,13 @@ GRIDS: list[tuple[int, ...]] = [(2,), (3,), (4,), (1, 3), (2, 2), (3, 2), (2, 1,
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("halo"))
 
 
 def on_host(
     monkeypatch: pytest.MonkeyPatch,
-    library: ctypes.CDLL,
+    library: Path,
     peers: Callable[[World, str, int], Any] | None = None,
 ) -> None:
     """Runs on threads exchange halos as runs on GPUs do."""
@@ -63,7 +63,7 @@ def halos_of(
     kind: str,
     fields: Sequence[FieldHalos],
     arrays: Sequence[Any],
-    library: ctypes.CDLL,
+    library: Path,
     cval: Any,
 ) -> list[Any]:
     """This rank's padded blocks after an exchange, from poisoned ones."""
@@ -95,7 +95,7 @@ def halos_of(
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_halo_of_any_fields_is_filled(data: st.DataObject, library: ctypes.CDLL) -> None:
+def test_any_halo_of_any_fields_is_filled(data: st.DataObject, library: Path) -> None:
     grid = data.draw(st.sampled_from(GRIDS))
     ndim = data.draw(st.integers(len(grid), 3))
     grid = (*grid, *[1] * (ndim - len(grid)))
@@ -190,7 +190,7 @@ def test_the_kernels_compile_without_a_warning_and_spill_nothing(architecture: s
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_steps_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any, library: ctypes.CDLL) -> None:
+def test_any_steps_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any, library: Path) -> None:
     folder = tmp_path_factory.mktemp("direct")
     ranks, grid = data.draw(st.sampled_from([(2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (2, "1x2")]))
     boundary = data.draw(st.sampled_from(BOUNDARIES))
@@ -240,8 +240,24 @@ def run_heat(tmp_path: Path, **options: Any) -> Any:
     return same, record
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_blocks_of_several_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, every: int
+) -> None:
+    library = compiled(tmp_path_factory.mktemp("threads"), threads=3)
+
+    def tables(world: World, ndim: int) -> HostTables:
+        return HostTables(Path(shutil.copy(library, library.with_name(f"rank{world.rank}.so"))))
+
+    on_host(monkeypatch, library)
+    monkeypatch.setattr(halo_path, "find_tables", tables)
+    same, record = run_heat(tmp_path, halo="direct", steps_per_exchange=every)
+    assert same
+    assert record["steps"]["halo"] == "direct"
+
+
 def test_the_record_says_how_and_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same, record = run_heat(tmp_path)
     assert same
@@ -301,7 +317,7 @@ def test_peers_are_gpus_of_one_host_and_few_axes() -> None:
 
 
 def test_memory_that_one_rank_cannot_open_falls_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
 ) -> None:
     made = []
 
@@ -330,7 +346,7 @@ class GraphBackend(QueuedBackend):
 
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_graphs_take_an_even_number_of_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, every: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, every: int
 ) -> None:
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", 4)
@@ -345,7 +361,7 @@ def test_graphs_take_an_even_number_of_steps(
 
 
 def test_steps_that_no_graph_can_hold_are_launched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
 ) -> None:
     reason = "the function allocates device memory"
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
@@ -386,7 +402,7 @@ LATE = [lambda rank, number: 0.002 * (rank == 1), lambda rank, number: 0.002 * (
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("delays", LATE)
 def test_a_late_rank_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, every: int, delays: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, every: int, delays: Any
 ) -> None:
     on_host(monkeypatch, library)
     late(monkeypatch, delays)
@@ -434,7 +450,7 @@ def test_cells_stored_before_a_neighbour_is_ready_are_noticed(
 
 @pytest.mark.parametrize("fault", ["the halo of the step before", "the face of another neighbour"])
 def test_wrong_boxes_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL, fault: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, fault: str
 ) -> None:
     original = halo_boxes.between_blocks
 
@@ -462,7 +478,7 @@ def test_wrong_boxes_are_noticed(
 
 
 @pytest.mark.parametrize("handshake", [False, True])
-def test_a_dead_neighbour_is_named_and_nobody_spins(library: ctypes.CDLL, handshake: bool) -> None:
+def test_a_dead_neighbour_is_named_and_nobody_spins(library: Path, handshake: bool) -> None:
     field = FieldHalos(Partition((8, 4), (2, 1)), ((1, 1), (0, 0)), "wrap", 8)
 
     def body(control: ThreadComm) -> Any:
