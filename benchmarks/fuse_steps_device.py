@@ -1,10 +1,10 @@
-"""Several time steps in one kernel, on one GPU: the choices of `runner.fuse.step_kernel`, and the fastest ones.
+"""Several time steps in one kernel, on one GPU: the choices of `runner.fuse.step_kernel`, and the fastest.
 
     python benchmarks/fuse_steps_device.py [--only NAME ...] [--quick] [--json FILE]
 
 First the results of small arrays are compared with NumPy's, bit by bit, for each boundary. Then each case is
-timed with all of its choices. A rate counts each cell of a fed input as read once and written once a step; it is
-given beside the rate of the device's own copy.
+timed with all of its choices. A rate counts each cell of a fed input as read once and written once a step; it
+is given beside the rate of the device's own copy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ import numpy as np
 
 from runner.fuse.graph import Operand, Program
 from runner.fuse.operations import KERNELS
-from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, retuned
+from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, with_rows
 from runner.fuse.trace import trace
 from runner.plan.halo import BOUNDARIES
 from runner.report.record import write_json
@@ -98,42 +99,76 @@ CASES = {
     "gray_scott 16384": Case("gray_scott", "f4", (16384, 16384), "wrap"),
     "life": Case("life", "u1", (16384, 16384), "wrap"),
     "wave": Case("wave", "f4", (16384, 16384), "wrap"),
+    "heat3d": Case("heat3d", "f4", (768, 768, 768), "reflect"),
+    "diffusion3d": Case("diffusion3d", "f4", (768, 768, 768), "reflect"),
 }
 
 
-def choices(name: str, quick: bool) -> Iterator[tuple[int, Tuning]]:
-    """Yield numbers of steps, and choices that need a kernel of their own."""
-    base = Tuning(vectors=True)
+VECTORS = Tuning(vectors=True)
+
+
+def some(steps: Sequence[int], **values: Sequence[Any]) -> list[tuple[int, Tuning]]:
+    """Return numbers of steps, each with choices of all of these values."""
+    kept = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
+    return [(count, replace(VECTORS, **one)) for count in steps for one in kept]
+
+
+def tiles(steps: Sequence[int], *shapes: tuple[int, int, int]) -> list[tuple[int, Tuning]]:
+    """Return tiles of columns and rows of a lane, and warps."""
+    return [
+        (count, replace(VECTORS, columns=columns, lane_rows=rows, warps=warps))
+        for count in steps
+        for columns, rows, warps in shapes
+    ]
+
+
+def choices(name: str, quick: bool) -> list[tuple[int, Tuning]]:
+    """Return numbers of steps, and choices that need a kernel of their own."""
     if name == "heat f4":
-        for steps, (columns, blocks), ahead in product(
-            (5, 6, 7, 8, 10), ((4, 1), (4, 3), (4, 4), (8, 1), (8, 2)), (1, 2)
-        ):
-            if not (quick and (ahead > 1 or steps in (5, 7, 10))):
-                yield steps, replace(base, columns=columns, blocks=blocks, ahead=ahead)
-        for steps in (4, 8):
-            yield steps, replace(base, vectors=False, blocks=3)
-        for warps, blocks in ((1, 12), (2, 6), (8, 2)):
-            yield 8, replace(base, warps=warps, blocks=blocks)
-    elif name == "heat f8":
-        for steps, (columns, blocks) in product((3, 4, 5, 6), ((2, 4), (4, 2), (4, 3))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
-    elif name.startswith("gray_scott"):
-        for steps, (columns, blocks) in product((3, 4, 5, 6), ((2, 4), (4, 1), (4, 3), (4, 4))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
-    elif name == "life":
-        for steps, (columns, blocks) in product((4, 6, 8), ((4, 4), (8, 1), (8, 2))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
-    else:
-        for steps, (columns, blocks) in product((3, 4, 5, 6), ((4, 1), (4, 3), (4, 4))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
+        more = [
+            *some((5, 7, 10), columns=(4,), blocks=(1, 3, 4)),
+            *some((5, 7, 10), columns=(8,), blocks=(1, 2)),
+            *some((6, 8), columns=(4,), blocks=(3, 4), ahead=(2,)),
+            *some((6, 8), columns=(8,), blocks=(1, 2), ahead=(2,)),
+            *(
+                (8, replace(VECTORS, warps=warps, blocks=blocks))
+                for warps, blocks in ((1, 12), (2, 6), (8, 1))
+            ),
+        ]
+        return [
+            *some((6, 8), columns=(4,), blocks=(1, 3, 4)),
+            *some((6, 8), columns=(8,), blocks=(1, 2)),
+            *some((4, 8), vectors=(False,), blocks=(3,)),
+            *(() if quick else more),
+        ]
+    if name == "heat f8":
+        return some((3, 4, 5, 6), columns=(2,), blocks=(4,)) + some((3, 4, 5, 6), columns=(4,), blocks=(2, 3))
+    if name.startswith("gray_scott"):
+        return some((3, 4, 5, 6), columns=(2,), blocks=(4,)) + some(
+            (3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4)
+        )
+    if name == "life":
+        return some((4, 6, 8), columns=(4,), blocks=(4,)) + some((4, 6, 8), columns=(8,), blocks=(1, 2))
+    if name == "wave":
+        return some((3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4))
+    shapes = (4, 2, 16), (2, 4, 16), (4, 4, 8), (2, 2, 32), (4, 1, 32), (4, 2, 8), (4, 3, 10), (2, 3, 20)
+    return [
+        *tiles((2, 3, 4), *(shapes[:3] if quick else shapes)),
+        *some((3,), lane_rows=(2,), warps=(16,), ahead=(2,)),
+        *some((2,), lane_rows=(2,), warps=(8,), blocks=(2, 3)),
+        *some((2,), lane_rows=(2,), warps=(16,), vectors=(False,)),
+    ]
 
 
-ROWS = (0, 128, 256, 512, 1024)
+ROWS = {2: (0, 128, 256, 512, 1024), 3: (48, 96, 128, 192, 256, 384, 768)}  # of a strip
 
 
 def compiled(kernel: StepKernel) -> Any:
     """Return the function of a kernel, on this device."""
-    return cupy.RawModule(code=kernel.source, options=OPTIONS).get_function(kernel.name)
+    function = cupy.RawModule(code=kernel.source, options=OPTIONS).get_function(kernel.name)
+    if kernel.shared > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = kernel.shared
+    return function
 
 
 def launched(function: Any, kernel: StepKernel, inputs: Any, outs: Any, axes: Sequence[Axis]) -> None:
@@ -159,6 +194,8 @@ def check(cases: dict[str, Case]) -> list[str]:
         cval = 1 if case.dtype == "u1" else 0.25
         program, feeds = case.program()
         tuning = Tuning(vectors=vectors, rows=0 if vectors else 37)
+        if len(case.size) == 3:
+            tuning = replace(tuning, warps=16 if vectors else 8, rows=11)
         wanted.append((name, case, boundary, cval, feeds, build(program, feeds, boundary, cval, 3, tuning)))
     with ThreadPoolExecutor(12) as pool:
         functions = list(pool.map(lambda one: compiled(one[-1]), wanted))
@@ -227,14 +264,11 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
     moved = 2 * math.prod(case.size) * dtype.itemsize * len(feeds)
     rows = []
     for kernel, function in zip(kernels, functions, strict=True):
-        for height in ROWS:
-            one = retuned(kernel, height)
+        for height in ROWS[len(case.size)]:
+            one = with_rows(kernel, height)
             launch = arguments(one, states, outs, whole(case.size))
-            values = tuple(map(np.int64, launch.values))
-            time_ = seconds(
-                lambda: function(launch.grid, launch.block, values, shared_mem=launch.shared),
-                3,  # noqa: B023
-            )
+            given = (launch.grid, launch.block, tuple(map(np.int64, launch.values)))
+            time_ = seconds(partial(function, *given, shared_mem=launch.shared), 3)
             rate = moved * kernel.steps / time_
             rows.append(
                 {
@@ -252,14 +286,16 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
     rows.sort(key=lambda row: -float(row["bytes_per_second"]))
     best: set[tuple[Any, ...]] = set()
     for row in rows:  # of each kernel, the best rows of a strip
-        key = tuple(row[one] for one in ("steps", "columns", "warps", "ahead", "blocks", "vectors"))
+        key = tuple(
+            row[one] for one in ("steps", "columns", "warps", "ahead", "blocks", "vectors", "lane_rows")
+        )
         if key in best:
             continue
         best.add(key)
         if len(best) <= 14 or not row["vectors"]:
             print(
-                f"  K {key[0]:2} columns {key[1]} warps {key[2]} ahead {key[3]} blocks {key[4]:2} vectors {key[5]:d}"
-                f" rows {row['rows']:4} ({row['height']:5}) registers {row['registers']:3}"
+                f"  K {key[0]:2} columns {key[1]} x {key[6]} warps {key[2]:2} ahead {key[3]} blocks {key[4]:2}"
+                f" vectors {key[5]:d} rows {row['rows']:4} ({row['height']:5}) registers {row['registers']:3}"
                 f" local {row['local_bytes']:4} {1e6 * row['seconds'] / row['steps']:8.1f} us a step"
                 f" {row['bytes_per_second'] / 1e9:7.0f} GB/s {row['of_copy']:5.2f}",
                 flush=True,

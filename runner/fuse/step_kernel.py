@@ -1,8 +1,8 @@
 """One CUDA kernel for several time steps of a program: what is between two steps stays on chip.
 
 The program's outputs feed its inputs. A fed input's cells are read once and written once for all steps; the
-cells beyond the array are filled before each step, as the boundary says. kernels/steps_2d.cuh and steps_3d.cuh
-say how.
+cells beyond the array are filled before each step, as the boundary says. How: kernels/steps_2d.cuh and
+steps_3d.cuh.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from runner.region import Array
 
 LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis
-REGISTERS = 200  # of a thread, for the state and what is computed from it
+REGISTERS = 230  # of a thread that keeps none in memory
+GROWTH = {1: 1.35, 2: 1.35, 3: 1.1}  # per axes: what the compiler takes beside the state, as measured
+MOST_STEPS = 8  # more are limited by instructions alone
 PROCESSORS = 132  # that warps are spread over when their rows are chosen
 VECTOR_BYTES = 16
 SHARED_BYTES = 227 * 1024
@@ -75,10 +77,10 @@ class Axis:
 class StepKernel:
     """CUDA C++ of `steps` steps.
 
-    source: includes files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells that
-    are read on each side, per axis of the kernel. margin: columns on each side of a tile that another tile
-    computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of shared memory of a block. registers: of a thread,
-    estimated. wraps: whether the boundary does.
+    source: includes files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells
+    that are read on each side, per axis of the kernel. margin: columns on each side of a tile that another
+    tile computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of a
+    block's shared memory. registers: of a thread, estimated. wraps: whether the boundary does.
     """
 
     program: Program
@@ -163,25 +165,43 @@ class _Layout:
             for place, _ in self.state
         )
         widest = max((node.dtype.itemsize + 3) // 4 for node in self.program.nodes)
-        return 32 + state + 2 * cells * widest
+        return int(GROWTH[self.program.axes] * (32 + state + 2 * cells * widest))
 
     def _words(self, place: int) -> int:
         return (self.program.inputs[place].dtype.itemsize + 3) // 4
 
 
+def suggested(program: Program, *, vectors: bool = False) -> Tuning:
+    """Return choices for a program: those that were fast for its number of axes."""
+    if program.axes == 3:
+        widest = max(one.dtype.itemsize for one in program.inputs)
+        return Tuning(columns=2 if widest == 8 else 4, lane_rows=2, warps=16, vectors=vectors)
+    return Tuning(columns=4, warps=4, blocks=3, vectors=vectors)
+
+
 def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | None = None) -> int:
-    """Return the most steps of one kernel: as many as the registers hold; 0 if there can be no such kernel."""
+    """Return the most steps of one kernel: as many as registers and shared memory hold while half of a tile
+    is of use; 0 if there can be no such kernel."""
     try:
         layout = _layout(program, feeds)
     except NotFusable:
         return 0
-    chosen = tuning or Tuning()
+    chosen = tuning or suggested(program)
+    registers = min(REGISTERS, 65536 // (LANES * chosen.warps)) if program.axes == 3 else REGISTERS
     steps = 0
-    while steps < 16 and layout.registers(steps + 1, chosen) <= REGISTERS:
-        if 4 * _margin(layout, steps + 1, chosen) > LANES * chosen.columns:
-            break
+    while steps < MOST_STEPS and _fits(layout, steps + 1, chosen, registers):
         steps += 1
     return steps
+
+
+def _fits(layout: _Layout, steps: int, tuning: Tuning, registers: int) -> bool:
+    columns, rows = LANES * tuning.columns, tuning.warps * tuning.lane_rows
+    valid = 1 - 2 * _margin(layout, steps, tuning) / columns
+    if layout.program.axes == 3:
+        valid *= 1 - 2 * steps * layout.radius[1] / rows
+        if valid <= 0 or _three_axes(layout, steps, tuning)[1] > SHARED_BYTES:
+            return False
+    return valid >= 0.5 and layout.registers(steps, tuning) <= registers
 
 
 def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
@@ -208,7 +228,7 @@ def build(
 
     feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job.
     """
-    layout, chosen = _layout(program, feeds), tuning or Tuning()
+    layout, chosen = _layout(program, feeds), tuning or suggested(program)
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = _margin(layout, steps, chosen)
     tile = LANES * chosen.columns
@@ -236,6 +256,8 @@ def build(
         if valid_rows <= 0:
             raise NotFusable(f"{steps} steps need more than {chosen.warps * chosen.lane_rows} rows of a tile")
         more, shared = _three_axes(layout, steps, chosen)
+        if shared > SHARED_BYTES:
+            raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
         constants |= more
     else:
         constants |= {"BEYOND": layout.beyond, "WIDEST": layout.widest}
@@ -267,8 +289,6 @@ def _three_axes(layout: _Layout, steps: int, tuning: Tuning) -> tuple[dict[str, 
         beside = layout.reads_beside(plane)
         constants[f"SHARED{number}"] = total if beside else -1
         total += steps * kept * cells * layout.operand(plane).dtype.itemsize if beside else 0
-    if total > SHARED_BYTES:
-        raise NotFusable(f"{steps} steps need {total} bytes of shared memory")
     return constants, total
 
 
@@ -340,7 +360,7 @@ def _margin(layout: _Layout, steps: int, tuning: Tuning) -> int:
 
 
 def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
-    """Return whether all columns of a tile are cells of the array and in memory, and its results own cells."""
+    """Return whether all columns of a tile are in the array and in memory, and its results are own cells."""
     first = tile * kernel.valid - kernel.margin
     last = first + kernel.valid + 2 * kernel.margin
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
@@ -540,6 +560,6 @@ def _body(layout: _Layout, constants: dict[str, int], cval: float) -> list[str]:
     return writer.lines + ends
 
 
-def retuned(kernel: StepKernel, rows: int) -> StepKernel:
+def with_rows(kernel: StepKernel, rows: int) -> StepKernel:
     """Return the same kernel, launched with so many rows of a warp."""
     return replace(kernel, tuning=replace(kernel.tuning, rows=rows))
