@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from runner.fuse.graph import Node, Operand, Program
-from runner.fuse.operations import ctype, expression, literal
+from runner.fuse.operations import KERNELS, ctype, expression, literal
 from runner.region import Array
 
 LANES = 32
@@ -25,7 +25,9 @@ WIDEST_READ = 4  # cells beside the own one along an axis
 REGISTERS = 230  # of a thread that keeps none in memory
 GROWTH = {1: 1.35, 2: 1.35, 3: 1.1}  # per axes: what the compiler takes beside the state, as measured
 MOST_STEPS = 8  # more are limited by instructions alone
-PROCESSORS = 132  # that warps are spread over when their rows are chosen
+PROCESSORS = 132  # that warps are spread over when their rows are chosen, and what one of them holds:
+THREADS, ALL_REGISTERS = 2048, 65536
+MOST_STRIPS = 200
 VECTOR_BYTES = 16
 SHARED_BYTES = 227 * 1024
 
@@ -42,9 +44,9 @@ class Tuning:
 
     columns: of a lane; a power of two. lane_rows: of a lane, over three axes. warps: of a block. ahead: rows
     (over three axes, planes) that are asked for before they are used. blocks: that a processor holds at
-    least, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as give each
-    processor `resident` warps. vectors: whether blocks are read by vectors, which needs blocks that
-    `takes_vectors` allows.
+    least, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as keep
+    the processors busy to the end. vectors: whether blocks are read by
+    vectors, which needs blocks that `takes_vectors` allows.
     """
 
     columns: int = 4
@@ -53,7 +55,6 @@ class Tuning:
     ahead: int = 1
     blocks: int = 1
     rows: int = 0
-    resident: int = 16
     vectors: bool = False
 
 
@@ -77,7 +78,7 @@ class Axis:
 class StepKernel:
     """CUDA C++ of `steps` steps.
 
-    source: includes files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells
+    source: holds files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells
     that are read on each side, per axis of the kernel. margin: columns on each side of a tile that another
     tile computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of a
     block's shared memory. registers: of a thread, estimated. wraps: whether the boundary does.
@@ -187,7 +188,7 @@ def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | N
     except NotFusable:
         return 0
     chosen = tuning or suggested(program)
-    registers = min(REGISTERS, 65536 // (LANES * chosen.warps)) if program.axes == 3 else REGISTERS
+    registers = min(REGISTERS, ALL_REGISTERS // (LANES * chosen.warps)) if program.axes == 3 else REGISTERS
     steps = 0
     while steps < MOST_STEPS and _fits(layout, steps + 1, chosen, registers):
         steps += 1
@@ -293,29 +294,36 @@ def _three_axes(layout: _Layout, steps: int, tuning: Tuning) -> tuple[dict[str, 
 
 
 def arguments(
-    kernel: StepKernel, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
+    kernel: StepKernel,
+    inputs: Sequence[Array],
+    outs: Sequence[Array],
+    axes: Sequence[Axis],
+    registers: int | None = None,
 ) -> Launch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
     inputs, outs: the own cells of each input and output, as views of blocks that hold what `axes` say beside
-    them; with all trailing axes, which lie as in C order.
+    them; with all trailing axes, which lie as in C order. registers: of a thread, of the compiled kernel.
     """
     layout = _layout(kernel.program, kernel.feeds)
     tuning = kernel.tuning
     if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
         raise ValueError("blocks whose rows do not begin where a vector may")
+    taken = registers or kernel.registers
     *_, y, x = axes if len(axes) > 1 else (Axis(1, 0, 1), *axes)
     tiles = math.ceil(x.own / kernel.valid)
     if len(axes) == 3:
         tall = math.ceil(y.own / kernel.valid_rows)
-        height = tuning.rows or _height(kernel, tiles * tall * tuning.warps, axes[0].own)
+        if any(one.strides[0] // one.dtype.itemsize >= 2**31 for one in (*inputs, *outs)):
+            raise ValueError("planes of 2^31 elements or more")
+        height = tuning.rows or _height(kernel, tiles * tall * tuning.warps, axes[0].own, taken)
         grid = (tiles, tall, math.ceil(axes[0].own / height))
         values = [height, *_numbers(axes[0])]
     else:
         inside = [_inside(kernel, x, tile) for tile in range(tiles)]
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
-        height = tuning.rows or _height(kernel, tiles, y.own)
+        height = tuning.rows or _height(kernel, tiles + low + high, y.own, taken)
         shorter = max(math.ceil(height / 2), 1) if low + high < tiles else height
         warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
         grid = (math.ceil(warps / tuning.warps), 1, 1)
@@ -367,11 +375,27 @@ def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
 
 
-def _height(kernel: StepKernel, tiles: int, rows: int) -> int:
-    """Return rows of a strip: of all strips together, the warps that the processors hold at once."""
-    strips = max(PROCESSORS * kernel.tuning.resident // tiles, 1)
-    least = 4 * kernel.steps * max(kernel.radius[0], 1)
-    return max(math.ceil(rows / strips), min(least, rows))
+def resident_warps(kernel: StepKernel, registers: int) -> int:
+    """Return how many of its warps a processor holds at once. registers: of a thread."""
+    per_thread = math.ceil(registers / 8) * 8
+    blocks = min(THREADS // kernel.threads, ALL_REGISTERS // (per_thread * kernel.threads))
+    if kernel.shared:
+        blocks = min(blocks, SHARED_BYTES // kernel.shared)
+    return max(blocks, 1) * kernel.tuning.warps
+
+
+def _height(kernel: StepKernel, columns: int, rows: int, registers: int) -> int:
+    """Return rows of a strip, of which the last ones end soonest if all strips take turns on the processors.
+
+    columns: warps that share the rows.
+    """
+    at_once = PROCESSORS * resident_warps(kernel, registers)
+    extra = 2 * kernel.steps * kernel.radius[0]  # rows before and after its own ones
+
+    def duration(strips: int) -> int:
+        return math.ceil(columns * strips / at_once) * (math.ceil(rows / strips) + extra)
+
+    return math.ceil(rows / min(range(1, min(rows, MOST_STRIPS) + 1), key=duration))
 
 
 def _numbers(axis: Axis) -> tuple[int, ...]:
@@ -416,14 +440,14 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             *(f"#define {one} {value}" for one, value in constants.items()),
             f"#define BOUNDARY {boundary.upper()}",
             f"#define PLANES(X) {' '.join(planes)}",
-            '#include "operations.cuh"',
-            '#include "steps.cuh"',
+            _file("operations.cuh"),
+            _file("steps.cuh"),
             "namespace steps {",
             f"struct Arguments {{ int {', '.join(numbers)}; Axis {', '.join(axes)};",
             *(f"    {kind} {one};" for kind, one in fields),
             "};",
             "}",
-            f'#include "steps_{3 if three else 2}d.cuh"',
+            _file(f"steps_{3 if three else 2}d.cuh"),
             "namespace steps {",
             "template <bool EDGE, int LEVEL>",
             f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
@@ -437,6 +461,11 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             "",
         ]
     )
+
+
+def _file(name: str) -> str:
+    """Return a file of kernels/, to be a part of a text: caches of compiled texts know what it is."""
+    return (KERNELS / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
 def _cast(cval: float, dtype: np.dtype[Any]) -> Any:
