@@ -1,10 +1,10 @@
-"""Several time steps in one kernel, on one GPU: the choices of `runner.fuse.step_kernel`, and the fastest ones.
+"""Several time steps in one kernel, on one GPU: the choices of `runner.fuse.step_kernel`, and the fastest.
 
     python benchmarks/fuse_steps_device.py [--only NAME ...] [--quick] [--json FILE]
 
 First the results of small arrays are compared with NumPy's, bit by bit, for each boundary. Then each case is
-timed with all of its choices. A rate counts each cell of a fed input as read once and written once a step; it is
-given beside the rate of the device's own copy.
+timed with all of its choices. A rate counts each cell of a fed input as read once and written once a step; it
+is given beside the rate of the device's own copy.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +28,14 @@ import cupy
 import numpy as np
 
 from runner.fuse.graph import Operand, Program
-from runner.fuse.operations import KERNELS
-from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, retuned
+from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, with_rows
 from runner.fuse.trace import trace
 from runner.plan.halo import BOUNDARIES
 from runner.report.record import write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
-OPTIONS = ("-std=c++17", "--fmad=false", f"-I{KERNELS}")
+OPTIONS = ("-std=c++17", "--fmad=false")
 
 
 def heat3d(u: Any) -> Any:
@@ -98,42 +99,92 @@ CASES = {
     "gray_scott 16384": Case("gray_scott", "f4", (16384, 16384), "wrap"),
     "life": Case("life", "u1", (16384, 16384), "wrap"),
     "wave": Case("wave", "f4", (16384, 16384), "wrap"),
+    "heat3d": Case("heat3d", "f4", (768, 768, 768), "reflect"),
+    "diffusion3d": Case("diffusion3d", "f4", (768, 768, 768), "reflect"),
 }
 
 
-def choices(name: str, quick: bool) -> Iterator[tuple[int, Tuning]]:
-    """Yield numbers of steps, and choices that need a kernel of their own."""
-    base = Tuning(vectors=True)
+VECTORS = Tuning(vectors=True)
+
+
+def some(steps: Sequence[int], **values: Sequence[Any]) -> list[tuple[int, Tuning]]:
+    """Return numbers of steps, each with choices of all of these values."""
+    kept = [dict(zip(values, one, strict=True)) for one in product(*values.values())]
+    return [(count, replace(VECTORS, **one)) for count in steps for one in kept]
+
+
+def tiles(steps: Sequence[int], *shapes: tuple[int, int, int]) -> list[tuple[int, Tuning]]:
+    """Return tiles of columns and rows of a lane, and warps."""
+    return [
+        (count, replace(VECTORS, columns=columns, lane_rows=rows, warps=warps))
+        for count in steps
+        for columns, rows, warps in shapes
+    ]
+
+
+def choices(name: str, quick: bool) -> list[tuple[int, Tuning]]:
+    """Return numbers of steps, and choices that need a kernel of their own."""
     if name == "heat f4":
-        for steps, (columns, blocks), ahead in product(
-            (5, 6, 7, 8, 10), ((4, 1), (4, 3), (4, 4), (8, 1), (8, 2)), (1, 2)
-        ):
-            if not (quick and (ahead > 1 or steps in (5, 7, 10))):
-                yield steps, replace(base, columns=columns, blocks=blocks, ahead=ahead)
-        for steps in (4, 8):
-            yield steps, replace(base, vectors=False, blocks=3)
-        for warps, blocks in ((1, 12), (2, 6), (8, 2)):
-            yield 8, replace(base, warps=warps, blocks=blocks)
-    elif name == "heat f8":
-        for steps, (columns, blocks) in product((3, 4, 5, 6), ((2, 4), (4, 2), (4, 3))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
-    elif name.startswith("gray_scott"):
-        for steps, (columns, blocks) in product((3, 4, 5, 6), ((2, 4), (4, 1), (4, 3), (4, 4))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
-    elif name == "life":
-        for steps, (columns, blocks) in product((4, 6, 8), ((4, 4), (8, 1), (8, 2))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
-    else:
-        for steps, (columns, blocks) in product((3, 4, 5, 6), ((4, 1), (4, 3), (4, 4))):
-            yield steps, replace(base, columns=columns, blocks=blocks)
+        more = [
+            *some((5, 7, 10), columns=(4,), blocks=(1, 3, 4)),
+            *some((5, 7, 10), columns=(8,), blocks=(1, 2)),
+            *some((6, 8), columns=(4,), blocks=(3, 4), ahead=(2,)),
+            *some((6, 8), columns=(8,), blocks=(1, 2), ahead=(2,)),
+            *(
+                (8, replace(VECTORS, warps=warps, blocks=blocks))
+                for warps, blocks in ((1, 12), (2, 6), (8, 1))
+            ),
+        ]
+        return [
+            *some((6, 8), columns=(4,), blocks=(1, 3, 4)),
+            *some((6, 8), columns=(8,), blocks=(1, 2)),
+            *some((4, 8), vectors=(False,), blocks=(3,)),
+            *(() if quick else more),
+        ]
+    if name == "heat f8":
+        return some((3, 4, 5, 6), columns=(2,), blocks=(4,)) + some((3, 4, 5, 6), columns=(4,), blocks=(2, 3))
+    if name.startswith("gray_scott"):
+        return some((3, 4, 5, 6), columns=(2,), blocks=(4,)) + some(
+            (3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4)
+        )
+    if name == "life":
+        return some((4, 6, 8), columns=(4,), blocks=(4,)) + some((4, 6, 8), columns=(8,), blocks=(1, 2))
+    if name == "wave":
+        return some((3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4))
+    shapes = (4, 2, 16), (2, 4, 16), (4, 4, 8), (2, 2, 32), (4, 1, 32), (4, 2, 8), (4, 3, 10), (2, 3, 20)
+    return [
+        *tiles((2, 3, 4), *(shapes[:3] if quick else shapes)),
+        *some((3,), lane_rows=(2,), warps=(16,), ahead=(2,)),
+        *some((2,), lane_rows=(2,), warps=(8,), blocks=(2, 3)),
+        *some((2,), lane_rows=(2,), warps=(16,), vectors=(False,)),
+    ]
 
 
-ROWS = (0, 128, 256, 512, 1024)
+# Rows or planes of a strip; 0: as the launch chooses.
+ROWS = {2: (0, 128, 256, 384, 512, 768, 1024, 2048), 3: (0, 48, 64, 96, 128, 192, 256, 384)}
+
+
+def compile_one(source: str) -> None:
+    """Compile a kernel into CuPy's cache of files."""
+    cupy.RawModule(code=source, options=OPTIONS).compile()
+
+
+def compile_all(kernels: Sequence[StepKernel], pool: Executor) -> list[Any]:
+    """Return the functions of kernels, which other processes compile side by side."""
+    begin = time.perf_counter()
+    sources = list(dict.fromkeys(kernel.source for kernel in kernels))
+    list(pool.map(compile_one, sources))
+    functions = [compiled(kernel) for kernel in kernels]
+    print(f"{len(sources)} kernels in {time.perf_counter() - begin:.0f} s", flush=True)
+    return functions
 
 
 def compiled(kernel: StepKernel) -> Any:
     """Return the function of a kernel, on this device."""
-    return cupy.RawModule(code=kernel.source, options=OPTIONS).get_function(kernel.name)
+    function = cupy.RawModule(code=kernel.source, options=OPTIONS).get_function(kernel.name)
+    if kernel.shared > 48 * 1024:
+        function.max_dynamic_shared_size_bytes = kernel.shared
+    return function
 
 
 def launched(function: Any, kernel: StepKernel, inputs: Any, outs: Any, axes: Sequence[Axis]) -> None:
@@ -152,16 +203,18 @@ def whole(shape: Sequence[int]) -> list[Axis]:
     return [Axis(n, 0, n) for n in shape]
 
 
-def check(cases: dict[str, Case]) -> list[str]:
+def check(cases: dict[str, Case], pool: Executor) -> list[str]:
     """Return what differs from NumPy."""
     wanted = []
-    for (name, case), boundary, vectors in product(cases.items(), BOUNDARIES, (False, True)):
-        cval = 1 if case.dtype == "u1" else 0.25
+    once = {(case.name, case.dtype): (name, case) for name, case in cases.items()}
+    for number, ((name, case), boundary) in enumerate(product(once.values(), BOUNDARIES)):
+        cval, vectors = 1 if case.dtype == "u1" else 0.25, number % 2 == 0
         program, feeds = case.program()
         tuning = Tuning(vectors=vectors, rows=0 if vectors else 37)
+        if len(case.size) == 3:
+            tuning = replace(tuning, warps=16 if vectors else 8, rows=11)
         wanted.append((name, case, boundary, cval, feeds, build(program, feeds, boundary, cval, 3, tuning)))
-    with ThreadPoolExecutor(12) as pool:
-        functions = list(pool.map(lambda one: compiled(one[-1]), wanted))
+    functions = compile_all([one[-1] for one in wanted], pool)
     wrong = []
     shapes = {2: ((5, 9), (61, 300), (300, 1111)), 3: ((4, 5, 6), (33, 40, 150))}
     for (name, case, boundary, cval, feeds, kernel), function in zip(wanted, functions, strict=True):
@@ -202,7 +255,7 @@ def seconds(act: Any, rounds: int = 5) -> float:
     return statistics.median(times)
 
 
-def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any]]:
+def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> list[dict[str, Any]]:
     """Time all choices of a case."""
     program, feeds = case.program()
     kernels = []
@@ -211,10 +264,8 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
             kernels.append(build(program, feeds, case.boundary, 0, steps, tuning))
         except NotFusable as reason:
             print(name, steps, tuning, reason)
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(14) as pool:
-        functions = list(pool.map(compiled, kernels))
-    print(f"{name}: {len(kernels)} kernels in {time.perf_counter() - begin:.0f} s", flush=True)
+    print(name, end=": ")
+    functions = compile_all(kernels, pool)
     dtype = np.dtype(case.dtype)
     part = [np.minimum(n, 512) for n in case.size]
     states = []
@@ -227,14 +278,11 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
     moved = 2 * math.prod(case.size) * dtype.itemsize * len(feeds)
     rows = []
     for kernel, function in zip(kernels, functions, strict=True):
-        for height in ROWS:
-            one = retuned(kernel, height)
-            launch = arguments(one, states, outs, whole(case.size))
-            values = tuple(map(np.int64, launch.values))
-            time_ = seconds(
-                lambda: function(launch.grid, launch.block, values, shared_mem=launch.shared),
-                3,
-            )
+        for height in ROWS[len(case.size)]:
+            one = with_rows(kernel, height)
+            launch = arguments(one, states, outs, whole(case.size), function.num_regs)
+            given = (launch.grid, launch.block, tuple(map(np.int64, launch.values)))
+            time_ = seconds(partial(function, *given, shared_mem=launch.shared), 3)
             rate = moved * kernel.steps / time_
             rows.append(
                 {
@@ -252,14 +300,17 @@ def timed(name: str, case: Case, copy: float, quick: bool) -> list[dict[str, Any
     rows.sort(key=lambda row: -float(row["bytes_per_second"]))
     best: set[tuple[Any, ...]] = set()
     for row in rows:  # of each kernel, the best rows of a strip
-        key = tuple(row[one] for one in ("steps", "columns", "warps", "ahead", "blocks", "vectors"))
+        key = tuple(
+            row[one] for one in ("steps", "columns", "warps", "ahead", "blocks", "vectors", "lane_rows")
+        )
         if key in best:
             continue
         best.add(key)
         if len(best) <= 14 or not row["vectors"]:
             print(
-                f"  K {key[0]:2} columns {key[1]} warps {key[2]} ahead {key[3]} blocks {key[4]:2} vectors {key[5]:d}"
-                f" rows {row['rows']:4} ({row['height']:5}) registers {row['registers']:3}"
+                f"  K {key[0]:2} columns {key[1]} x {key[6]} warps {key[2]:2} ahead {key[3]} blocks {key[4]}"
+                f" vectors {key[5]:d} rows {row['rows']} ({row['height']})"
+                f" registers {row['registers']:3}"
                 f" local {row['local_bytes']:4} {1e6 * row['seconds'] / row['steps']:8.1f} us a step"
                 f" {row['bytes_per_second'] / 1e9:7.0f} GB/s {row['of_copy']:5.2f}",
                 flush=True,
@@ -271,20 +322,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--quick", action="store_true", help="fewer choices")
+    parser.add_argument("--compilers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     cases = {name: CASES[name] for name in options.only}
-    begin = time.perf_counter()
-    wrong = check(cases)
-    print(
-        f"{'WRONG' if wrong else 'right'} ({time.perf_counter() - begin:.0f} s)",
-        *wrong,
-        sep="\n  ",
-        flush=True,
-    )
-    copy = copy_rate()
-    print(f"copy {copy / 1e9:.0f} GB/s")
-    rows = [row for name, case in cases.items() for row in timed(name, case, copy, options.quick)]
+    with ProcessPoolExecutor(options.compilers, get_context("spawn")) as pool:
+        wrong = check(cases, pool)
+        print("WRONG" if wrong else "right", *wrong, sep="\n  ", flush=True)
+        copy = copy_rate()
+        print(f"copy {copy / 1e9:.0f} GB/s")
+        rows = [row for name, case in cases.items() for row in timed(name, case, copy, options.quick, pool)]
     print("best:")
     for name in cases:
         row = next(one for one in rows if one["case"] == name)

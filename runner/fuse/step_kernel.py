@@ -1,8 +1,8 @@
 """One CUDA kernel for several time steps of a program: what is between two steps stays on chip.
 
 The program's outputs feed its inputs. A fed input's cells are read once and written once for all steps; the
-cells beyond the array are filled before each step, as the boundary says. kernels/steps_2d.cuh and steps_3d.cuh
-say how.
+cells beyond the array are filled before each step, as the boundary says. How: kernels/steps_2d.cuh and
+steps_3d.cuh.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from typing import Any
 import numpy as np
 
 from runner.fuse.graph import Node, Operand, Program
-from runner.fuse.operations import ctype, expression, literal
+from runner.fuse.operations import KERNELS, ctype, expression, literal
 from runner.region import Array
 
 LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis
-REGISTERS = 200  # of a thread, for the state and what is computed from it
-PROCESSORS = 132  # that warps are spread over when their rows are chosen
+REGISTERS = 230  # of a thread that keeps none in memory
+GROWTH = {1: 1.35, 2: 1.35, 3: 1.1}  # per axes: what the compiler takes beside the state, as measured
+MOST_STEPS = 8  # more are limited by instructions alone
+PROCESSORS = 132  # that warps are spread over when their rows are chosen, and what one of them holds:
+THREADS, ALL_REGISTERS = 2048, 65536
+MOST_STRIPS = 200
 VECTOR_BYTES = 16
 SHARED_BYTES = 227 * 1024
 
@@ -40,9 +44,9 @@ class Tuning:
 
     columns: of a lane; a power of two. lane_rows: of a lane, over three axes. warps: of a block. ahead: rows
     (over three axes, planes) that are asked for before they are used. blocks: that a processor holds at
-    least, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as give each
-    processor `resident` warps. vectors: whether blocks are read by vectors, which needs blocks that
-    `takes_vectors` allows.
+    least, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as keep
+    the processors busy to the end. vectors: whether blocks are read by
+    vectors, which needs blocks that `takes_vectors` allows.
     """
 
     columns: int = 4
@@ -51,7 +55,6 @@ class Tuning:
     ahead: int = 1
     blocks: int = 1
     rows: int = 0
-    resident: int = 16
     vectors: bool = False
 
 
@@ -75,10 +78,10 @@ class Axis:
 class StepKernel:
     """CUDA C++ of `steps` steps.
 
-    source: includes files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells that
-    are read on each side, per axis of the kernel. margin: columns on each side of a tile that another tile
-    computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of shared memory of a block. registers: of a thread,
-    estimated. wraps: whether the boundary does.
+    source: holds files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells
+    that are read on each side, per axis of the kernel. margin: columns on each side of a tile that another
+    tile computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of a
+    block's shared memory. registers: of a thread, estimated. wraps: whether the boundary does.
     """
 
     program: Program
@@ -163,25 +166,43 @@ class _Layout:
             for place, _ in self.state
         )
         widest = max((node.dtype.itemsize + 3) // 4 for node in self.program.nodes)
-        return 32 + state + 2 * cells * widest
+        return int(GROWTH[self.program.axes] * (32 + state + 2 * cells * widest))
 
     def _words(self, place: int) -> int:
         return (self.program.inputs[place].dtype.itemsize + 3) // 4
 
 
+def suggested(program: Program, *, vectors: bool = False) -> Tuning:
+    """Return choices for a program: those that were fast for its number of axes."""
+    if program.axes == 3:
+        widest = max(one.dtype.itemsize for one in program.inputs)
+        return Tuning(columns=2 if widest == 8 else 4, lane_rows=2, warps=16, vectors=vectors)
+    return Tuning(columns=4, warps=4, blocks=3, vectors=vectors)
+
+
 def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | None = None) -> int:
-    """Return the most steps of one kernel: as many as the registers hold; 0 if there can be no such kernel."""
+    """Return the most steps of one kernel: as many as registers and shared memory hold while half of a tile
+    is of use; 0 if there can be no such kernel."""
     try:
         layout = _layout(program, feeds)
     except NotFusable:
         return 0
-    chosen = tuning or Tuning()
+    chosen = tuning or suggested(program)
+    registers = min(REGISTERS, ALL_REGISTERS // (LANES * chosen.warps)) if program.axes == 3 else REGISTERS
     steps = 0
-    while steps < 16 and layout.registers(steps + 1, chosen) <= REGISTERS:
-        if 4 * _margin(layout, steps + 1, chosen) > LANES * chosen.columns:
-            break
+    while steps < MOST_STEPS and _fits(layout, steps + 1, chosen, registers):
         steps += 1
     return steps
+
+
+def _fits(layout: _Layout, steps: int, tuning: Tuning, registers: int) -> bool:
+    columns, rows = LANES * tuning.columns, tuning.warps * tuning.lane_rows
+    valid = 1 - 2 * _margin(layout, steps, tuning) / columns
+    if layout.program.axes == 3:
+        valid *= 1 - 2 * steps * layout.radius[1] / rows
+        if valid <= 0 or _three_axes(layout, steps, tuning)[1] > SHARED_BYTES:
+            return False
+    return valid >= 0.5 and layout.registers(steps, tuning) <= registers
 
 
 def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
@@ -208,7 +229,7 @@ def build(
 
     feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job.
     """
-    layout, chosen = _layout(program, feeds), tuning or Tuning()
+    layout, chosen = _layout(program, feeds), tuning or suggested(program)
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
     margin = _margin(layout, steps, chosen)
     tile = LANES * chosen.columns
@@ -236,6 +257,8 @@ def build(
         if valid_rows <= 0:
             raise NotFusable(f"{steps} steps need more than {chosen.warps * chosen.lane_rows} rows of a tile")
         more, shared = _three_axes(layout, steps, chosen)
+        if shared > SHARED_BYTES:
+            raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
         constants |= more
     else:
         constants |= {"BEYOND": layout.beyond, "WIDEST": layout.widest}
@@ -267,35 +290,40 @@ def _three_axes(layout: _Layout, steps: int, tuning: Tuning) -> tuple[dict[str, 
         beside = layout.reads_beside(plane)
         constants[f"SHARED{number}"] = total if beside else -1
         total += steps * kept * cells * layout.operand(plane).dtype.itemsize if beside else 0
-    if total > SHARED_BYTES:
-        raise NotFusable(f"{steps} steps need {total} bytes of shared memory")
     return constants, total
 
 
 def arguments(
-    kernel: StepKernel, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
+    kernel: StepKernel,
+    inputs: Sequence[Array],
+    outs: Sequence[Array],
+    axes: Sequence[Axis],
+    registers: int | None = None,
 ) -> Launch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
     inputs, outs: the own cells of each input and output, as views of blocks that hold what `axes` say beside
-    them; with all trailing axes, which lie as in C order.
+    them; with all trailing axes, which lie as in C order. registers: of a thread, of the compiled kernel.
     """
     layout = _layout(kernel.program, kernel.feeds)
     tuning = kernel.tuning
     if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
         raise ValueError("blocks whose rows do not begin where a vector may")
+    taken = registers or kernel.registers
     *_, y, x = axes if len(axes) > 1 else (Axis(1, 0, 1), *axes)
     tiles = math.ceil(x.own / kernel.valid)
     if len(axes) == 3:
         tall = math.ceil(y.own / kernel.valid_rows)
-        height = tuning.rows or _height(kernel, tiles * tall * tuning.warps, axes[0].own)
+        if any(one.strides[0] // one.dtype.itemsize >= 2**31 for one in (*inputs, *outs)):
+            raise ValueError("planes of 2^31 elements or more")
+        height = tuning.rows or _height(kernel, tiles * tall * tuning.warps, axes[0].own, taken)
         grid = (tiles, tall, math.ceil(axes[0].own / height))
         values = [height, *_numbers(axes[0])]
     else:
         inside = [_inside(kernel, x, tile) for tile in range(tiles)]
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
-        height = tuning.rows or _height(kernel, tiles, y.own)
+        height = tuning.rows or _height(kernel, tiles + low + high, y.own, taken)
         shorter = max(math.ceil(height / 2), 1) if low + high < tiles else height
         warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
         grid = (math.ceil(warps / tuning.warps), 1, 1)
@@ -340,18 +368,34 @@ def _margin(layout: _Layout, steps: int, tuning: Tuning) -> int:
 
 
 def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
-    """Return whether all columns of a tile are cells of the array and in memory, and its results own cells."""
+    """Return whether all columns of a tile are in the array and in memory, and its results are own cells."""
     first = tile * kernel.valid - kernel.margin
     last = first + kernel.valid + 2 * kernel.margin
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
 
 
-def _height(kernel: StepKernel, tiles: int, rows: int) -> int:
-    """Return rows of a strip: of all strips together, the warps that the processors hold at once."""
-    strips = max(PROCESSORS * kernel.tuning.resident // tiles, 1)
-    least = 4 * kernel.steps * max(kernel.radius[0], 1)
-    return max(math.ceil(rows / strips), min(least, rows))
+def resident_warps(kernel: StepKernel, registers: int) -> int:
+    """Return how many of its warps a processor holds at once. registers: of a thread."""
+    per_thread = math.ceil(registers / 8) * 8
+    blocks = min(THREADS // kernel.threads, ALL_REGISTERS // (per_thread * kernel.threads))
+    if kernel.shared:
+        blocks = min(blocks, SHARED_BYTES // kernel.shared)
+    return max(blocks, 1) * kernel.tuning.warps
+
+
+def _height(kernel: StepKernel, columns: int, rows: int, registers: int) -> int:
+    """Return rows of a strip, of which the last ones end soonest if all strips take turns on the processors.
+
+    columns: warps that share the rows.
+    """
+    at_once = PROCESSORS * resident_warps(kernel, registers)
+    extra = 2 * kernel.steps * kernel.radius[0]  # rows before and after its own ones
+
+    def duration(strips: int) -> int:
+        return math.ceil(columns * strips / at_once) * (math.ceil(rows / strips) + extra)
+
+    return math.ceil(rows / min(range(1, min(rows, MOST_STRIPS) + 1), key=duration))
 
 
 def _numbers(axis: Axis) -> tuple[int, ...]:
@@ -396,14 +440,14 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             *(f"#define {one} {value}" for one, value in constants.items()),
             f"#define BOUNDARY {boundary.upper()}",
             f"#define PLANES(X) {' '.join(planes)}",
-            '#include "operations.cuh"',
-            '#include "steps.cuh"',
+            _file("operations.cuh"),
+            _file("steps.cuh"),
             "namespace steps {",
             f"struct Arguments {{ int {', '.join(numbers)}; Axis {', '.join(axes)};",
             *(f"    {kind} {one};" for kind, one in fields),
             "};",
             "}",
-            f'#include "steps_{3 if three else 2}d.cuh"',
+            _file(f"steps_{3 if three else 2}d.cuh"),
             "namespace steps {",
             "template <bool EDGE, int LEVEL>",
             f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
@@ -417,6 +461,11 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             "",
         ]
     )
+
+
+def _file(name: str) -> str:
+    """Return a file of kernels/, to be a part of a text: caches of compiled texts know what it is."""
+    return (KERNELS / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
 def _cast(cval: float, dtype: np.dtype[Any]) -> Any:
@@ -540,6 +589,6 @@ def _body(layout: _Layout, constants: dict[str, int], cval: float) -> list[str]:
     return writer.lines + ends
 
 
-def retuned(kernel: StepKernel, rows: int) -> StepKernel:
+def with_rows(kernel: StepKernel, rows: int) -> StepKernel:
     """Return the same kernel, launched with so many rows of a warp."""
     return replace(kernel, tuning=replace(kernel.tuning, rows=rows))

@@ -192,7 +192,7 @@ def expected(case: Case, inputs: Sequence[Any], boundary: str, cval: float, step
 
 @cache
 def _library(folder: Path, source: str) -> ctypes.CDLL:
-    name = source.split("take_")[1].split("(")[0]
+    name = source.split("take_")[1].split("(", maxsplit=1)[0]
     values = source.split(f"take_{name}(")[1].split(")", maxsplit=1)[0].split(",")
     given = ", ".join(f"values[{place}]" for place in range(len(values)))
     text = f"""#include "{SHIM}"

@@ -60,7 +60,7 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
     static const std::unique_ptr<char[]> stacks(new char[stack * 1024]);
     static void (*call)();
     static bool ended, any;
-    static unsigned i;
+    static unsigned i, pass, turn;
     static std::vector<bool> running;
     memory.assign(bytes + 16, 0);
     call = kernel;
@@ -78,9 +78,10 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
             threads[i].start.uc_stack.ss_size = stack;
             makecontext(&threads[i].start, +[] { call(); ended = true; _longjmp(scheduler, 1); }, 0);
         }
-        for (any = true; any;) {
+        for (any = true, pass = 0; any; ++pass) {  // in turns from the first and from the last thread
             any = false;
-            for (i = 0; i < count; ++i) {
+            for (turn = 0; turn < count; ++turn) {
+                i = pass % 2 ? count - 1 - turn : turn;
                 if (!running[i]) continue;
                 threadIdx.x = i;
                 ended = false;
