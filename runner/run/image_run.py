@@ -72,7 +72,7 @@ class FolderRun:
                 with self.phases("verify"):
                     proof = self._verify(streamed.partial)
             except RunError:
-                self.transaction.set_recovery_hint(streamed.anew)
+                self.transaction.set_recovery_hint(streamed.discard)
                 raise
         streamed.commit()
         return {

@@ -148,7 +148,7 @@ class Frames:
 
     def flush(self) -> None:
         """Wait until the pictures of all steps so far are written: a run that is resumed now does not make
-        them again. Collective; nothing for one file, which a resumed run begins anew."""
+        them again. Collective; nothing for one file, which a resumed run starts again."""
         if self.partial is None:
             self._deliver()
             while self._writing:
@@ -261,7 +261,7 @@ class Frames:
 
 
 def open_frames(world: World, task: Task, options: StepOptions, first: int) -> Frames | None:
-    """Check the options of frames and return what writes them; None if there are none. Collective.
+    """Check the options of frames and return their writer; None if there are none. Collective.
 
     first: the step at which the run starts. Raises UserError before the first step for an unknown format, an
     unknown field, or frames that do not fit the disk.

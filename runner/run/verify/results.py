@@ -180,7 +180,7 @@ def compare_output(
 
 
 def _place(task: Task, box: Region, shape: Shape) -> Region:
-    """Where the results for a box of the first input are, in a written array of `shape`."""
+    """Return the region of the results for a box of the first input, in a written array of `shape`."""
     axes = zip(box.start, box.stop, task.shape, shape, strict=False)
     parts = [(a * found // n, b * found // n) for a, b, n, found in axes][: task.leading]
     parts += [(0, n) for n in shape[task.leading :]]

@@ -201,7 +201,7 @@ class PlainLoop:
         return kept[-1][:size].reshape(shape)
 
     def _padded(self, place: int, cells: Cells, start: Shape, stop: Shape) -> HostArray:
-        """Return the cells of a range with their halo; beyond the array's ends as the boundary says."""
+        """Return the cells of a range with their halo; those beyond the array's ends follow the boundary."""
         task, field = self._task, self._task.fields[place]
         first, last = self._of_field(place, start, stop)
         block, outside = cells.array, []
