@@ -168,16 +168,23 @@ def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[...
     Call the result with (grid, block, arguments, stream=...). Fused multiply-add is off unless an option
     turns it on, so that CPU and GPU round in the same way.
     """
-    return _compiled(path, name, options, cupy.cuda.runtime.getDevice())
+    include = f"-I{path.parent}"
+    return _compiled(_text(path), name, (include, *options), cupy.cuda.runtime.getDevice())
+
+
+def kernel_of_text(source: str, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+    """Compile the kernel `name` of a text without files of its own to include; as `kernel` otherwise."""
+    return _compiled(source, name, options, cupy.cuda.runtime.getDevice())
 
 
 @functools.cache
-def _compiled(path: Path, name: str, options: tuple[str, ...], device: int) -> Callable[..., None]:
+def _text(path: Path) -> str:
+    return path.read_text()
+
+
+@functools.cache
+def _compiled(source: str, name: str, options: tuple[str, ...], device: int) -> Callable[..., None]:
     fused = () if "--fmad=true" in options else ("--fmad=false",)
-    module = cupy.RawModule(
-        code=path.read_text(),
-        options=("-std=c++17", *fused, f"-I{path.parent}", *options),
-        name_expressions=[name],
-    )
+    module = cupy.RawModule(code=source, options=("-std=c++17", *fused, *options), name_expressions=[name])
     launch: Callable[..., None] = module.get_function(name)  # loaded into the current device
     return launch

@@ -7,7 +7,7 @@ expression, so that a common subexpression is computed once, and two programs ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -74,26 +74,36 @@ class Graph:
         """Return the values of other cells: those `shift` cells away along the grid axes."""
         if not any(shift):
             return list(nodes)
-        done: dict[int, Node] = {}
-
-        def of(node: Node) -> Node:
-            if id(node) not in done:
-                if node.op == "load":
-                    offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
-                    done[id(node)] = self.load(node.input, node.dtype, offset, node.component)
-                elif node.op == "constant":
-                    done[id(node)] = node
-                else:
-                    moved = [of(operand) for operand in node.operands]
-                    done[id(node)] = self.operation(node.op, node.dtype, moved, node.line)
-            return done[id(node)]
-
-        return [of(node) for node in nodes]
+        wanted, done = list(nodes), dict[int, Node]()
+        for node in in_order(wanted):
+            if node.op == "load":
+                offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
+                done[id(node)] = self.load(node.input, node.dtype, offset, node.component)
+            elif node.op == "constant":
+                done[id(node)] = node
+            else:
+                moved = [done[id(operand)] for operand in node.operands]
+                done[id(node)] = self.operation(node.op, node.dtype, moved, node.line)
+        return [done[id(node)] for node in wanted]
 
     def _node(self, key: Key, make: Any) -> Node:
         if key not in self._nodes:
             self._nodes[key] = make()
         return self._nodes[key]
+
+
+def in_order(nodes: Iterable[Node]) -> list[Node]:
+    """Return nodes and all that they are computed from, each once, operands before what uses them."""
+    found: dict[int, Node] = {}
+    open_nodes = list(nodes)[::-1]
+    while open_nodes:
+        node = open_nodes[-1]
+        missing = [one for one in node.operands if id(one) not in found]
+        if missing and id(node) not in found:
+            open_nodes += missing[::-1]
+        else:
+            found.setdefault(id(node), open_nodes.pop())
+    return list(found.values())
 
 
 def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
@@ -136,18 +146,7 @@ class Program:
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, operands before what uses them."""
-        found: dict[int, Node] = {}
-
-        def visit(node: Node) -> Iterator[Node]:
-            if id(node) in found:
-                return
-            for operand in node.operands:
-                yield from visit(operand)
-            if id(node) not in found:
-                found[id(node)] = node
-                yield node
-
-        return tuple(node for result in self.results for one in result for node in visit(one))
+        return tuple(in_order(node for result in self.results for node in result))
 
     @property
     def loads(self) -> tuple[Node, ...]:
@@ -168,13 +167,15 @@ class Program:
             for axis in range(self.axes)
         )
 
+    def lines(self) -> list[str]:
+        """Return a line of text per node."""
+        number = {id(node): place for place, node in enumerate(self.nodes)}
+        return [f"%{number[id(node)]} = {_text(node, number)}" for node in self.nodes]
+
     def text(self) -> str:
         """Return the program as text, a line per node; equal for equal programs."""
         number = {id(node): place for place, node in enumerate(self.nodes)}
-        lines = [
-            *(f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs),
-            *(f"%{number[id(node)]} = {_text(node, number)}" for node in self.nodes),
-        ]
+        lines = [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
         for one, result in zip(self.outputs, self.results, strict=True):
             cells = " ".join(f"%{number[id(node)]}" for node in result)
             lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")
@@ -200,26 +201,21 @@ def merge_components(program: Program) -> tuple[Program, int]:
     if len(trailing) != 1 or count < 2:
         return program, 1
     graph = Graph()
-    merged: dict[tuple[int, int], Node] = {}
 
-    def of(node: Node, component: int) -> Node | None:
-        key = id(node), component
-        if key in merged:
-            return merged[key]
-        if node.op == "load":
-            if node.component != component:
-                return None
-            offset = (*node.offset[:-1], node.offset[-1] * count)
-            made = graph.load(node.input, node.dtype, offset)
-        elif node.op == "constant":
-            made = graph.constant(node.value, node.dtype)
-        else:
-            operands = [of(operand, component) for operand in node.operands]
-            if None in operands:
-                return None
-            made = graph.operation(node.op, node.dtype, [one for one in operands if one], node.line)
-        merged[key] = made
-        return made
+    def of(result: Node, component: int) -> Node | None:
+        made: dict[int, Node] = {}
+        for node in in_order([result]):
+            if node.op == "load":
+                if node.component != component:
+                    return None
+                offset = (*node.offset[:-1], node.offset[-1] * count)
+                made[id(node)] = graph.load(node.input, node.dtype, offset)
+            elif node.op == "constant":
+                made[id(node)] = graph.constant(node.value, node.dtype)
+            else:
+                operands = [made[id(operand)] for operand in node.operands]
+                made[id(node)] = graph.operation(node.op, node.dtype, operands, node.line)
+        return made[id(result)]
 
     results = []
     for result in program.results:

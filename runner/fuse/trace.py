@@ -24,9 +24,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from runner.fuse.graph import Graph, Operand, Program
 from runner.region import Shape
 
-# Cells along each grid axis of the two traces: so far apart that a length tells its axis, halo included.
-LENGTHS = (1009, 2003, 3001, 4001, 5003, 6007), (1511, 2503, 3511, 4507, 5501, 6521)
-NEAR = 400  # cells by which an array's length may differ from the block's
+NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
 MOST_COMPONENTS = 16  # elements of the trailing axes of a cell
 MOST_NODES = 4000
 CLIP: Any = vars(np)["_core"].umath.clip
@@ -41,6 +39,7 @@ _UFUNCS = """
     bitwise_and bitwise_or bitwise_xor left_shift right_shift
 """
 UFUNCS = frozenset(_UFUNCS.split())
+COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 
 class NotTraceable(Exception):
@@ -62,22 +61,31 @@ class _Storage:
         self.version = 0
 
 
+class _Window:
+    """Cells of a storage that some traced arrays hold, all the same ones along grid axes: these share their
+    nodes. version: of the storage, when its nodes were up to date."""
+
+    def __init__(self, storage: _Storage) -> None:
+        self.storage, self.version = storage, storage.version
+
+
 class _Recorder:
     """One call of the function: its graph, and the lengths by which grid axes are recognised."""
 
-    def __init__(self, function: Callable[..., Any], lengths: Shape) -> None:
-        self.graph, self.lengths, self._code = Graph(), lengths, inspect.unwrap(function).__code__
+    def __init__(self, function: Callable[..., Any], lengths: Shape, near: int) -> None:
+        self._near = near
+        self.graph, self.lengths, self._file = Graph(), lengths, _file_of(function)
 
     def line(self) -> int:
         """Return the line of the user's file that is being run."""
         frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != self._code.co_filename:
+        while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
 
     def axis_of(self, length: int) -> int | None:
         """Return the grid axis along which an array is so long; None if it is along none."""
-        near = [axis for axis, own in enumerate(self.lengths) if abs(length - own) <= NEAR]
+        near = [axis for axis, own in enumerate(self.lengths) if abs(length - own) <= self._near]
         return near[0] if near else None
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
@@ -101,16 +109,23 @@ class _Namespace:
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
 
-    def zeros(self, shape: Any, dtype: Any = float) -> Any:
+    def zeros(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
         return self._recorder.filled(shape, 0, dtype)
 
     empty = zeros  # cells that are read before they are written could hold anything
 
-    def ones(self, shape: Any, dtype: Any = float) -> Any:
+    def ones(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
         return self._recorder.filled(shape, 1, dtype)
 
-    def full(self, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
+    def full(self, shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
         return self._recorder.filled(shape, fill_value, dtype)
+
+    def asarray(self, a: Any, dtype: Any = None) -> Any:
+        if not isinstance(a, Traced):
+            return np.asarray(a, dtype)
+        return a if dtype is None else a.astype(dtype, copy=False)
+
+    ascontiguousarray = asarray
 
 
 class Traced(NDArrayOperatorsMixin):
@@ -129,12 +144,18 @@ class Traced(NDArrayOperatorsMixin):
         shape: Shape,
         grid: tuple[int | None, ...],
         dtype: np.dtype[Any],
-        storage: _Storage | None = None,
+        window: _Window | None = None,
     ) -> None:
+        if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
+            raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
         self._recorder, self._nodes, self._grid = recorder, nodes, grid
         self.shape, self.dtype = shape, dtype
-        self._storage = _Storage() if storage is None else storage
-        self._version = self._storage.version
+        self._window = _Window(_Storage()) if window is None else window
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or not (name.startswith("_") or name in ("shape", "dtype")):
+            raise NotTraceable(f"sets .{name} of an array")
+        super().__setattr__(name, value)
 
     # What NumPy arrays have
 
@@ -205,7 +226,7 @@ class Traced(NDArrayOperatorsMixin):
         nodes = self._read().transpose(order)
         order = tuple(axis % self.ndim for axis in order)
         shape, grid = tuple(self.shape[a] for a in order), tuple(self._grid[a] for a in order)
-        return Traced(self._recorder, nodes, shape, grid, self.dtype, self._storage)
+        return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:
         return _clip(self, min, max, out)
@@ -244,26 +265,37 @@ class Traced(NDArrayOperatorsMixin):
 
     def __getitem__(self, index: Any) -> Traced:
         nodes, shape, grid, shift = self._part(self._read(), index)
+        if self._has_all(shape, grid, shift):
+            return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
         moved = np.empty(nodes.shape, object)
         moved.ravel()[:] = self._recorder.graph.shifted(nodes.ravel(), shift)
-        return Traced(self._recorder, moved, shape, grid, self.dtype, self._storage)
+        return Traced(self._recorder, moved, shape, grid, self.dtype, _Window(self._window.storage))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        whole = Traced(self._recorder, self._nodes, self.shape, self._grid, self.dtype, _Storage())
-        _, shape, grid, shift = whole._part(self._nodes, index)
-        lengths = [n for n, axis in zip(shape, grid, strict=True) if axis is not None]
-        own = [n for n, axis in zip(self.shape, self._grid, strict=True) if axis is not None]
-        if any(shift) or lengths != own:
-            raise NotTraceable(
-                "writes a part of an array", "an expression for all cells, such as xp.where(condition, a, b)"
-            )
+        partly = NotTraceable(
+            "writes a part of an array", "an expression for all cells, such as xp.where(condition, a, b)"
+        )
+        _full_index(index, self.ndim)
+        try:
+            _, shape, grid, shift = self._part(self._nodes, index)
+        except NotTraceable:
+            raise partly from None
+        if not self._has_all(shape, grid, shift):
+            raise partly
         part = Traced(self._recorder, self._nodes[self._own_index(index)], shape, grid, self.dtype)
         values = _operand(self._recorder, value, self.dtype)
         nodes = self._cast(values._read(), self.dtype)
         _check_broadcast([part, values], target=part)
-        changed = self._nodes.copy()
-        changed[self._own_index(index)] = np.broadcast_to(nodes, part._nodes.shape)
-        self._write(changed)
+        self._read()
+        self._window.storage.version += 1
+        self._window.version = self._window.storage.version
+        self._nodes[self._own_index(index)] = np.broadcast_to(nodes, part._nodes.shape).copy()
+
+    def _has_all(self, shape: Shape, grid: tuple[int | None, ...], shift: tuple[int, ...]) -> bool:
+        """Whether a part has all cells along each grid axis."""
+        lengths = [n for n, axis in zip(shape, grid, strict=True) if axis is not None]
+        own = [n for n, axis in zip(self.shape, self._grid, strict=True) if axis is not None]
+        return not any(shift) and lengths == own
 
     def _own_index(self, index: Any) -> tuple[Any, ...]:
         """Return the index for `_nodes`: slices of grid axes become whole."""
@@ -317,6 +349,8 @@ class Traced(NDArrayOperatorsMixin):
             raise NotTraceable(f"uses numpy.{name}, which is not traced")
         if options.get("where", True) is not True:
             raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
+        for name in options.keys() - {"where", "out", "dtype"}:
+            raise NotTraceable(f"uses {name}= of numpy.{ufunc.__name__}")
         (out,) = options.get("out") or (None,)
         return _apply(self._recorder, ufunc, inputs, options.get("dtype"), out)
 
@@ -332,19 +366,16 @@ class Traced(NDArrayOperatorsMixin):
     # Within this module
 
     def _read(self) -> np.ndarray[Any, Any]:
-        if self._version != self._storage.version:
+        if self._window.version != self._window.storage.version:
             raise NotTraceable(
                 "reads an array after a part of it, or what it is a part of, was changed in place",
                 "a new array instead of one that is changed in place",
             )
         return self._nodes
 
-    def _write(self, nodes: np.ndarray[Any, Any]) -> None:
-        self._read()
-        self._storage.version += 1
-        self._version, self._nodes = self._storage.version, nodes
-
     def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any] | None = None) -> Traced:
+        """Return an array of its own, which shares neither memory nor nodes."""
+        nodes = nodes.copy()
         return Traced(self._recorder, nodes, self.shape, self._grid, self.dtype if dtype is None else dtype)
 
     def _cast(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -442,7 +473,9 @@ def _weak(value: Any) -> Any:
 
 def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = None, out: Any = None) -> Any:
     """Record one call of a ufunc."""
-    fixed = {} if dtype is None else {"signature": (*[None] * ufunc.nin, np.dtype(dtype))}
+    if ufunc.__name__ in COMPARISONS and dtype is None:
+        inputs = _within_range(inputs)
+    fixed = {} if dtype is None else {"signature": (*[None] * len(inputs), np.dtype(dtype))}
     kinds = ufunc.resolve_dtypes((*map(_weak, inputs), None), **fixed)
     values = []
     for value, kind in zip(inputs, kinds, strict=False):
@@ -458,6 +491,19 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
     operands = [one._cast(one._read(), kind) for one, kind in zip(values, kinds, strict=False)]
     nodes = _each(recorder, ufunc.__name__, kinds[-1], *operands)
     return _stored(recorder, nodes, shape, grid, kinds[-1], out)
+
+
+def _within_range(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the operands of a comparison; an integer that the other one's dtype cannot hold as a float, as
+    which it compares as it does by value."""
+    a, b = inputs
+    for number, other in ((a, b), (b, a)):
+        if type(number) is int and isinstance(other, Traced) and other.dtype.kind in "iu":
+            limits = np.iinfo(other.dtype)
+            if not limits.min <= number <= limits.max:
+                beyond = np.float64(np.inf if number > 0 else -np.inf)
+                return (beyond, b) if number is a else (a, beyond)
+    return inputs
 
 
 def _check_integer_power(exponent: Traced) -> None:
@@ -476,7 +522,7 @@ def _stored(
     dtype: np.dtype[Any],
     out: Any,
 ) -> Any:
-    result = Traced(recorder, nodes, shape, grid, dtype)
+    result = Traced(recorder, nodes.copy(), shape, grid, dtype)
     if out is None:
         return result
     if isinstance(out, tuple):
@@ -495,7 +541,10 @@ def _fast_power(base: Traced, exponent: Any) -> Any:
         return None
     if base.dtype.kind == "f":
         return {1: np.positive, 2: np.square, -1: np.reciprocal, 0.5: np.sqrt}.get(exponent)
-    return np.square if base.dtype.kind in "iu" and isinstance(exponent, int) and exponent == 2 else None
+    squared = isinstance(exponent, int) and exponent == 2
+    if base.dtype.kind == "b":  # depends on NumPy's version
+        return np.square if squared and (np.ones(1, bool) ** 2).dtype == np.int8 else None
+    return np.square if squared else None
 
 
 # NumPy's functions that are no ufuncs
@@ -518,7 +567,7 @@ def _where(condition: Any, *values: Any) -> Any:
     recorder = _recorder_of(condition, *values)
     kind = _common_dtype(values)
     chosen = _operand(recorder, condition)
-    cells = [_operand(recorder, _typed(value, kind)) for value in values]
+    cells = [_operand(recorder, value) for value in values]  # a Python number that is too large wraps
     shape, grid = _check_broadcast([chosen, *cells])
     nodes = _each(
         recorder,
@@ -546,8 +595,12 @@ def _typed(value: Any, kind: np.dtype[Any]) -> Any:
 def _clip(array: Any, a_min: Any = None, a_max: Any = None, out: Any = None, **limits: Any) -> Any:
     low, high = limits.get("min", a_min), limits.get("max", a_max)
     recorder = _recorder_of(array, low, high)
+    if array.dtype.kind in "iu":  # of Python's numbers, those beyond the dtype are no limits
+        bounds = np.iinfo(array.dtype)
+        low = None if type(low) is int and low <= bounds.min else low
+        high = None if type(high) is int and high >= bounds.max else high
     if low is None and high is None:
-        return _stored(recorder, array._read(), array.shape, array._grid, array.dtype, out)
+        return _apply(recorder, np.positive, (array,), None, out)
     if low is None or high is None:
         ufunc, other = (np.minimum, high) if low is None else (np.maximum, low)
         return _apply(recorder, ufunc, (array, other), None, out)
@@ -657,6 +710,8 @@ def _reduce(
         total = part.copy() if total is None else ufunc(total, part)
     if total is None:
         raise NotTraceable("reduces an axis without elements")
+    if ufunc is np.add and kind.kind == "f":
+        total = np.add(total, kind.type(0))  # NumPy starts with it: the sum of negative zeros is positive
     return _stored(array._recorder, total._read(), total.shape, total._grid, kind, out)
 
 
@@ -700,6 +755,19 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
+def _lengths(widths: Sequence[tuple[int, int]], near: int) -> tuple[Shape, Shape]:
+    """Return own cells along each grid axis of two traces: so far apart that a length tells its axis, halo
+    included; of one trace even, of the other odd; not too many, as a function may make arrays of them, but of
+    one trace as many as blocks have, if there are few axes."""
+    apart, axes = 2 * near + 1, range(len(widths))
+    least = MOST_COMPONENTS + near + 1
+    large = {1: 2000, 2: 2000, 3: 150}.get(len(axes), 0)
+    second = max(large, MOST_COMPONENTS) // 2 * 2 + near
+    return tuple(least + axis * apart for axis in axes), tuple(
+        second + 2 + axis * (apart + 2) for axis in axes
+    )
+
+
 def trace(
     function: Callable[..., Any],
     inputs: Sequence[Operand],
@@ -715,13 +783,28 @@ def trace(
     of `out` and `xp` the function takes. names: of its results. declared: dtype and trailing axes of each
     result, for a function that fills `out`.
     """
+    near = NEAR + max((low + high for low, high in widths), default=0)
     programs = [
-        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths[: len(widths)])
-        for lengths in LENGTHS
+        _trace_once(function, inputs, widths, parameters, services, names, declared, lengths, near)
+        for lengths in _lengths(widths, near)
     ]
     if programs[0].text() != programs[1].text():
-        raise NotTraceable("computes with the number of cells of its block")
+        reason = NotTraceable(
+            "computes with the number of cells of its block, or differs from one call to the next",
+            "a parameter",
+        )
+        reason.line = _first_difference(*programs)
+        raise reason
     return programs[0]
+
+
+def _first_difference(one: Program, other: Program) -> int:
+    """Return the line that computes with what differs between two programs first; 0 if none is known."""
+    for a, b, text, changed in zip(one.nodes, other.nodes, one.lines(), other.lines(), strict=False):
+        if text != changed:
+            users = (node for node in one.nodes if a in node.operands)
+            return a.line or b.line or next(users, a).line
+    return 0
 
 
 def _trace_once(
@@ -733,10 +816,11 @@ def _trace_once(
     names: Sequence[str],
     declared: Sequence[Operand] | None,
     lengths: Shape,
+    near: int,
 ) -> Program:
     if "here" in services:
         raise NotTraceable("takes `here`: what it computes depends on the place of the block")
-    recorder = _Recorder(function, lengths)
+    recorder = _Recorder(function, lengths, near)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
@@ -745,7 +829,7 @@ def _trace_once(
     try:
         with np.errstate(all="ignore"):
             returned = function(*blocks, **{name: given[name] for name in services}, **parameters)
-        results = _results(returned, outs, names, lengths)
+        results = _results(recorder, returned, outs, names)
     except NotTraceable as reason:
         reason.line = _line_of(reason, function)
         raise
@@ -786,16 +870,20 @@ def _unwritten(recorder: _Recorder, one: Operand, lengths: Shape) -> Traced:
     return found
 
 
-def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], lengths: Shape) -> list[Traced]:
+def _results(
+    recorder: _Recorder, returned: Any, outs: Sequence[Traced], names: Sequence[str]
+) -> list[Traced]:
     if returned is None and outs:
         returned = tuple(outs)
     found = list(returned) if isinstance(returned, (tuple, list)) else [returned]
     if len(found) != len(names):
         raise NotTraceable(f"returns {len(found)} results, not {len(names)}")
     for one in found:
+        if isinstance(one, Traced) and one._recorder is not recorder:
+            raise NotTraceable("keeps an array from one call to the next")
         if not isinstance(one, Traced):
             raise NotTraceable(f"returns a {type(one).__name__} that does not come from its block")
-        axes = len(lengths)
+        lengths, axes = recorder.lengths, len(recorder.lengths)
         if one._grid != (*range(axes), *(None,) * (one.ndim - axes)):
             raise NotTraceable("returns an array with other axes than its block")
         if one.shape[:axes] != lengths:
@@ -806,10 +894,16 @@ def _results(returned: Any, outs: Sequence[Traced], names: Sequence[str], length
 
 def _line_of(failure: BaseException, function: Callable[..., Any]) -> int:
     """Return the line of the user's file in which `failure` was raised."""
-    file, line = inspect.unwrap(function).__code__.co_filename, 0
+    file, line = _file_of(function), 0
     trail = failure.__traceback__
     while trail is not None:
         if trail.tb_frame.f_code.co_filename == file:
             line = trail.tb_lineno
         trail = trail.tb_next
     return line
+
+
+def _file_of(function: Callable[..., Any]) -> str:
+    """Return the file of a function's text; "" if it has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_filename if isinstance(code, types.CodeType) else ""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from runner.errors import UserError
+from runner.fuse.compiled import compile_for
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Operand, Program
 from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
@@ -73,7 +74,7 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
         program = traced(task)
         typed = replace(task, results=result_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
-        kernel, compiler = _kernel(world, typed, program, arithmetic)
+        kernel, compiler = compile_for(world.backend.device, program, task.widths[: program.axes], arithmetic)
         fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
     except NotTraceable as reason:
         if any(cells > 0 for cells in reason.shorter):
@@ -273,8 +274,3 @@ def _same(found: Any, expected: HostArray) -> bool:
         and found.shape == expected.shape
         and bool(np.array_equal(found, expected, equal_nan=expected.dtype.kind == "f"))
     )
-
-
-def _kernel(world: World, task: Task, program: Program, arithmetic: str) -> tuple[TaskKernel, str]:
-    """Return the kernel for this rank's device, and what compiled it; raises NotTraceable if none can."""
-    raise NotTraceable("no compiler")

@@ -34,26 +34,20 @@ def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: st
     Boxes hold whole units of the partition. seed: determines the random boxes.
     """
     counted = _counted_in_units(partition)
-    return (_cells(partition, box) for box in _sample(counted, rank, cut_axes, seed, _per_unit(partition)))
-
-
-def _sample(
-    partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: str, cells_of_one: int
-) -> Iterator[Region]:
-    shape = partition.shape
+    shape = counted.shape
     if 0 in shape:
         return
-    box = box_shape(shape, cut_axes, CELLS // cells_of_one)
-    region = partition[rank]
+    box = box_shape(shape, cut_axes, CELLS // math.prod(partition.units))
+    region = counted[rank]
     if region.size:
         axes = zip(region.start, region.stop, box, cut_axes, strict=True)
         starts = (sorted({a - n // 2, b - n // 2}) if cut else [0] for a, b, n, cut in axes)
         for start in product(*starts):
-            yield _clip(start, box, shape)
+            yield _cells(partition, _clip(start, box, shape))
     generator = random.Random(f"{seed}/{rank}")
     for _ in range(RANDOM):
         start = tuple(generator.randint(0, n - m) for n, m in zip(shape, box, strict=True))
-        yield _clip(start, box, shape)
+        yield _cells(partition, _clip(start, box, shape))
 
 
 def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> Iterator[Region]:
@@ -64,7 +58,7 @@ def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> I
     shape = _counted_in_units(partition).shape
     if 0 in shape:
         return
-    box = box_shape(shape, cut_axes, FULL_CELLS // _per_unit(partition))
+    box = box_shape(shape, cut_axes, FULL_CELLS // math.prod(partition.units))
     for number, region in enumerate(cover(shape, box)):
         if number % partition.size == rank:
             yield _cells(partition, region)
@@ -74,10 +68,6 @@ def _counted_in_units(partition: Partition) -> Partition:
     """Return the same blocks of an array with one cell for each unit."""
     lengths = (length // partition.unit(axis) for axis, length in enumerate(partition.shape))
     return Partition(tuple(lengths), partition.grid)
-
-
-def _per_unit(partition: Partition) -> int:
-    return math.prod(partition.units)
 
 
 def _cells(partition: Partition, region: Region) -> Region:

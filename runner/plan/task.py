@@ -19,8 +19,8 @@ from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.region import Array, Region, Shape
 
 NUMBERS = "biufc"  # kinds of dtypes
-LONG = 720_720 * 10**6  # cells: one more or less does not show in a factor, and most numbers divide it
-FACTOR_MOST = 1000  # of the denominator of a factor
+MANY = 1 << 30  # times as many cells: one more or less does not show in a factor
+DENOMINATOR_MOST = 10_000  # of a factor
 ArrayType = tuple[Shape, np.dtype[Any]]
 
 
@@ -263,7 +263,7 @@ class Task:
             raise RunError(
                 f"job {name} did not return an array{which}",
                 got=f"{len(result)} results" if several else type(result).__name__,
-                expected=f"a {here.xp.__name__} array of shape {here.block}",
+                expected=f"a {here.xp.__name__} array of shape {declared or here.block}",
                 hint=f"outputs={len(result)} in the decorator"
                 if several
                 else "return the result, or fill the parameter `out`",
@@ -389,7 +389,8 @@ def _factor(task: Task, number: int, axis: int) -> Fraction | None:
         return found[number][0][axis]
 
     try:
-        factor = Fraction(declared(LONG), LONG).limit_denominator(FACTOR_MOST)
+        long = MANY * task.shape[axis]
+        factor = Fraction(declared(long), long).limit_denominator(DENOMINATOR_MOST)
         unit = factor.denominator
         several = task.shape[axis] // unit
         tried = [unit * many for many in (1, max(several, 1), several + 1)]

@@ -101,7 +101,8 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
     if steps["checkpoints"]:
         notes.append(f"  {counted(steps['checkpoints'], 'checkpoint')} written")
     if steps["frames"]:
-        notes.append(f"  {counted(steps['frames'], 'frame')} written")
+        text = f"  {counted(steps['frames'], 'frame')} written"
+        notes.append(text + (f", from step {steps['first_frame']:,} on" if steps["first_frame"] else ""))
     return notes
 
 

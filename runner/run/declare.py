@@ -255,8 +255,10 @@ def map_blocks(
     boundary: cells beyond the array: reflect, mirror, nearest, constant or wrap, as in scipy.ndimage.
     cval: the constant of boundary="constant".
     out: (shape, dtype, **parameters) -> (shape, dtype) of the result for a block of the first input with
-        that shape, without halo. With several outputs it returns one pair for each. Default: the same
-        shape; the dtype that the function returns or, if it has a parameter `out`, the input's.
+        that shape, without halo. With several outputs it returns one pair for each. Along axes along which
+        the array is cut, a result is as long as the block, or longer or shorter by a factor that is the same
+        for all lengths that divide; blocks, chunks and calls hold such lengths. Default: the same shape; the
+        dtype that the function returns or, if it has a parameter `out`, the input's.
     reference: (blocks, **parameters) -> expected result, all float64, computed by another method than the
         function's; `--verify` compares with it. May return (expected, tolerance). With several outputs it
         returns one of either for each. It may have a parameter `input_dtype`, the first input's dtype.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
@@ -29,6 +30,8 @@ from runner.run.map_run import (
     planned,
 )
 from runner.run.options import RunContext
+from runner.storage.checkpoint_folder import SavedState
+from runner.storage.formats.frame_files import ARRAYS
 from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
 
@@ -44,11 +47,8 @@ def in_passes(run: RunContext, task: Task) -> bool:
         return False
     steps = run.options.steps
     refused = {
-        "--checkpoint": steps.checkpoint is not None,
-        "--frames": steps.frames is not None,
-        "--until": steps.until is not None,
+        f"--frames {steps.frames}": steps.frames is not None and Path(steps.frames).suffix.lower() in ARRAYS,
         "--check-finite": steps.check_finite is not None,
-        "--resume": run.options.stream.resume,
         "--timeline": options.timeline is not None,
         "--grid": run.options.grid is not None,
         "--overlap": run.options.overlap is not None,
@@ -69,41 +69,51 @@ def in_passes(run: RunContext, task: Task) -> bool:
 def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     """Take the steps in passes over chunks; return this part of the run's record. Collective."""
     world, options = run.world, run.options
+    checkpoints = _checkpoints(run, task)
+    state = find_state(checkpoints, resume=options.stream.resume)
+    frames = _frames(run, task, checkpoints, state)
+    until = None if options.steps.until is None else Until(options.steps.until, options.steps.every or EVERY)
     whole = world.collective_call(lambda: planned(run, 1, None))
     whole = replace(whole, results=task.results, kernel=task.kernel)
     sinks = create_outputs(run, task)
-    partials = [sink.partial for sink in sinks]
+    partials = [sink.partial for sink in sinks] + _unfinished(checkpoints, frames)
+    run.transaction.track_partial(*partials)
     streamed = StreamedSteps(
         world,
         whole,
-        run.sources,
+        _sources(task, run.sources, state.fields if state else {}),
         sinks,
         replace(options.stream, resume=False),
         run.phases,
         lambda folder: run.transaction.track_partial(*partials, folder),
         run.show,
         run.warn,
+        state.step if state else 0,
+        checkpoints,
+        frames,
+        until,
+        options.steps.every or EVERY,
     )
     begin = time.perf_counter()
     details = streamed.take(steps, options.steps.steps_per_exchange)
     seconds = time.perf_counter() - begin
     run.inputs.check(world)
-    proof = _verified(run, task, sinks, steps)
+    done = details.pop("steps")
+    proof = _verified(run, task, sinks, done, checkpoints)
     commit(run, sinks)
     world.on_root(run.transaction.remove_partials)
     run.transaction.forget_partial()
+    checkpoints.remove()
     record = {
-        "steps": steps,
-        "first": 0,
+        "steps": done,
+        "first": streamed.first,
         "steps_per_exchange": details.pop("steps_per_pass"),
         "exchanges": 0,
         "seconds": seconds,
-        "until": None,
         "exchange_fraction": 0.0,
-        "checkpoints": 0,
-        "frames": 0,
         "passes": details.pop("passes"),
-        **_rates(world, task, steps, seconds),
+        **_observed(until, checkpoints, frames),
+        **_rates(world, task, done - streamed.first, seconds),
     }
     about = {**describe_task(task, run), "overlap": False, "verify": proof, "plan": None, "steps": record}
     return {**about, **details}
@@ -119,26 +129,11 @@ def run_steps(run: RunContext) -> Record:
     world.collective_call(lambda: check_feeds(task))
     if in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
-    checkpoints = Checkpoints(
-        world,
-        task,
-        run.sources,
-        run.targets[0],
-        steps.checkpoint,
-        steps.steps,
-        run.inputs,
-        run.transaction,
-    )
+    checkpoints = _checkpoints(run, task)
     state = find_state(checkpoints, resume=options.stream.resume)
-    frames = open_frames(world, task, steps, state.step if state else 0)
+    frames = _frames(run, task, checkpoints, state)
     sinks = create_outputs(run, task)
-    unfinished = [sink.partial for sink in sinks]
-    if frames is not None:
-        checkpoints.before = frames.flush
-        unfinished += [] if frames.partial is None else [frames.partial]
-    if steps.checkpoint is not None:
-        unfinished.append(checkpoints.folder.partial)
-    run.transaction.track_partial(*unfinished)
+    run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames))
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
         world,
@@ -173,11 +168,7 @@ def run_steps(run: RunContext) -> Record:
         store = Store(world, task, sink, run.phases, number)
         store.put(store.region, stepper.result(number))
         store.finish()
-    try:
-        proof = _verified(run, task, sinks, done)
-    except RunError:
-        checkpoints.distrust()
-        raise
+    proof = _verified(run, task, sinks, done, checkpoints)
     commit(run, sinks)
     run.transaction.forget_partial()
     checkpoints.remove()
@@ -187,11 +178,9 @@ def run_steps(run: RunContext) -> Record:
         "steps_per_exchange": stepper.steps_per_exchange,
         "exchanges": stepper.exchanges,
         "seconds": seconds,
-        "until": until and {"tolerance": until.tolerance, "change": until.change, "reached": until.reached},
         "exchange_fraction": _exchange_fraction(run, seconds),
-        "checkpoints": checkpoints.written,
-        "frames": frames.written if frames else 0,
         "passes": None,
+        **_observed(until, checkpoints, frames),
         **_rates(world, task, stepper.taken, seconds),
     }
     about = describe_task(task, run)
@@ -202,6 +191,46 @@ def run_steps(run: RunContext) -> Record:
         "plan": None,
         "stream": None,
         "steps": record,
+    }
+
+
+def _checkpoints(run: RunContext, task: Task) -> Checkpoints:
+    steps = run.options.steps
+    assert steps.steps is not None
+    return Checkpoints(
+        run.world,
+        task,
+        run.sources,
+        run.targets[0],
+        steps.checkpoint,
+        steps.steps,
+        run.inputs,
+        run.transaction,
+    )
+
+
+def _frames(run: RunContext, task: Task, checkpoints: Checkpoints, state: SavedState | None) -> Frames | None:
+    """Return what writes frames, which a checkpoint waits for; None if there are none. Collective."""
+    first, colors = (state.step, state.colors) if state else (0, None)
+    frames = open_frames(run.world, task, run.options.steps, first, colors)
+    if frames is not None:
+        checkpoints.before = frames.flush
+    return frames
+
+
+def _unfinished(checkpoints: Checkpoints, frames: Frames | None) -> list[Path]:
+    """Return what to remove, besides outputs, if the run fails."""
+    found = [] if frames is None or frames.partial is None else [frames.partial]
+    return found + ([] if checkpoints.interval is None else [checkpoints.folder.partial])
+
+
+def _observed(until: Until | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
+    """Return the part of the record that is about what looked at the fields."""
+    return {
+        "until": until and {"tolerance": until.tolerance, "change": until.change, "reached": until.reached},
+        "checkpoints": checkpoints.written,
+        "frames": frames.written if frames else 0,
+        "first_frame": frames.first if frames and frames.written else None,
     }
 
 
@@ -250,10 +279,18 @@ def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, An
     }
 
 
-def _verified(run: RunContext, task: Task, sinks: Sequence[Sink], done: int) -> Record | None:
+def _verified(
+    run: RunContext, task: Task, sinks: Sequence[Sink], done: int, checkpoints: Checkpoints
+) -> Record | None:
     if run.options.verify == "off":
         return None
     from runner.run.verify.steps import verify_steps
 
-    with run.phases("verify"):
-        return verify_steps(run.world, task, run.sources, sinks, done, run.options.verify, progress=run.proof)
+    try:
+        with run.phases("verify"):
+            return verify_steps(
+                run.world, task, run.sources, sinks, done, run.options.verify, progress=run.proof
+            )
+    except RunError:
+        checkpoints.distrust()
+        raise

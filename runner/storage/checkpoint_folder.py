@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,22 @@ NAME = re.compile(r"step-([0-9]+)")
 
 
 @dataclass(frozen=True)
+class Colors:
+    """The range of colours of a run's pictures. field: the input that they show."""
+
+    field: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class SavedState:
-    """A complete checkpoint. fields: sources by input name."""
+    """A complete checkpoint. fields: by input name. colors: None for a run without pictures so far."""
 
     step: int
     fingerprint: dict[str, Any]
     fields: dict[str, Source]
+    colors: Colors | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,8 @@ class CheckpointFolder:
             try:
                 found = json.loads((folder / STATE).read_bytes())
                 fields = {name: open_source(folder / f"{name}.npy") for name in found["fields"]}
-                return SavedState(int(found["step"]), dict(found["fingerprint"]), fields)
+                colors = None if found.get("colors") is None else Colors(**found["colors"])
+                return SavedState(int(found["step"]), dict(found["fingerprint"]), fields, colors)
             except (OSError, ValueError, KeyError, TypeError, UserError):
                 continue  # damaged since it was written: an older one may be readable
         if self._complete():
@@ -92,10 +103,16 @@ class CheckpointFolder:
             raise write_error(self.path, reason) from reason
         return self.partial
 
-    def commit(self, step: int, fingerprint: Mapping[str, Any]) -> None:
+    def commit(self, step: int, fingerprint: Mapping[str, Any], colors: Colors | None = None) -> None:
         """Complete the checkpoint begun last, and remove those that are too old."""
         fields = sorted(path.stem for path in self.partial.glob("*.npy"))
-        text = json.dumps({"step": step, "fields": fields, "fingerprint": fingerprint}, indent=1)
+        state = {
+            "step": step,
+            "fields": fields,
+            "fingerprint": fingerprint,
+            "colors": None if colors is None else asdict(colors),
+        }
+        text = json.dumps(state, indent=1)
         final = self.path / f"step-{step}"
         try:
             files.write_file(self.partial / STATE, text, durable=True)

@@ -38,6 +38,7 @@ RUN = [
 ]
 CHECKPOINTS = "out.npy.checkpoint"
 KEPT = "meshrun: checkpoints are kept; continue with the same command and --resume"
+CHUNKS = ["--chunk-bytes", "64K"]
 FILM = ["--frames", "film.npy", "--every", str(FRAMES)]
 
 pytestmark = needs_mpi
@@ -187,6 +188,39 @@ def test_a_rank_that_is_killed_while_another_writes_the_state(
     only_checkpoints_are_left(site, before)
     assert steps_kept(site.work) == [7]
     resumed(site, 3, states)
+
+
+@pytest.mark.parametrize(
+    ("where", "victim", "when", "complete", "later"),
+    [
+        ("a field", 1, 14, [7], 1),
+        ("step", 1, 16, [7, 14], 3),
+        nightly("sync", 0, 14, [7], 3),
+        nightly("before its name", 0, 14, [7], 3),
+        nightly("after its name", 0, 14, [7, 14], 2),
+    ],
+)
+def test_a_rank_of_a_run_in_chunks_that_is_killed_leaves_a_whole_checkpoint(
+    site: Site,
+    states: list[np.ndarray[Any, Any]],
+    where: str,
+    victim: int,
+    when: int,
+    complete: list[int],
+    later: int,
+) -> None:
+    """In a checkpoint, or in a pass. The run goes on in chunks, and then in memory from the same one."""
+    before = content(site.work)
+    status, lines = site.run(["-n", "2", *RUN, *CHUNKS], STAGE=f"{where},{victim},{when}")
+    assert status != 0
+    told_of_its_death(lines, victim)
+    only_checkpoints_are_left(site, before)
+    assert steps_kept(site.work) == complete
+    copy = site.work.with_name("copy")
+    shutil.copytree(site.work, copy)
+    resumed(site, later, states, *CHUNKS)
+    put_back(site, copy)
+    resumed(site, later, states)
 
 
 @pytest.mark.nightly

@@ -64,6 +64,18 @@ def test_built_in_jobs_are_verified_on_the_gpu(tmp_path: Path, name: str, dtype:
         np.testing.assert_allclose(gpu, cpu, rtol=4 * np.finfo(cpu.dtype).eps)
 
 
+@pytest.mark.parametrize("name", ["upsample", "downsample"])
+@pytest.mark.parametrize("chunk_bytes", [None, 100_000])
+def test_results_of_another_size_are_the_cpus(tmp_path: Path, name: str, chunk_bytes: int | None) -> None:
+    job = find(str(Path(__file__).parents[2] / "examples" / f"{name}.py"))
+    np.save(tmp_path / "in.npy", np.random.default_rng(2).integers(0, 256, (402, 306, 3), np.uint8))
+    for device in ("cuda", "cpu"):
+        stream = StreamOptions(chunk_bytes=chunk_bytes)
+        options = Options(device=device, verify="full", stream=stream)
+        run(job, tmp_path / "in.npy", tmp_path / f"{device}.npy", {}, options)
+    np.testing.assert_array_equal(np.load(tmp_path / "cuda.npy"), np.load(tmp_path / "cpu.npy"))
+
+
 def test_a_cupy_array_stays_on_its_device_and_the_stream_is_given_back() -> None:
     import cupy
 

@@ -29,6 +29,12 @@ typedef unsigned int uint32;
 typedef long long int64;
 typedef unsigned long long uint64;
 
+#ifndef __CUDACC_RTC__
+// GCC 12 drops the rounding of (double)(float)x in some vectorised loops, unless a factor that it does not
+// know stands between the two conversions.
+float meshrun_one = 1.0f;
+#endif
+
 namespace numpy {
 
 template <typename T> struct Traits { static constexpr bool real = false, half = false; typedef T Compute; };
@@ -83,6 +89,18 @@ template <typename R, typename T> INLINE R cast(T x) {
         if constexpr (IsSame<T, double>::value) return __double2half(x); else return __float2half_rn(static_cast<float>(x));
 #else
         if constexpr (IsSame<T, double>::value) return static_cast<Half>(x); else return static_cast<Half>(static_cast<float>(x));
+#endif
+    } else if constexpr (Traits<T>::real && !Traits<R>::real) {
+        // What is out of range wraps as it does in NumPy on x86: through a wider signed integer.
+        if constexpr (sizeof(R) < 4) return static_cast<R>(static_cast<int32>(widen(x)));
+        else if constexpr (IsSame<R, uint32>::value) return static_cast<R>(static_cast<int64>(widen(x)));
+        else if constexpr (IsSame<R, uint64>::value) {
+            const double v = widen(x), half = 9223372036854775808.0;
+            return v >= half ? static_cast<R>(static_cast<int64>(v - half)) ^ (1ull << 63) : static_cast<R>(static_cast<int64>(v));
+        } else return static_cast<R>(widen(x));
+#ifndef __CUDACC_RTC__
+    } else if constexpr (IsSame<R, float>::value && IsSame<T, double>::value) {
+        return static_cast<float>(x) * meshrun_one;
 #endif
     } else return static_cast<R>(widen(x));
 }
@@ -240,10 +258,10 @@ template <typename A, typename B> INLINE bool greater(A a, B b) { return less(b,
 template <typename A, typename B> INLINE bool greater_equal(A a, B b) { return less_equal(b, a); }
 template <typename A, typename B> INLINE bool not_equal(A a, B b) { return !equal(a, b); }
 
-template <typename T> INLINE T maximum(T a, T b) { return isnan(a) || greater_equal(a, b) ? a : b; }
-template <typename T> INLINE T minimum(T a, T b) { return isnan(a) || less_equal(a, b) ? a : b; }
-template <typename T> INLINE T fmax(T a, T b) { return isnan(b) || greater_equal(a, b) ? a : b; }
-template <typename T> INLINE T fmin(T a, T b) { return isnan(b) || less_equal(a, b) ? a : b; }
+template <typename T> INLINE T maximum(T a, T b) { return isnan(a) | greater_equal(a, b) ? a : b; }
+template <typename T> INLINE T minimum(T a, T b) { return isnan(a) | less_equal(a, b) ? a : b; }
+template <typename T> INLINE T fmax(T a, T b) { return isnan(b) | greater_equal(a, b) ? a : b; }
+template <typename T> INLINE T fmin(T a, T b) { return isnan(b) | less_equal(a, b) ? a : b; }
 template <typename T> INLINE T where(bool condition, T a, T b) { return condition ? a : b; }
 
 template <typename T> INLINE bool isinf(T x) {
@@ -257,8 +275,8 @@ template <typename T> INLINE bool signbit(T x) {
 }
 
 template <typename T> INLINE bool logical_not(T x) { return !truth(x); }
-template <typename T> INLINE bool logical_and(T a, T b) { return truth(a) && truth(b); }
-template <typename T> INLINE bool logical_or(T a, T b) { return truth(a) || truth(b); }
+template <typename T> INLINE bool logical_and(T a, T b) { return truth(a) & truth(b); }
+template <typename T> INLINE bool logical_or(T a, T b) { return truth(a) | truth(b); }
 template <typename T> INLINE bool logical_xor(T a, T b) { return truth(a) != truth(b); }
 template <typename T> INLINE T invert(T x) { if constexpr (is_bool<T>) return !x; else return static_cast<T>(~x); }
 template <typename T> INLINE T bitwise_and(T a, T b) { return static_cast<T>(a & b); }

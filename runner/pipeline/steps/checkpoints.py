@@ -25,8 +25,8 @@ from runner.pipeline.store import Store
 from runner.plan.step_options import SaveInterval
 from runner.plan.task import Task
 from runner.report.phases import Phases
-from runner.storage.checkpoint_folder import CheckpointFolder, SavedState
-from runner.storage.formats.registry import Source, open_sink, rename
+from runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
+from runner.storage.formats.registry import Sink, Source, open_sink, rename
 from runner.storage.paths import split
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World
@@ -40,7 +40,8 @@ class Checkpoints:
     """Write the checkpoints of one run.
 
     interval: between two checkpoints; None: write none, only look for one to resume from. before: called on
-    every rank before a checkpoint is written, to complete output that a resumed run does not write again."""
+    every rank before a checkpoint is written, to complete output that a resumed run does not write again. It
+    returns, on rank 0, the colours of the pictures so far."""
 
     world: World
     task: Task
@@ -50,7 +51,7 @@ class Checkpoints:
     steps: int
     inputs: Inputs
     transaction: OutputTransaction
-    before: Callable[[], None] | None = None
+    before: Callable[[], Colors | None] | None = None
     written: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -60,8 +61,12 @@ class Checkpoints:
         """Return the fingerprint of the run. On rank 0."""
         return fingerprint(self.world, self.task, self.sources, None, self.inputs)
 
+    def start(self, done: int) -> None:
+        """Begin the first interval."""
+        self._began, self._saved_at = time.monotonic(), done
+
     def begin(self, stepper: Stepper) -> None:
-        self._began, self._saved_at = time.monotonic(), stepper.done
+        self.start(stepper.done)
         self._next = self._later(stepper.world.control, stepper.done, first=True)
 
     def next_step(self, done: int) -> int:
@@ -71,13 +76,38 @@ class Checkpoints:
         assert self.interval is not None
         if stepper.done == self.steps:  # the outputs are written next
             return False
-        control, seconds = stepper.world.control, self.interval.seconds
-        due = seconds is None or control.broadcast(time.monotonic() - self._began >= seconds)
-        if due:
-            self._save(stepper)
-            self._began, self._saved_at = time.monotonic(), stepper.done
-        self._next = self._later(control, stepper.done)
+        if self._is_due():
+            stepper.settle()
+            quiet = Phases(stepper.world.backend.synchronize)
+
+            def write(number: int, sink: Sink) -> None:
+                feed = stepper.feeds[number]
+                assert feed is not None
+                store = Store(self.world, self.task, sink, quiet, number)
+                store.put(store.region, stepper.own(feed))
+                store.finish()
+
+            with stepper.phases("checkpoint"):
+                self._save(stepper.done, write)
+        self._next = self._later(stepper.world.control, stepper.done)
         return False
+
+    def after_pass(self, done: int, write: Callable[[int, Sink], None]) -> None:
+        """Write a checkpoint of fields that are in files, if one is due. Collective.
+
+        write: called with the number of an output that feeds an input, and the file for it.
+        """
+        assert self.interval is not None
+        if (self.interval.steps is None or done % self.interval.steps == 0) and self._is_due():
+            self._save(done, write)
+
+    def _is_due(self) -> bool:
+        """Whether the interval has passed, on rank 0's clock; of an interval of steps it has."""
+        assert self.interval is not None
+        seconds = self.interval.seconds
+        return seconds is None or bool(
+            self.world.control.broadcast(time.monotonic() - self._began >= seconds)
+        )
 
     def end(self, stepper: Stepper) -> None:
         """Write nothing: the outputs hold the last state."""
@@ -89,7 +119,7 @@ class Checkpoints:
         self.world.on_root(self.folder.remove)
 
     def distrust(self) -> None:
-        """Set the failure's hint to starting again: the checkpoints may be as wrong as the results."""
+        """Set the failure's hint to starting again: if results are wrong, so may be checkpoints."""
         if self.transaction.recovery_hint is not None:
             self.transaction.set_recovery_hint(self.folder.discard)
 
@@ -108,26 +138,21 @@ class Checkpoints:
         chosen: int = control.broadcast(done + wait)
         return chosen
 
-    def _save(self, stepper: Stepper) -> None:
+    def _save(self, done: int, write: Callable[[int, Sink], None]) -> None:
         world, folder = self.world, self.folder
-        phases = stepper.phases
-        stepper.settle()
-        with phases("checkpoint"):
-            if self.before is not None:
-                self.before()
-            place_of = world.on_root(folder.begin)
-            quiet = Phases(world.backend.synchronize)
-            for place in stepper.fed:
-                one = self.task.fields[place]
-                number = stepper.feeds.index(place)
-                sink = open_sink(place_of / f"{one.name}.npy", one.shape, one.dtype, world.run_id)
-                world.on_root(sink.create)
-                store = Store(world, self.task, sink, quiet, number)
-                store.put(store.region, stepper.own(place))
-                store.finish()
-                world.collective_call(sink.sync)
-                world.on_root(partial(rename, sink.partial, sink.path))
-            world.on_root(lambda: folder.commit(stepper.done, self.fingerprint()))
+        colors = None if self.before is None else self.before()
+        place_of = world.on_root(folder.begin)
+        fields = {field.name: field for field in self.task.fields}
+        for number, name in enumerate(self.task.job.feeds):
+            if name is None:
+                continue
+            sink = open_sink(place_of / f"{name}.npy", fields[name].shape, fields[name].dtype, world.run_id)
+            world.on_root(sink.create)
+            write(number, sink)
+            world.collective_call(sink.sync)
+            world.on_root(partial(rename, sink.partial, sink.path))
+        world.on_root(lambda: folder.commit(done, self.fingerprint(), colors))
+        self.start(done)
         self.written += 1
         self.set_hint()
 

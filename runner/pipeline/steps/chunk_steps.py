@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from runner.device.api import poison
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.steps.blocks import StepBlocks
+from runner.pipeline.steps.loop import largest_change
 from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.report.phases import Phases
@@ -14,10 +15,14 @@ from runner.world.world import World
 
 
 class ChunkSteps(StepBlocks):
-    """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`."""
+    """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`.
 
-    def __init__(self, world: World, task: Task, wide: Task) -> None:
-        self.world, self.task, self._wide = world, task, wide
+    observed: whether to note in `changes` the largest change of each chunk's fed inputs in the last step.
+    """
+
+    def __init__(self, world: World, task: Task, wide: Task, *, observed: bool = False) -> None:
+        self.world, self.task, self.wide, self._observed = world, task, wide, observed
+        self.changes: list[float] = []
         self.phases = Phases(world.backend.synchronize)  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
 
@@ -28,20 +33,26 @@ class ChunkSteps(StepBlocks):
         """
         task = self.task
         layouts = []
-        for place, one in enumerate(self._wide.fields):
+        for place, one in enumerate(self.wide.fields):
             part, cut = task.field_region(place, region), _cut(len(one.shape))
             layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
         self.lay_out(layouts, _cut(len(task.shape)))
         self._blocks = list(blocks)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
         self._finals = self._unfed_results()
-        for remaining in reversed(range(self._wide.steps)):
+        before: list[Array] = []
+        for remaining in reversed(range(self.wide.steps)):
+            if remaining == 0 and self._observed:
+                before = [self.own(place).copy() for place in self.fed]
             pieces = self._pieces_of(remaining)
             for piece in pieces:
                 self._compute(piece, remaining == 0, copied=len(pieces) > 1)
             if remaining:
                 self._fill_outside([self._spare[place] for place in self.fed])
             self.swap()
+        self.changes += [
+            largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
+        ]
         return [self.result(number) for number in range(len(self.feeds))]
 
     def _like(self, place: int, block: Array) -> Array:

@@ -27,6 +27,7 @@ from runner.plan.step_options import StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.colors import indices, palette, value_range
+from runner.storage.checkpoint_folder import Colors
 from runner.storage.formats.frame_files import (
     ARRAYS,
     ArrayOfFrames,
@@ -35,6 +36,7 @@ from runner.storage.formats.frame_files import (
     check_room,
     picture_writer,
 )
+from runner.storage.formats.registry import Source
 from runner.storage.paths import partial_path
 from runner.world.world import World
 
@@ -59,7 +61,8 @@ class Snapshot:
 
 @dataclass
 class Frames:
-    """Writes frames: an observer of the steps. first: the step of the first frame."""
+    """Writes frames: an observer of the steps. first: the step of the first frame. colors: those of the
+    checkpoint that the run is resumed from."""
 
     world: World
     task: Task
@@ -68,6 +71,7 @@ class Frames:
     every: int
     path: Path
     first: int = 0
+    colors: Colors | None = None
     written: int = field(default=0, init=False)
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
@@ -86,6 +90,8 @@ class Frames:
             len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
         )
         self._range = self.options.frame_range
+        if self._range is None and self.colors is not None and self.colors.field == self._field.name:
+            self._range = self.colors.low, self.colors.high
         self._array: ArrayOfFrames | None = None
         self._pictures: PictureWriter | None = None
 
@@ -117,9 +123,31 @@ class Frames:
             self._array = array
             world.on_root(array.sink.create)
         elif world.rank == 0:
-            self._pictures = picture_writer(self.path, palette(self.options.frame_colors), world.run_id)
+            self.open()
         if stepper.done % self.every == 0:
             self.observe(stepper)
+
+    def open(self) -> None:
+        """Begin a file or folder of pictures."""
+        self._pictures = picture_writer(self.path, palette(self.options.frame_colors), self.world.run_id)
+
+    def show(self, step: int, source: Source) -> None:
+        """Make the picture of a field that is in a file; on rank 0. Only the rows that it shows are read."""
+        ranges = [range(*one.indices(n)) for one, n in zip(self._slices, self._field.shape, strict=True)]
+        low, high = tuple(one[0] for one in ranges[1:]), tuple(one[-1] + 1 for one in ranges[1:])
+        shown: tuple[Any, ...] = (0, *(slice(None, None, one.step) for one in ranges[1:]))
+        cells = np.empty(self.shape, self._field.dtype)
+        for number, row in enumerate(ranges[0]):
+            region = Region((row, *low), (row + 1, *high))
+            whole = np.empty(region.shape, self._field.dtype)
+            source.read(region, whole)
+            cells[number] = whole[shown]
+        self._write_picture(step, cells)
+
+    def close(self) -> None:
+        """Complete the pictures, on rank 0."""
+        if self._pictures is not None:
+            self._pictures.close()
 
     def next_step(self, done: int) -> int:
         return next_multiple(done, self.every)
@@ -139,20 +167,21 @@ class Frames:
         def complete() -> None:
             if self._array is not None:
                 self._array.complete(self.written)
-            if self._pictures is not None:
-                self._pictures.close()
+            self.close()
 
         self.world.on_root(complete)
         assert self._pool is not None
         self._pool.shutdown()
 
-    def flush(self) -> None:
+    def flush(self) -> Colors | None:
         """Wait until the pictures of all steps so far are written: a run that is resumed now does not make
-        them again. Collective; nothing for one file, which a resumed run starts again."""
-        if self.partial is None:
-            self._deliver()
-            while self._writing:
-                self._writing.popleft().result()
+        them again. Return their range of colours, on rank 0. Collective; nothing for an array."""
+        if self._as_array:
+            return None
+        self._deliver()
+        while self._writing:
+            self._writing.popleft().result()
+        return None if self._range is None else Colors(self._field.name, *self._range)
 
     def abandon(self) -> None:
         """End all threads; the run has failed. On any rank, at any time."""
@@ -160,8 +189,6 @@ class Frames:
             return
         for future in self._writing:
             future.cancel()
-        if self._pictures is not None:
-            self._pictures.abandon()
         self._pool.shutdown()
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:
@@ -249,6 +276,9 @@ class Frames:
         if self._array is not None:
             self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
             return
+        self._write_picture(snapshot.step, whole)
+
+    def _write_picture(self, step: int, whole: HostArray) -> None:
         assert self._pictures is not None
         if whole.dtype.kind == "c":
             whole = np.abs(whole)
@@ -257,14 +287,17 @@ class Frames:
         picture = indices(whole.reshape(_flat(self.shape)), *self._range)
         if len(picture) == 1 and len(self._field.shape) == 1:
             picture = np.repeat(picture, LINE, axis=0)
-        self._pictures.write(snapshot.step, picture)
+        self._pictures.write(step, picture)
 
 
-def open_frames(world: World, task: Task, options: StepOptions, first: int) -> Frames | None:
+def open_frames(
+    world: World, task: Task, options: StepOptions, first: int, colors: Colors | None = None
+) -> Frames | None:
     """Check the options of frames and return their writer; None if there are none. Collective.
 
-    first: the step at which the run starts. Raises UserError before the first step for an unknown format, an
-    unknown field, or frames that do not fit the disk.
+    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. Raises
+    UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
+    disk.
     """
     if options.frames is None or options.every is None:
         return None
@@ -282,7 +315,7 @@ def open_frames(world: World, task: Task, options: StepOptions, first: int) -> F
         return frames
 
     place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, every, path, -(-first // every) * every)
+    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors)
 
 
 def whole_slices(shape: Shape) -> tuple[slice, ...]:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from runner.comm.api import Control
 from runner.errors import RunError
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array
@@ -79,12 +80,15 @@ class Until:
     def observe(self, stepper: Stepper) -> bool:
         if stepper.done % self.every == 0 and self._before:
             pairs = zip(self._own(stepper), self._before, strict=True)
-            mine = max((_largest_change(new, old) for new, old in pairs), default=0.0)
-            everyone = stepper.world.control.allgather(mine)
-            self.change = math.nan if any(map(math.isnan, everyone)) else max(everyone)
-            self.reached = self.change <= self.tolerance
+            self.check(stepper.world.control, [largest_change(new, old) for new, old in pairs])
         self._before = self._copies(stepper) if self._is_next(stepper) else []
         return self.reached
+
+    def check(self, control: Control, changes: Sequence[float]) -> None:
+        """Note the largest change of all ranks, and whether it is within the tolerance. Collective."""
+        every = [change for one in control.allgather(list(changes)) for change in one]
+        self.change = math.nan if any(map(math.isnan, every)) else max(every, default=0.0)
+        self.reached = self.change <= self.tolerance
 
     def _is_next(self, stepper: Stepper) -> bool:
         """Return whether the next step is to be checked."""
@@ -100,7 +104,8 @@ class Until:
         self._before = []
 
 
-def _largest_change(new: Array, old: Array) -> float:
+def largest_change(new: Array, old: Array) -> float:
+    """Return the largest magnitude of a difference of two arrays of one shape and dtype; nan if one is."""
     if new.size == 0:
         return 0.0
     if new.dtype.kind == "b":

@@ -2,7 +2,8 @@
 
 A pass reads every chunk with the halo of `steps` steps, takes these steps on it, and writes the results.
 Between passes the fields are in files: in the host's memory (/dev/shm) if there is room and all ranks are on
-one host, else beside the output. Two sets of them take turns. The last pass writes the outputs.
+one host, else beside the output. Two sets of them take turns. The last pass writes the outputs. A pass ends
+at each step after which the fields are looked at: for a checkpoint, a frame or a check of convergence.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runner.errors import UserError
+from runner.pipeline.steps.checkpoints import Checkpoints
 from runner.pipeline.steps.chunk_steps import ChunkSteps
+from runner.pipeline.steps.frames import Frames
+from runner.pipeline.steps.loop import Until, next_multiple
 from runner.pipeline.streamed.chunk_agreement import chunks_of
 from runner.pipeline.streamed.cpu_engine import HostEngine
 from runner.pipeline.streamed.dispatch import (
@@ -30,6 +36,7 @@ from runner.pipeline.streamed.dispatch import (
 from runner.pipeline.streamed.endpoints import Endpoints
 from runner.pipeline.streamed.gpu_engine import DeviceEngine
 from runner.plan.chunks import Chunks
+from runner.plan.step_options import EVERY
 from runner.plan.steps import for_chunks, least_rows
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
@@ -69,7 +76,11 @@ class Discarded:
 
 @dataclass
 class StreamedSteps:
-    """Steps of one run, for `take`; collective. track: names what to remove if the run fails."""
+    """Steps of one run, for `take`; collective. track: names what to remove if the run fails.
+
+    first: steps that `sources` have taken already. every: steps between two frames, and between two checks of
+    `until`.
+    """
 
     world: World
     task: Task
@@ -80,35 +91,65 @@ class StreamedSteps:
     track: Callable[..., None]
     show: OnStreamProgress = no_stream_progress
     warn: Callable[[str], None] = lambda sentence: None
+    first: int = 0
+    checkpoints: Checkpoints | None = None
+    frames: Frames | None = None
+    until: Until | None = None
+    every: int = EVERY
     _spans: Spans = field(default_factory=Spans, init=False)
 
     def take(self, steps: int, each: int) -> dict[str, Any]:
-        """Take the steps, `each` of them a pass; return this part of the run's record.
+        """Take the steps, at most `each` of them a pass; return this part of the run's record.
 
         each: 1: as many as suit the chunks. Lowered where chunks are too small for them.
         """
         world, task = self.world, self.task
-        wide, chunks = self._plan(min(each if each > 1 else STEPS, steps), wanted=each)
-        passes = [wide.steps] * (steps // wide.steps) + [steps % wide.steps] * (steps % wide.steps > 0)
+        ends = self._ends(steps)
+        longest = max(b - a for a, b in pairwise((self.first, *ends)))
+        wide, chunks = self._plan(min(each if each > 1 else STEPS, longest), wanted=min(each, longest))
+        passes = [count for a, b in pairwise((self.first, *ends)) for count in _equal(b - a, wide.steps)]
         names = [one.name for one in task.fields]
         feeds = [None if name is None else names.index(name) for name in task.job.feeds]
         between = self._between(feeds, len(passes))
         sources = list(self.sources)
         nbytes = sum(task.input_bytes(region) for region in task.partition)
         counts: list[tuple[int, int]] = []
+        done = self.first
+        if self.checkpoints is not None:
+            self.checkpoints.start(done)
+        if self.frames is not None:
+            world.on_root(self.frames.open)
+            self._show(done, sources)
         for number, count in enumerate(passes):
-            last = number == len(passes) - 1
-            sinks = list(self.sinks) if last else between[number % 2]
-            done = (number * nbytes, len(passes) * nbytes)
-            counts = self._pass(for_chunks(task, count), chunks, sources, sinks, *done)
-            if not last:
-                self._sync(sinks)
-                for place, sink in zip(feeds, sinks, strict=True):
-                    if place is not None:
-                        sources[place] = read_back(sink)
+            done += count
+            sinks = list(self.sinks) if done == steps else between[number % 2]
+            checked = self.until is not None and done % self.every == 0
+            taker = ChunkSteps(world, task, for_chunks(task, count), observed=checked)
+            moved = (number * nbytes, len(passes) * nbytes)
+            counts = self._pass(taker, chunks, sources, sinks, *moved)
+            self._sync(sinks)
+            for place, sink in zip(feeds, sinks, strict=True):
+                if place is not None:
+                    sources[place] = read_back(sink)
+            self._show(done, sources)
+            if checked and self.until is not None:
+                self.until.check(world.control, taker.changes)
+                if self.until.reached:
+                    break
+            if done < steps and self.checkpoints is not None and self.checkpoints.interval is not None:
+                with self.phases("checkpoint"):
+                    self.checkpoints.after_pass(done, partial(self._copy, chunks, sinks))
+        if done < steps:  # the results are between two passes
+            for output, sink in enumerate(self.sinks):
+                sink.threads = threads_of(world)
+                self._copy(chunks, sinks, output, sink)
+            self._sync(self.sinks)
+        if self.frames is not None:
+            world.on_root(self.frames.close)
         return {
+            "steps": done,
             "steps_per_pass": wide.steps,
-            "passes": len(passes),
+            "passes": number + 1,
             "stream": {
                 "chunks": len(chunks),
                 "rows": chunks.rows,
@@ -120,6 +161,37 @@ class StreamedSteps:
                 **report(world, self.phases, self._spans),
             },
         }
+
+    def _ends(self, steps: int) -> list[int]:
+        """Return the steps after which a pass must end."""
+        interval = None if self.checkpoints is None else self.checkpoints.interval
+        saved = None if interval is None else interval.steps
+        looked_at = self.every if self.frames is not None or self.until is not None else None
+        found = {steps}
+        for each in (looked_at, saved):
+            if each is not None:
+                found.update(range(next_multiple(self.first, each), steps, each))
+        return sorted(found)
+
+    def _show(self, done: int, sources: Sequence[Source]) -> None:
+        """Make the frame of a step, if it is one, on rank 0."""
+        frames = self.frames
+        if frames is not None and done % self.every == 0:
+            self.world.on_root(lambda: frames.show(done, sources[frames.place]))
+            frames.written += 1
+
+    def _copy(self, chunks: Chunks, sinks: Sequence[Sink], output: int, into: Sink) -> None:
+        """Copy an output from one of `sinks` to another file, each rank a part. Collective."""
+        world, source = self.world, read_back(sinks[output])
+
+        def copy() -> None:
+            for number in range(world.rank, len(chunks), world.size):
+                region = self.task.output_region(chunks[number], output)
+                cells = np.empty(region.shape, source.dtype)
+                source.read(region, cells)
+                into.write(region, cells)
+
+        world.collective_call(copy)
 
     def _plan(self, steps: int, *, wanted: int) -> tuple[Task, Chunks]:
         """Return the task as chunks are read, and chunks that are large enough for its steps.
@@ -157,7 +229,7 @@ class StreamedSteps:
 
     def _pass(
         self,
-        wide: Task,
+        taker: ChunkSteps,
         chunks: Chunks,
         sources: Sequence[Source],
         sinks: Sequence[Sink],
@@ -168,8 +240,7 @@ class StreamedSteps:
         world = self.world
         for sink in sinks:
             sink.threads = threads_of(world)
-        taker = ChunkSteps(world, self.task, wide)
-        endpoints = Endpoints(world, wide, chunks, sources, sinks, self._spans, taker)
+        endpoints = Endpoints(world, taker.wide, chunks, sources, sinks, self._spans, taker)
         engine = DeviceEngine(endpoints) if world.backend.asynchronous else HostEngine(endpoints)
         size = sum(self.task.input_bytes(chunks[number]) for number in range(len(chunks)))
         found = process_chunks(
@@ -194,8 +265,12 @@ class StreamedSteps:
             return []
         world, task = self.world, self.task
         target = self.sinks[0].path
-        fields = [None if place is None else task.fields[place] for place in feeds]
-        needed = sets * sum(int(np.prod(one.shape)) * one.dtype.itemsize for one in fields if one is not None)
+        # A run that ends early has its results here, also those that feed no input.
+        fields = [
+            None if place is None and self.until is None else (name, *known)
+            for place, name, known in zip(feeds, task.job.output_names, task.known, strict=True)
+        ]
+        needed = sets * sum(math.prod(one[1]) * one[2].itemsize for one in fields if one is not None)
 
         def create() -> tuple[list[list[Sink]], Path]:
             memory = memory_folder(needed) if len(world.hosts) == 1 else None
@@ -216,11 +291,11 @@ class StreamedSteps:
             for number in range(sets):
                 sinks: list[Sink] = []
                 for one in fields:
-                    path = folder / f"{number}-{one.name if one else ''}.npy"
+                    path = folder / f"{number}-{one[0] if one else ''}.npy"
                     if one is None:
                         sinks.append(Discarded(path, path))
                         continue
-                    sinks.append(open_sink(path, one.shape, one.dtype, world.run_id))
+                    sinks.append(open_sink(path, one[1], one[2], world.run_id))
                     sinks[-1].create()
                 found.append(sinks)
             return found, folder
@@ -234,3 +309,9 @@ class StreamedSteps:
         if len(self.world.hosts) > 1:
             for sink in sinks:
                 self.world.collective_call(sink.sync)
+
+
+def _equal(steps: int, most: int) -> list[int]:
+    """Return the fewest passes of at most `most` steps, of nearly equal length, the longer ones first."""
+    passes = -(-steps // most)
+    return [steps // passes + (number < steps % passes) for number in range(passes)]

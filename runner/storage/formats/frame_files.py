@@ -1,17 +1,13 @@
 """Files of frames: a folder of PNG pictures, one animated picture, or an array with a time axis.
 
-One thread calls a writer. `write` takes frames in order; `close` completes the file; `abandon` ends without
-completing it.
+A writer is called by one thread. `write` takes frames in order; `close` completes the file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import queue
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+import struct
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +25,6 @@ ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
 COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
-WAITING = 32  # frames of an animation that wait to be encoded
 
 
 def check_frames(path: Path, *, resume: bool) -> None:
@@ -74,8 +69,6 @@ class PictureWriter(Protocol):
 
     def close(self) -> None: ...
 
-    def abandon(self) -> None: ...
-
 
 class PictureFolder:
     """A PNG for each frame: DIR/frame-000100.png after step 100."""
@@ -98,74 +91,98 @@ class PictureFolder:
     def close(self) -> None:
         """Do nothing: each picture is complete."""
 
-    def abandon(self) -> None:
-        """Do nothing: each picture is complete."""
 
+class Gif:
+    """An animated GIF, written frame by frame: each holds the rectangle that differs from the one before.
 
-class Animation:
-    """One animated picture, which a thread encodes while frames arrive.
-
-    It is renamed to its final name when it is complete. Only the encoder of GIFs takes frames one by one: for
-    other formats all frames are kept until the end.
+    Pillow's own writer of animations encodes all frames at the end. Here it encodes single pictures. The file
+    gets its name when it is complete.
     """
 
     def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
         self._path, self._palette, self._partial = path, palette, partial
-        self._format = ANIMATIONS[path.suffix.lower()]
-        self._frames: queue.Queue[Any] = queue.Queue(WAITING)
-        self._pool = ThreadPoolExecutor(1, "frames")
-        self._encoding: Future[None] | None = None
-        self._abandoned = False
+        self._before: HostArray | None = None
 
     def write(self, step: int, picture: HostArray) -> None:
-        if self._encoding is None:
-            self._encoding = self._pool.submit(self._encode, _image(picture, self._palette))
-        else:
-            self._put(_image(picture, self._palette))
-
-    def close(self) -> None:
-        if self._encoding is not None:
-            self._put(None)
-            self._result()
-            rename(self._partial, self._path)
-        self._pool.shutdown()
-
-    def abandon(self) -> None:
-        self._abandoned = True
-        with contextlib.suppress(queue.Full):  # the encoder checks `_abandoned` at the next frame
-            self._frames.put_nowait(None)
-        self._pool.shutdown()
-
-    def _put(self, frame: Any) -> None:
-        assert self._encoding is not None
-        while True:
-            try:
-                return self._frames.put(frame, timeout=0.1)
-            except queue.Full:
-                if self._encoding.done():  # it has failed and takes no more frames
-                    return self._result()
-
-    def _result(self) -> None:
-        assert self._encoding is not None
         try:
-            self._encoding.result()
+            if self._before is None:
+                with self._partial.open("wb") as file:
+                    file.write(self._header(picture.shape))
+            with self._partial.open("ab") as file:
+                file.write(self._frame(_changed(picture, self._before), picture))
         except OSError as reason:
             raise write_error(self._path, reason) from reason
+        self._before = picture
 
-    def _encode(self, first: Any) -> None:
-        more = self._rest() if self._format == "GIF" else list(self._rest())
+    def close(self) -> None:
+        if self._before is None:
+            return
+        try:
+            with self._partial.open("ab") as file:
+                file.write(b";")
+        except OSError as reason:
+            raise write_error(self._path, reason) from reason
+        rename(self._partial, self._path)
+
+    def _header(self, shape: Shape) -> bytes:
+        """Return what precedes the frames: the size, 256 colours, and that they repeat for ever."""
+        rows, columns = shape
+        size = struct.pack("<6sHHBBB", b"GIF89a", columns, rows, 0xF7, 0, 0)
+        return size + self._palette + b"!\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
+
+    def _frame(self, part: Region, picture: HostArray) -> bytes:
+        (top, left), (rows, columns) = part.start, part.shape
+        control = struct.pack("<4sHBB", b"!\xf9\x04\x04", MILLISECONDS // 10, 0, 0)
+        place = struct.pack("<sHHHHB", b",", left, top, columns, rows, 0)
+        return control + place + self._encoded(picture[part.slices])
+
+    def _encoded(self, picture: HostArray) -> bytes:
+        """Return the data of a picture: what follows its place in a GIF of its own."""
+        data = io.BytesIO()
+        image = _image(np.ascontiguousarray(picture), self._palette)
+        image.save(data, "GIF", optimize=False, interlace=False)
+        whole = data.getvalue()
+        start = 13 + len(self._palette)  # a header and the colours
+        if whole[start : start + 1] != b"," or whole[-1:] != b";":
+            raise RunError(
+                "Pillow has written another GIF than expected", got=whole[start : start + 12].hex()
+            )
+        return whole[start + 10 : -1]
+
+
+class Animation:
+    """An animated picture whose encoder needs all frames at once: they are kept until the end."""
+
+    def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
+        self._path, self._palette, self._partial = path, palette, partial
+        self._frames: list[Any] = []
+
+    def write(self, step: int, picture: HostArray) -> None:
+        self._frames.append(_image(picture, self._palette))
+
+    def close(self) -> None:
+        if not self._frames:
+            return
+        first, *more = self._frames
         options = {"loop": 0, "duration": MILLISECONDS, "save_all": True, "append_images": more}
-        if self._format == "WEBP":
+        if self._path.suffix.lower() == ".webp":
             options["lossless"] = True
-        if self._format == "GIF":
-            options["optimize"] = False
-        first.save(self._partial, self._format, **options)
+        try:
+            first.save(self._partial, ANIMATIONS[self._path.suffix.lower()], **options)
+        except OSError as reason:
+            raise write_error(self._path, reason) from reason
+        rename(self._partial, self._path)
 
-    def _rest(self) -> Iterator[Any]:
-        while (frame := self._frames.get()) is not None and not self._abandoned:
-            yield frame
-        if self._abandoned:
-            raise OSError("abandoned")
+
+def _changed(picture: HostArray, before: HostArray | None) -> Region:
+    """Return the smallest rectangle with all cells that differ; the first cell if none does."""
+    if before is None:
+        return Region((0, 0), picture.shape)
+    differs = picture != before
+    rows, columns = (np.flatnonzero(differs.any(axis=axis)) for axis in (1, 0))
+    if not rows.size:
+        return Region((0, 0), (1, 1))
+    return Region((int(rows[0]), int(columns[0])), (int(rows[-1]) + 1, int(columns[-1]) + 1))
 
 
 def _image(picture: HostArray, palette: bytes) -> Any:
@@ -234,6 +251,8 @@ class ArrayOfFrames:
 
 def picture_writer(path: Path, palette: bytes, run_id: str) -> PictureWriter:
     """Open a file or folder of pictures for writing."""
+    if path.suffix.lower() == ".gif":
+        return Gif(path, palette, partial_path(path, run_id))
     if path.suffix.lower() in ANIMATIONS:
         return Animation(path, palette, partial_path(path, run_id))
     return PictureFolder(path, palette)

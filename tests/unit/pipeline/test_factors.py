@@ -40,8 +40,10 @@ def run_on(
 
 
 def check(case: Case, ranks: int, **options: Any) -> dict[str, Any]:
-    """Run it, verify every cell, and compare with NumPy."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Run it, verify every cell, and compare with NumPy. Calls and the boxes of the proof are small."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.pipeline.in_memory.SLAB", 100)
+        patch.setattr("runner.plan.sampling.FULL_CELLS", 40)
         sources = [Path(folder, f"in{number}.npy") for number in range(case.inputs)]
         targets = [Path(folder, f"out{number}.npy") for number in range(len(case.factors))]
         for path, array in zip(sources, case.arrays, strict=True):
@@ -146,7 +148,7 @@ def test_large_arrays_are_cut_into_slabs_and_boxes(
 def test_every_format_holds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, job: Any, of: Callable[[Any], Any]
 ) -> None:
-    monkeypatch.setattr("runner.storage.zarr.CHUNK", 500)  # chunks of a few rows
+    monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 500)  # chunks of a few rows
     array = values(66, 40, 3)
     np.save(tmp_path / "in.npy", array)
     for name in ("in", "back"):
@@ -167,7 +169,7 @@ def test_chunks_hold_whole_chunks_of_every_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, p: int, q: int
 ) -> None:
     """Which two ranks must not write: the sink refuses a region that cuts one."""
-    monkeypatch.setattr("runner.storage.zarr.zarr_chunks", lambda shape, dtype: (rows, *shape[1:]))
+    monkeypatch.setattr("runner.storage.formats.zarr.zarr_chunks", lambda shape, dtype: (rows, *shape[1:]))
     case = Case((120, 3), ((Fraction(p, q), Fraction(1)), (HALF, Fraction(1))), ((1, 0), (0, 0)), "wrap")
     np.save(tmp_path / "in.npy", case.arrays[0])
     targets = [tmp_path / "one.zarr", tmp_path / "two.zarr"]
@@ -272,6 +274,7 @@ def shaped(out: Any, **options: Any) -> Any:
          "has 1/2 of the input's length along axis 0, .* got 7, expected a multiple of 2, such as 8"),
         (lambda n: -(-n // 3), 7, "has 1/3 .* got 7, expected a multiple of 3, such as 9"),
         (lambda n: round(n * 2 / 3), 10, "has 2/3 .* got 10, expected a multiple of 3, such as 12"),
+        (lambda n: n // 4099, 4100, "has 1/4099 .* got 4100, expected a multiple of 4099, such as 8198"),
         (lambda n: n // 17, 16, "has 1/17 .* got 16, expected a multiple of 17, such as 17"),
         (lambda n: n - 2, 8, r"changes an axis .* got \(6, 4\) from \(8, 4\)"),
         (lambda n: 2 * n - 1, 8, "changes an axis"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from runner.comm.threads import run_ranks
 from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
+from runner.report.summary import render
 from runner.run.execute import Options, run
 from runner.storage.formats import frame_files
 from runner.world.world import open_world
@@ -37,7 +39,7 @@ def filmed(
         np.save(folder / "a.npy", field)
         np.save(folder / "b.npy", np.zeros(field.shape, np.int16))
     devices, job = options.pop("devices", False), options.pop("job", moves)
-    stream = StreamOptions(resume=options.pop("resume", False))
+    stream = StreamOptions(resume=options.pop("resume", False), chunk_bytes=options.pop("chunk_bytes", None))
     of_steps = StepOptions(steps, frames=str(folder / frames), every=options.pop("every", 2), **options)
 
     def rank(control: Control) -> Any:
@@ -82,6 +84,27 @@ def test_an_animation_has_a_frame_for_every_second_step(tmp_path: Path, suffix: 
         expected = colored(np.roll(np.arange(63.0).reshape(9, 7), step, 0), 0, 70, "inferno")
         np.testing.assert_array_equal(picture, expected)
     assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_gif_grows_with_each_frame(tmp_path: Path) -> None:
+    """No frame waits for the end of the run; also one like the one before, or with a part that changed."""
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 256, (40, 30), np.uint8) for _ in range(2)]
+    pictures += [pictures[-1], pictures[-1].copy(), pictures[-1].copy()]
+    pictures[3][17:20, 5:29] = 255
+    pictures[4][39, 29] ^= 1
+    writer = frame_files.picture_writer(tmp_path / "film.gif", palette("viridis"), "0123456789abcdef")
+    table = np.frombuffer(palette("viridis"), np.uint8).reshape(256, 3)
+    for number, picture in enumerate(pictures):
+        writer.write(number, picture)
+        (partial,) = tmp_path.glob(".*.partial")
+        with Image.open(io.BytesIO(partial.read_bytes() + b";")) as film:
+            assert film.n_frames == number + 1
+    writer.close()
+    with Image.open(tmp_path / "film.gif") as film:
+        assert (film.info["loop"], film.info["duration"]) == (0, 50)
+        for one, picture in zip(ImageSequence.Iterator(film), pictures, strict=True):
+            np.testing.assert_array_equal(np.asarray(one.convert("RGB")), table[picture])
 
 
 @pytest.mark.parametrize("devices", [False, True])
@@ -138,6 +161,39 @@ def test_a_vector_field_shows_its_first_component_and_a_volume_its_middle_plane(
     solid = meshrun.map_blocks(halo=1)(lambda block: block[1:-1, 1:-1, 1:-1])
     task = plan_task(solid, {}, [((10, 8, 6), np.dtype(np.float32))], 2)
     assert picture_slices(task, 0) == (slice(5, 6, 1), slice(0, 8, 1), slice(0, 6, 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("suffix", ["", ".gif", ".webp"])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_frames_of_a_run_in_chunks_are_those_of_a_run_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, suffix: str, axes: int
+) -> None:
+    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", 9)
+    monkeypatch.setattr("runner.pipeline.steps.frames.ANIMATED", 9)
+    field = np.random.default_rng(0).random((40, 7, 3)[:axes])
+    job = meshrun.map_blocks(halo=((1, 1), (0, 0)), boundary="wrap")(lambda block: block[:-2] + block[2:])
+    expected = filmed(tmp_path, f"film{suffix}", 11, field=field, job=job, every=3)
+    record = filmed(
+        tmp_path,
+        f"chunks{suffix}",
+        11,
+        field=field,
+        job=job,
+        every=3,
+        ranks=ranks,
+        chunk_bytes=field.nbytes // 2,
+    )
+    assert record["stream"]["chunks"] > 1
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (4, 0)
+    assert expected["steps"]["frames"] == 4
+    found, wanted = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        if not suffix
+        else (tmp_path / f"{name}{suffix}").read_bytes()
+        for name in ("chunks", "film")
+    )
+    assert found == wanted
 
 
 def test_what_is_not_finite_has_a_colour_of_its_own() -> None:
@@ -235,7 +291,7 @@ def test_a_run_that_fails_leaves_no_unfinished_frames_and_no_thread(tmp_path: Pa
 def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
     tmp_path: Path, ranks: int, fail: int
 ) -> None:
-    """The checkpoint after step 7 comes between a frame and the next one."""
+    """The checkpoint after step 7 comes between a frame and the next one. The colours are the first run's."""
     failing = [True]
 
     @meshrun.map_blocks(halo=1, boundary="constant")
@@ -246,18 +302,57 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
 
     def film(name: str, **more: Any) -> Any:
         field = np.zeros((9, 7))
-        return filmed(tmp_path, name, 12, ranks=ranks, field=field, job=fragile, frame_range=(0, 12), **more)
+        return filmed(tmp_path, name, 12, ranks=ranks, field=field, job=fragile, **more)
 
     with pytest.raises(ValueError, match="power"):
         film("film", every=5, checkpoint=SaveInterval(steps=7))
     failing[0] = False
-    film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
-    film("other", every=5)
+    record = film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (1, 10)
+    assert "1 frame written, from step 10 on" in render(record)
+    record = film("other", every=5)
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (3, 0)
+    assert "3 frames written\n" in render(record)
     found, expected = (
         {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("film", "other")
     )
     assert sorted(found) == ["frame-000000.png", "frame-000005.png", "frame-000010.png"]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, (-0.5, 0.5)),  # of the first frame of the first run: 0 everywhere
+        ({"frame_range": (0.0, 20.0)}, (0, 20)),
+        ({"frame_field": "other"}, (2.0, 6.0)),  # of its own first frame: 4 everywhere
+    ],
+)
+def test_a_resumed_animation_has_the_colours_of_the_first_run(
+    tmp_path: Path, more: dict[str, Any], expected: tuple[float, float]
+) -> None:
+    failing = [True]
+
+    @meshrun.map_blocks(outputs=2)
+    def fragile(field: Any, other: Any) -> Any:
+        if failing[0] and field.max() >= 5:
+            raise ValueError("as if the power went")
+        return field + 1, other + 1
+
+    start = np.zeros((9, 7))
+    checkpoint = SaveInterval(steps=4)
+    with pytest.raises(ValueError, match="power"):
+        filmed(tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint)
+    failing[0] = False
+    filmed(
+        tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint, resume=True, **more
+    )
+    film = [
+        np.asarray(one.convert("RGB")) for one in ImageSequence.Iterator(Image.open(tmp_path / "film.gif"))
+    ]
+    assert len(film) == 5
+    for step, picture in zip(range(4, 9), film, strict=True):
+        np.testing.assert_array_equal(picture, colored(start + step, *expected))
 
 
 def test_a_picture_that_cannot_be_finished_is_removed(

@@ -19,6 +19,7 @@ from runner.comm.threads import ThreadComm, run_ranks
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
+from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
@@ -417,8 +418,6 @@ def interval(text: str) -> Any:
 
 def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict[str, Any]:
     """The record of a run that goes on with inputs as they are."""
-    from runner.plan.stream_options import StreamOptions
-
     inputs = [folder / f"in{number}.npy" for number in range(len(job.arrays))]
     outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
     options = Options(
@@ -606,8 +605,11 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
         ({"steps": 2, "every": 2}, "every is the interval of"),
         ({"steps": 2, "frame_range": (1, 0), "every": 1, "frames": "x.gif"}, "'1:0' is not a range"),
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
-        ({"steps": 2, "chunk_bytes": "1M", "until": 1.0}, "until does not apply to steps in chunks"),
-        ({"steps": 2, "depth": 2, "checkpoint": 5}, "checkpoint does not apply to steps in chunks"),
+        ({"steps": 2, "chunk_bytes": "1M", "check_finite": 1}, "finite does not apply to steps in chunks"),
+        (
+            {"steps": 2, "depth": 2, "frames": "x.npy", "every": 1},
+            "frames x.npy does not apply to steps in chunks",
+        ),
         ({"steps": 2, "static": True, "grid": "1"}, "grid does not apply to steps in chunks"),
         ({"steps": 2, "frames": "x.mp4", "every": 1}, "unknown format of frames: x.mp4"),
         ({"steps": 2, "frames": "x.gif", "every": 1, "frame_field": "z"}, "frame_field names no input"),
@@ -641,8 +643,6 @@ def test_options_are_read_from_keywords() -> None:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
-    from runner.plan.stream_options import StreamOptions
-
     folder = tmp_path_factory.mktemp("passes")
     boundary = data.draw(st.sampled_from(BOUNDARIES))
     width = st.tuples(st.integers(0, 2), st.integers(0, 2))
@@ -690,8 +690,6 @@ def shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_fields_that_do_not_fit_memory_pass_through_in_chunks(tmp_path: Path, shared_memory: Path) -> None:
-    from runner.plan.stream_options import StreamOptions
-
     job = meshrun.map_blocks(halo=1, boundary="wrap")(lambda block: block[:-2, 1:-1] + block[1:-1, 2:])
     start = np.random.default_rng(5).integers(0, 9, (400, 50)).astype(np.int64)
     expected = plain_loop(job.function, [start], 20, ((1, 1), (1, 1)), "wrap", (0,))
@@ -710,8 +708,6 @@ def test_a_pass_that_fails_leaves_nothing(
 ) -> None:
     folder = shared_memory if room else None
     monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
-    from runner.plan.stream_options import StreamOptions
-
     fails = failing_after(40)
     with pytest.raises(ValueError, match="stop"):
         stepped(tmp_path, fails, [np.zeros((90, 4))], 30, stream=StreamOptions(chunk_bytes=320))
@@ -722,10 +718,8 @@ def test_a_pass_that_fails_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"until": 1e9}, "--until"),
         ({"check_finite": 5}, "--check-finite"),
-        ({"checkpoint": "5"}, "--checkpoint"),
-        ({"frames": "film.npy", "every": 5}, "--frames"),
+        ({"frames": "film.npy", "every": 5}, "--frames film.npy"),
         ({"grid": "1x2"}, "--grid"),
     ],
 )
@@ -735,8 +729,6 @@ def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
     """It is not left out without a word."""
     monkeypatch.setattr("runner.run.step_run.is_any_too_large", lambda *_: True)
     monkeypatch.chdir(tmp_path)
-    if "checkpoint" in options:
-        options = {"checkpoint": interval(options["checkpoint"])}
     with pytest.raises(meshrun.UserError) as failure:
         stepped(tmp_path, relax, [np.ones((9, 9))], 20, ranks=2, **options)
     assert str(failure.value) == (
@@ -746,9 +738,98 @@ def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
     assert [path.name for path in tmp_path.iterdir()] == ["in0.npy"]
 
 
-def test_an_output_with_an_unfinished_streamed_run_is_refused(tmp_path: Path) -> None:
-    from runner.plan.stream_options import StreamOptions
+def in_chunks(rows: int, columns: int, itemsize: int) -> Any:
+    """Options with chunks of so many rows."""
+    return StreamOptions(chunk_bytes=rows * columns * itemsize)
 
+
+@pytest.mark.parametrize("room", [True, False])
+@pytest.mark.parametrize(("first", "second", "chunked"), [(1, 3, True), (2, 1, True), (2, 2, False)])
+def test_a_run_in_chunks_that_failed_goes_on_from_its_checkpoint(
+    tmp_path: Path,
+    shared_memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    second: int,
+    chunked: bool,
+    room: bool,
+) -> None:
+    """On other ranks, in other chunks, or in memory."""
+    folder = shared_memory if room else None
+    monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
+    failing = [True]
+
+    @meshrun.map_blocks(halo=1, outputs=("after", "old", "slope"), feeds=("now", "before", None))
+    def fragile(now: Any, before: Any, stays: Any) -> Any:
+        if failing[0] and now.max() > 2**40:
+            raise ValueError("as if the power went")
+        inner = (slice(1, -1), slice(1, -1))
+        return now[inner] * 3 + before[:-2, 1:-1] + stays[inner], now[inner], now[2:, 1:-1]
+
+    arrays = [np.arange(1, 241).reshape(40, 6), np.ones((40, 6), int), np.full((40, 6), 5)]
+    options: dict[str, Any] = {"stream": in_chunks(20, 8, 24), "checkpoint": interval("4")}
+    with pytest.raises(ValueError, match="power"):
+        stepped(tmp_path, fragile, arrays, 30, ranks=first, **options)
+    folder = tmp_path / "out0.npy.checkpoint"
+    kept = sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+    assert len(kept) == 2
+    assert [step % 4 for step in kept] == [0, 0]
+    assert {path.name for path in folder.glob("*/*.npy")} == {"now.npy", "before.npy"}
+    assert not list(shared_memory.iterdir())
+    with pytest.raises(meshrun.UserError, match="left checkpoints, the last after step"):
+        stepped(tmp_path, fragile, arrays, 30, ranks=second, **options)
+    failing[0] = False
+    options["stream"] = replace(in_chunks(12, 8, 24) if chunked else StreamOptions(), resume=True)
+    found, record = stepped(tmp_path, fragile, arrays, 30, ranks=second, verify="full", **options)
+    assert record["steps"]["first"] == kept[-1]
+    assert (record["steps"]["passes"] is not None) == chunked
+    assert record["steps"]["checkpoints"] == (29 - kept[-1]) // 4
+    assert not folder.exists()
+    expected = plain_loop(fragile.function, arrays, 30, ((1, 1), (1, 1)), "reflect", (0, 1, None))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+def test_checkpoints_of_a_run_in_chunks_by_the_clock(tmp_path: Path, shared_memory: Path) -> None:
+    start = np.random.default_rng(0).integers(0, 9, (40, 6))
+    job = meshrun.map_blocks(halo=1)(lambda block: block[:-2, 1:-1] + block[1:-1, 2:])
+    found, record = stepped(
+        tmp_path, job, [start], 50, ranks=2, stream=in_chunks(14, 8, 8), checkpoint=interval("0.000001s")
+    )
+    assert record["steps"]["checkpoints"] == record["steps"]["passes"] - 1 > 1
+    np.testing.assert_array_equal(
+        found[0], plain_loop(job.function, [start], 50, ((1, 1), (1, 1)), "reflect", (0,))[0]
+    )
+
+
+@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize(("ranks", "every", "limit"), [(1, None, 400), (3, 7, 400), (2, None, 25)])
+def test_until_stops_a_run_in_chunks_at_the_same_step(
+    tmp_path: Path, shared_memory: Path, ranks: int, every: int | None, limit: int, devices: bool
+) -> None:
+    @meshrun.map_blocks(halo=1, boundary="constant", feeds=("field", None), outputs=("field", "slope"))
+    def relaxed(field: Any) -> Any:
+        result = relax.function(field), field[2:, 1:-1] - field[:-2, 1:-1]
+        field[...] = 9e9  # the function's
+        return result
+
+    start = np.random.default_rng(0).random((40, 8))
+    expected, whole = stepped(tmp_path, relaxed, [start], limit, ranks=ranks, until=1e-3, every=every)
+    found, record = stepped(
+        tmp_path, relaxed, [start], limit, ranks=ranks, until=1e-3, every=every, devices=devices,
+        stream=in_chunks(24, 10, 8), verify="off" if devices else "full",
+    )  # fmt: skip
+    assert record["stream"]["chunks"] > 1
+    assert record["steps"]["steps"] == whole["steps"]["steps"]
+    assert record["steps"]["until"] == whole["steps"]["until"]
+    assert record["steps"]["until"]["reached"] == (limit == 400)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not list(shared_memory.iterdir())
+
+
+def test_an_output_with_an_unfinished_streamed_run_is_refused(tmp_path: Path) -> None:
     fails = failing_after(8)
     np.save(tmp_path / "in0.npy", np.zeros((90, 4)))
     files = (tmp_path / "in0.npy", tmp_path / "out0.npy")

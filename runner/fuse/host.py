@@ -1,0 +1,371 @@
+"""A traced program as a function of the host's processor, made by the host's C++ compiler.
+
+Libraries are kept in a folder of this user, so that a program is compiled once for each kind of processor.
+What another user could have put there is not loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from runner.files import remove_path
+from runner.fuse.graph import Extents, Program, merge_components
+from runner.fuse.operations import HEADER, KERNELS, ctype, expression
+from runner.region import HostArray
+from runner.system.compiler import SECONDS, Compiler
+
+# None of these changes a bit of a result, as -ffast-math would, or -fno-trapping-math: with it, GCC 12 makes
+# (double)(int64)x a trunc(x), which may be -0.0.
+FLAGS = (
+    "-x", "c++", "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
+    "-w", "-shared", "-fPIC",
+)  # fmt: skip
+MOST_STEPS = 256  # of one call
+MANY_STEPS = 8  # of one call; more are hardly faster
+SHARED = 8  # processors' own caches that the shared one is as large as
+SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
+
+
+class NotCompiled(Exception):
+    """Why there is no library; a run goes on with NumPy."""
+
+
+def source(programs: Sequence[Program]) -> str:
+    """Return the C++ text of a library of programs."""
+    skeleton = (KERNELS / "host.cpp").read_text()
+    texts = [
+        skeleton.replace("@cells", _cells(*merge_components(program))).replace("@number", str(number))
+        for number, program in enumerate(programs)
+    ]
+    return "\n".join((HEADER.read_text(), *texts))
+
+
+def _cells(program: Program, merged: int) -> str:
+    """Return the generated part: the loop over a row, and the addresses of the rows that it reads.
+
+    merged: elements that a cell had before its trailing axes became part of the row.
+    """
+    rows: dict[tuple[int, tuple[int, ...]], str] = {}  # of an input, at an offset along the leading axes
+    names: dict[int, str] = {}
+    body = []
+    for number, node in enumerate(program.nodes):
+        if node.op == "load":
+            array = rows.setdefault((node.input, node.offset[:-1]), f"r{len(rows)}")
+            count = program.inputs[node.input].components
+            text = f"{array}[{_place(count, node.offset[-1] * count + node.component)}]"
+        else:
+            text = expression(node, names)
+        names[id(node)] = f"v{number}"
+        body.append(f"        const {ctype(node.dtype)} v{number} = {text};")
+    for place, (one, result) in enumerate(zip(program.outputs, program.results, strict=True)):
+        body += [
+            f"        o{place}[{_place(one.components, component)}] = {names[id(node)]};"
+            for component, node in enumerate(result)
+        ]
+    inputs, outputs = program.inputs, program.outputs
+    read = [f"const {ctype(inputs[key[0]].dtype)}* {name}" for key, name in rows.items()]
+    written = [f"{ctype(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(outputs)]
+    given = [f"({ctype(inputs[key[0]].dtype)} const*)({_address(*key)})" for key in rows]
+    given += [f"({ctype(one.dtype)}*)out[{place}]" for place, one in enumerate(outputs)]
+    lines = [
+        f"constexpr int AXES = {program.axes}, INPUTS = {len(inputs)}, OUTPUTS = {len(outputs)};",
+        f"constexpr int MOST_STEPS = {MOST_STEPS};",
+        f"static __attribute__((noinline)) void cells(int64 n, {', '.join(read + written)}) {{",
+        "    for (int64 x = 0; x < n; ++x) {",
+        *body,
+        "    }",
+        "}",
+        "static inline void row(const char* const* in, const int64 (*strides)[AXES],",
+        "                       char* const* out, int64 n) {",
+        f"    cells(n{f' * {merged}' if merged > 1 else ''}, {', '.join(given)});",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+def _place(count: int, element: int) -> str:
+    """Return the index of an element, counted from cell x; count: elements of a cell."""
+    return ("x" if count == 1 else f"{count} * x") + (f" + {element}" if element else "")
+
+
+def _address(number: int, offset: Sequence[int]) -> str:
+    terms = [f" + {at}ll * strides[{number}][{axis}]" for axis, at in enumerate(offset) if at]
+    return f"in[{number}]{''.join(terms)}"
+
+
+def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
+    """Return the library of a source text, from the folder or compiled. Raises NotCompiled.
+
+    folder: of compiled files, made if it is missing; None, or one that cannot be used, keeps nothing.
+    """
+    if folder is None or not _usable(folder):
+        with tempfile.TemporaryDirectory(prefix="meshrun-") as temporary:
+            path = Path(temporary) / "kernel.so"
+            _compile(text, compiler, path)
+            return _load(path)
+    key = hashlib.sha256("\0".join((text, compiler.path, compiler.version, *FLAGS)).encode())
+    path = folder / f"{key.hexdigest()[:40]}.so"
+    with suppress(OSError, NotCompiled):
+        if _is_own(path, stat.S_ISREG) and _is_whole(path.read_bytes()):
+            return _load(path)
+    made = folder / f"{path.stem}.{os.urandom(8).hex()}.partial"
+    try:
+        _compile(text, compiler, made)
+        made.chmod(0o700)
+        whole = made.read_bytes()
+        with made.open("ab") as file:
+            file.write(hashlib.sha256(whole).digest())
+        os.replace(made, path)  # of several ranks, the last one's: they are the same
+    except OSError as reason:
+        raise NotCompiled(f"cannot write {path}: {reason.strerror}") from reason
+    finally:
+        remove_path(made)
+    return _load(path)
+
+
+def _compile(text: str, compiler: Compiler, path: Path) -> None:
+    command = [compiler.path, *FLAGS, "-o", str(path), "-"]
+    try:
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as reason:
+        raise NotCompiled(f"{compiler.path} took more than {SECONDS} s") from reason
+    except OSError as reason:
+        raise NotCompiled(f"cannot run {compiler.path}: {reason.strerror}") from reason
+    if done.returncode:
+        first = next(
+            (line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line), ""
+        )
+        raise NotCompiled(f"{compiler.path} failed with status {done.returncode}: {first}")
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as reason:
+        raise NotCompiled(f"cannot load {path}: {reason}") from reason
+
+
+def _usable(folder: Path) -> bool:
+    """Whether the folder is this user's alone; makes it if it is missing."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _is_own(folder, stat.S_ISDIR) and os.access(folder, os.W_OK | os.X_OK)
+    except OSError:
+        return False
+
+
+def _is_whole(content: bytes) -> bool:
+    """Whether a library ends with its checksum: loading a truncated one may kill the process."""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
+def _is_own(path: Path, kind: object) -> bool:
+    """Whether it is there, no link, this user's, and nobody else can write to it."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    assert callable(kind)
+    return bool(kind(found.st_mode)) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One cell beyond the array and the one it equals, at an index along `axis` from the own cell 0."""
+
+    axis: int
+    target: int
+    source: int
+
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # first and last + 1 cell, per axis, from the own cell 0
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A compiled program. Calls release Python's lock and use one processor.
+
+    loaded: the library; number: of the program in it.
+    """
+
+    program: Program
+    loaded: ctypes.CDLL
+    number: int = 0
+
+    def run(self, blocks: Sequence[HostArray], outs: Sequence[HostArray], widths: Extents) -> None:
+        """Compute all outputs in one pass.
+
+        blocks: of each input, with the halo `widths` per grid axis. outs: arrays of the own cells, written;
+        they share no memory with the blocks. Of all, the last grid axis and what follows is contiguous.
+        """
+        axes = self.program.axes
+        own = outs[0].shape[:axes]
+        starts = [_pointer(block, [low for low, _ in widths], axes) for block in blocks]
+        self.loaded[f"run{self.number}"](
+            _pointers(starts), _strides(blocks, axes),
+            _pointers([_pointer(out, [0] * axes, axes) for out in outs]), _strides(outs, axes),
+            _integers(own),
+        )  # fmt: skip
+
+    def steps(
+        self,
+        blocks: Sequence[Sequence[HostArray]],
+        firsts: Sequence[Sequence[int]],
+        boxes: Sequence[Box],
+        feeds: Sequence[int | None],
+        copies: Sequence[Sequence[Copy]],
+        widths: Extents,
+        finals: Sequence[HostArray | None] = (),
+        strip: int | None = None,
+    ) -> None:
+        """Take a step for each of `boxes`, the cells that it computes.
+
+        blocks: two padded blocks of each input, of the same layout; the first step reads the first ones and
+        writes the second ones, the next step the other way round. An input that is not fed has one block,
+        given twice. firsts: of each input, the index of its own cell 0. feeds: of each output, the input it
+        feeds. copies: of each input, the cells beyond the array to fill after each step. widths: halo of one
+        step. finals: of each output that feeds nothing, an array for the last step's results, of the
+        cells of the last box. strip: rows along axis 0 that are computed at a time, before the next step
+        computes what depends on them; None: by the size of the cache.
+        """
+        axes, count = self.program.axes, len(boxes)
+        if count > MOST_STEPS:
+            raise ValueError(f"{count} steps in one call, more than {MOST_STEPS}")
+        skew = max(widths[0])
+        copies = [
+            sorted(part, key=lambda one: (one.axis == 0, one.axis)) for part in copies
+        ]  # whole rows last
+        if strip is None:
+            strip = strip_rows(blocks[0], widths, count)
+        first, last = min(lo[0] for lo, _ in boxes), max(hi[0] for _, hi in boxes)
+        along = [one for part in copies for one in part if one.axis == 0]
+        if not all(_is_near(one, first, last - 1, widths[0]) for one in along):
+            strip = last - first + count * skew  # a step needs all of the one before it
+        inputs = [
+            [_pointer(block, first, axes) for block, first in zip(state, firsts, strict=True)]
+            for state in blocks
+        ]
+        scratch, unfed, unfed_strides = _unfed(self.program, feeds, finals, boxes)
+        padded = [
+            edge
+            for block, first in zip(blocks[0], firsts, strict=True)
+            for edge in (
+                [-at for at in first],
+                [n - at for n, at in zip(block.shape, first, strict=False)],
+            )
+        ]
+        self.loaded[f"steps{self.number}"](
+            ctypes.c_longlong(count), ctypes.c_longlong(strip), ctypes.c_longlong(skew),
+            _pointers(inputs[0] + inputs[1]), _strides(blocks[0], axes),
+            _integers([-1 if feed is None else feed for feed in feeds]),
+            _pointers(unfed), _integers(unfed_strides),
+            _integers([at for box in boxes for edge in box for at in edge]),
+            _integers([at for edge in padded for at in edge]), _integers([len(part) for part in copies]),
+            _integers([at for part in copies for one in part for at in (one.axis, one.target, one.source)]),
+        )  # fmt: skip
+        del scratch  # written until here
+
+
+def _is_near(copy: Copy, first: int, last: int, width: tuple[int, int]) -> bool:
+    """Whether a copy along axis 0 can be made while steps follow one another at a distance of the wider
+    halo: it is there before the next step reads it, and after the step before has read the old one.
+
+    first, last: rows that are computed.
+    """
+    skew = max(width)
+    if copy.source > copy.target:
+        return copy.source <= max(copy.target - width[1], first) + skew
+    return copy.source + skew >= min(copy.target + width[0], last)
+
+
+def strip_rows(blocks: Sequence[HostArray], widths: Extents, count: int) -> int:
+    """Return how many rows along axis 0 to compute at a time, so that those of all steps fit a cache."""
+    skew = max(widths[0])
+    rows = cache_bytes() // 2 // max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
+    return max(rows - (count + 2) * skew, 4 * skew, 1)
+
+
+def best_steps(blocks: Sequence[HostArray], widths: Extents) -> int:
+    """Return how many steps of one call to take: rows that do not fit a processor's own cache are read from
+    the one that processors share. blocks: those that a step reads."""
+    skew = max(widths[0])
+    row = max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
+    return min(max(SHARED * cache_bytes() // row // max(2 * skew, 1), 1), MANY_STEPS)
+
+
+def cache_bytes() -> int:
+    """Return the size of a processor's own cache."""
+    try:
+        return max(os.sysconf("SC_LEVEL2_CACHE_SIZE"), SMALLEST_CACHE)
+    except (OSError, ValueError):
+        return SMALLEST_CACHE
+
+
+def build(program: Program, compiler: Compiler, folder: Path | None) -> Kernel:
+    """Compile a program. Raises NotCompiled."""
+    return Kernel(program, library(source([program]), compiler, folder))
+
+
+def _unfed(
+    program: Program, feeds: Sequence[int | None], finals: Sequence[HostArray | None], boxes: Sequence[Box]
+) -> tuple[list[HostArray], list[int], list[int]]:
+    """Return memory, addresses of cell 0 and strides for outputs that feed nothing: before the last step a
+    row that is written again and again, in the last step the results."""
+    axes = program.axes
+    lo, hi = min(box[0][-1] for box in boxes), max(box[1][-1] for box in boxes)
+    scratch: list[HostArray] = []
+    starts: list[list[int]] = [[], []]
+    strides: list[list[int]] = [[], []]
+    for place, (one, feed) in enumerate(zip(program.outputs, feeds, strict=True)):
+        cell = one.dtype.itemsize * one.components
+        row = np.empty(0 if feed is not None else (hi - lo) * one.components, one.dtype)
+        scratch.append(row)
+        starts[0].append(row.ctypes.data - lo * cell)
+        strides[0] += [0] * (axes - 1) + [cell]
+        final = finals[place] if feed is None and place < len(finals) else None
+        if final is None:
+            starts[1].append(starts[0][-1])
+            strides[1] += [0] * (axes - 1) + [cell]
+        else:
+            starts[1].append(_pointer(final, [-at for at in boxes[-1][0]], axes))
+            strides[1] += [*final.strides[: axes - 1], cell]
+    return scratch, starts[0] + starts[1], strides[0] + strides[1]
+
+
+def _pointer(array: HostArray, first: Sequence[int], axes: int) -> int:
+    """Return the address of a cell; ValueError if a row of the array is not contiguous."""
+    wanted = array.itemsize
+    for axis in reversed(range(axes - 1, array.ndim)):
+        if array.strides[axis] != wanted and array.shape[axis] > 1:
+            raise ValueError(f"rows of an array with strides {array.strides} are not contiguous")
+        wanted *= array.shape[axis]
+    strides = (*array.strides[: axes - 1], _cell(array, axes))
+    return array.ctypes.data + sum(at * stride for at, stride in zip(first, strides, strict=True))
+
+
+def _cell(array: HostArray, axes: int) -> int:
+    """Return the bytes of a cell."""
+    return array.itemsize * int(np.prod(array.shape[axes:], dtype=np.int64))
+
+
+def _strides(arrays: Sequence[HostArray], axes: int) -> ctypes.Array[ctypes.c_longlong]:
+    return _integers([s for one in arrays for s in (*one.strides[: axes - 1], _cell(one, axes))])
+
+
+def _integers(values: Sequence[int]) -> ctypes.Array[ctypes.c_longlong]:
+    return (ctypes.c_longlong * len(values))(*values)
+
+
+def _pointers(values: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(values))(*values)

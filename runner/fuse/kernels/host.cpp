@@ -1,0 +1,100 @@
+// A traced function on a CPU. The last axis is the inner loop, which vectorises; its body is generated.
+//
+// Arrays are given by the address of their own cell 0 and by strides in bytes; the last axis is contiguous.
+// A library may hold several functions: @number tells them apart. operations.cuh comes before.
+namespace program@number {
+
+@cells
+
+typedef int64 Index[AXES];
+
+// Compute the cells lo .. hi - 1.
+template <int AXIS> static void compute(const char* const* in, const Index* in_strides, char* const* out,
+                                        const Index* out_strides, const int64* lo, const int64* hi) {
+    const char* from[INPUTS];
+    char* to[OUTPUTS];
+    if constexpr (AXIS == AXES - 1) {
+        for (int k = 0; k < INPUTS; ++k) from[k] = in[k] + lo[AXIS] * in_strides[k][AXIS];
+        for (int k = 0; k < OUTPUTS; ++k) to[k] = out[k] + lo[AXIS] * out_strides[k][AXIS];
+        row(from, in_strides, to, hi[AXIS] - lo[AXIS]);
+    } else {
+        for (int64 at = lo[AXIS]; at < hi[AXIS]; ++at) {
+            for (int k = 0; k < INPUTS; ++k) from[k] = in[k] + at * in_strides[k][AXIS];
+            for (int k = 0; k < OUTPUTS; ++k) to[k] = out[k] + at * out_strides[k][AXIS];
+            compute<AXIS + 1>(from, in_strides, to, out_strides, lo, hi);
+        }
+    }
+}
+
+// Copy the cells lo .. hi - 1 of a block to those `distance` bytes away.
+template <int AXIS> static void copy(char* block, const int64* strides, const int64* lo, const int64* hi, int64 distance) {
+    if constexpr (AXIS == AXES - 1) {
+        char* const from = block + lo[AXIS] * strides[AXIS];
+        std::memcpy(from + distance, from, (hi[AXIS] - lo[AXIS]) * strides[AXIS]);
+    } else {
+        for (int64 at = lo[AXIS]; at < hi[AXIS]; ++at) copy<AXIS + 1>(block + at * strides[AXIS], strides, lo, hi, distance);
+    }
+}
+
+extern "C" void run@number(const char* const* in, const Index* in_strides, char* const* out, const Index* out_strides,
+                    const int64* shape) {
+    const Index lo = {};
+    compute<0>(in, in_strides, out, out_strides, lo, shape);
+}
+
+struct Box { Index lo, hi; };
+struct Copy { int64 axis, target, source; };
+
+// Take `count` steps, which read and write blocks[0] and blocks[1] of each input in turn. Step k computes
+// boxes[k], `strip` rows of axis 0 at a time, `skew` rows behind step k - 1, so that what one step has written
+// is in the cache when the next one reads it. A row that is overwritten has been read: skew is at least the
+// halo. feeds: of each output, the input it feeds, or -1: then it is written to unfed[0], in the last step to
+// unfed[1]. copies: cells beyond the array, filled as soon as their sources are computed.
+extern "C" void steps@number(int64 count, int64 strip, int64 skew, char* const (*blocks)[INPUTS], const Index* strides,
+                      const int64* feeds, char* const (*unfed)[OUTPUTS], const Index (*unfed_strides)[OUTPUTS],
+                      const Box* boxes, const Box* padded, const int64* copy_counts, const Copy* copies) {
+    int64 done[MOST_STEPS], front = boxes[0].lo[0];
+    for (int64 k = 0; k < count; ++k) {
+        done[k] = boxes[k].lo[0];
+        if (done[k] + k * skew < front) front = done[k] + k * skew;
+    }
+    for (bool more = true; more;) {
+        more = false;
+        front += strip;
+        for (int64 k = 0; k < count; ++k) {
+            const Box& box = boxes[k];
+            const int64 end = front - k * skew < box.hi[0] ? front - k * skew : box.hi[0];
+            more |= end < box.hi[0];
+            if (end <= done[k]) continue;
+            const char* in[INPUTS];
+            char* out[OUTPUTS];
+            Index out_strides[OUTPUTS];
+            for (int i = 0; i < INPUTS; ++i) in[i] = blocks[k % 2][i];
+            for (int o = 0; o < OUTPUTS; ++o) {
+                const int last = k == count - 1;
+                out[o] = feeds[o] < 0 ? unfed[last][o] : blocks[(k + 1) % 2][feeds[o]];
+                std::memcpy(out_strides[o], feeds[o] < 0 ? unfed_strides[last][o] : strides[feeds[o]], sizeof(Index));
+            }
+            Box part = box;
+            part.lo[0] = done[k];
+            part.hi[0] = end;
+            compute<0>(in, strides, out, out_strides, part.lo, part.hi);
+            const Copy* next = copies;
+            for (int i = 0; i < INPUTS; ++i)
+                for (int64 c = 0; c < copy_counts[i]; ++c, ++next) {
+                    const int axis = int(next->axis);
+                    if (axis == 0 && (next->source < done[k] || next->source >= end)) continue;
+                    Box from = padded[i];
+                    from.lo[0] = done[k];
+                    from.hi[0] = end;
+                    from.lo[axis] = next->source;
+                    from.hi[axis] = next->source + 1;
+                    copy<0>(blocks[(k + 1) % 2][i], strides[i], from.lo, from.hi,
+                            (next->target - next->source) * strides[i][axis]);
+                }
+            done[k] = end;
+        }
+    }
+}
+
+}  // namespace

@@ -1,0 +1,20 @@
+// All outputs of a program in one pass over its inputs. runner/fuse/single_pass.py writes what the
+// @marks@ stand for.
+//
+// Limited by memory: each element is read once and written once, and the operations on it cost little
+// beside that. Each thread makes the cells of a small tile: several rows of a few cells. All loads of a
+// thread are under way at once, which hides their latency; what several cells of the tile use is loaded
+// and computed once; and up to 16 bytes are stored at a time. Neighbours of other tiles come out of the
+// caches. Rows of a block begin at any multiple of the itemsize: elements of 4 bytes and more are loaded
+// one by one, which a warp coalesces; smaller ones in aligned words, shifted by the row's alignment.
+//
+// Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
+// lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last
+// axis begins after a multiple of the tile in memory, so that all threads but those at a row's ends store
+// whole vectors; those make some results twice, two threads with the same bits.
+
+// @headers@
+
+__global__ void __launch_bounds__(/* @threads@ */) single_pass(/* @parameters@ */) {
+    // @body@
+}

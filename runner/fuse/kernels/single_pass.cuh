@@ -1,0 +1,99 @@
+// How the threads of single_pass.cu read and write rows; for CUDA (NVRTC), and for a host that has
+// __ldg and __funnelshift_r.
+#pragma once
+
+// The smaller of two places in a tile: rows past the end are read as the last one.
+INLINE int64 clamped(int place, int last) { return place < last ? place : last; }
+
+// BYTES bytes of a row, from any address on: words[i] has bytes 4 * i to 4 * i + 3 once they are aligned.
+// Elements of one or two bytes are read so, in a quarter of the instructions.
+template <int BYTES> struct Window {
+    static constexpr int COUNT = (BYTES + 3) / 4;
+    uint32 words[COUNT + 1], bits;
+};
+
+// Read the aligned words that hold the bytes, and no other: the next one may lie past the array's end.
+template <int BYTES> INLINE Window<BYTES> fetch(const void* first) {
+    constexpr int COUNT = Window<BYTES>::COUNT;
+    Window<BYTES> window;
+    const uint64 address = reinterpret_cast<uint64>(first);
+    const uint32 before = static_cast<uint32>(address) & 3;
+    const uint32* from = reinterpret_cast<const uint32*>(address - before);
+    window.bits = before * 8;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) window.words[i] = __ldg(from + i);
+    window.words[COUNT] = __ldg(from + (before + BYTES > COUNT * 4 ? COUNT : COUNT - 1));
+    return window;
+}
+
+// Shift the words by the row's alignment, known at run time only.
+template <int BYTES> INLINE void align(Window<BYTES>& window) {
+#pragma unroll
+    for (int i = 0; i < Window<BYTES>::COUNT; ++i)
+        window.words[i] = __funnelshift_r(window.words[i], window.words[i + 1], window.bits);
+}
+
+// Return the element that begins at byte AT.
+template <typename T, int AT, int BYTES> INLINE T element(const Window<BYTES>& window) {
+    const uint32 word = window.words[AT / 4] >> (AT % 4 * 8);
+    if constexpr (numpy::is_bool<T>) return (word & 255) != 0;
+    else if constexpr (numpy::Traits<T>::half) return numpy::bits<T>(static_cast<uint16>(word));
+    else return static_cast<T>(word);
+}
+
+// The largest power of two, up to 16, that divides a number of bytes.
+INLINE constexpr int vector_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
+
+// Write all words, of elements of ELEMENT bytes, in whole aligned words but for some elements at both ends.
+template <int ELEMENT, int COUNT> INLINE void store_words(void* to, const uint32 (&words)[COUNT]) {
+    const uint64 address = reinterpret_cast<uint64>(to);
+    const uint32 head = static_cast<uint32>(-address) & 3;  // bytes before the first aligned word
+    uint32* const whole = reinterpret_cast<uint32*>(address + head);
+    const auto part = [&](uint32 at, uint32 word) {
+        if constexpr (ELEMENT == 1) static_cast<uint8*>(to)[at] = static_cast<uint8>(word);
+        else static_cast<uint16*>(to)[at / 2] = static_cast<uint16>(word);
+    };
+#pragma unroll
+    for (uint32 i = 0; i < 4; i += ELEMENT)
+        if (i < head) part(i, words[0] >> (i * 8));
+#pragma unroll
+    for (int i = 0; i < COUNT - 1; ++i) whole[i] = __funnelshift_r(words[i], words[i + 1], head * 8);
+    if (head == 0) {
+        whole[COUNT - 1] = words[COUNT - 1];
+        return;
+    }
+#pragma unroll
+    for (uint32 i = ELEMENT; i < 4; i += ELEMENT)
+        if (i >= head) part((COUNT - 1) * 4 + i, words[COUNT - 1] >> (i * 8));
+}
+
+// Write COUNT elements, up to 16 bytes at a time if they begin at a multiple of that; otherwise small ones in
+// words.
+template <typename T, int COUNT> INLINE void store(T* to, const T (&value)[COUNT]) {
+    constexpr int SIZE = sizeof(T), VECTOR = vector_bytes(COUNT * SIZE), EACH = VECTOR / SIZE;
+    struct alignas(VECTOR) Pack {
+        T value[EACH];
+    };
+    if (reinterpret_cast<uint64>(to) % VECTOR == 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i += EACH) {
+            Pack pack;
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) pack.value[j] = value[i + j];
+            *reinterpret_cast<Pack*>(to + i) = pack;
+        }
+    } else if constexpr (SIZE < 4 && COUNT * SIZE % 4 == 0 && COUNT * SIZE > 4) {
+        struct alignas(4) Words {
+            uint32 word[COUNT * SIZE / 4];
+        };
+        struct alignas(4) Values {
+            T value[COUNT];
+        } values;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) values.value[i] = value[i];
+        store_words<SIZE>(to, numpy::bits<Words>(values).word);
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) to[i] = value[i];
+    }
+}

@@ -1,0 +1,168 @@
+// What the kernels of several time steps share: places along an axis, boundaries, and values of other lanes.
+//
+// The generated text before this file defines, beside the program's dtypes:
+//   K       time steps, C columns of a lane, RY and RX cells read on each side along each axis
+//   BOUNDARY  one of the kinds below; PLANES(X) calls X(number, type, constant) for each plane of the state
+#pragma once
+
+#ifdef __CUDACC_RTC__
+#define INLINE_MEMBER __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
+#else
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define UNROLL
+#define NO_UNROLL
+#endif
+
+namespace steps {
+
+enum Boundary { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT };
+constexpr int LANES = 32, NEVER = -2147483647 - 1;
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
+INLINE int most(int a, int b) { return a > b ? a : b; }
+INLINE constexpr int modulo(int a, int n) { return (a % n + n) % n; }
+
+// One axis of this rank's part of the array. own: its cells. start: index of the first one in the array of
+// `length` cells. before, after: cells that are valid in memory beside the own ones.
+struct Axis {
+    int own, start, length, before, after;
+
+    INLINE_MEMBER bool whole() const { return own == length; }
+    // The cell of the array, counted like `place`, that a place within a few cells of the array copies.
+    INLINE_MEMBER int source(int place) const {
+        const int at = place + start;
+        int cell = at;
+        if (BOUNDARY == WRAP || (at >= 0 && at < length)) return place;
+        if (BOUNDARY == NEAREST || length == 1) cell = at < 0 ? 0 : length - 1;
+        else if (BOUNDARY == REFLECT) cell = at < 0 ? -1 - at : 2 * length - 1 - at;
+        else if (BOUNDARY == MIRROR) {
+            cell = at < 0 ? -at : 2 * length - 2 - at;
+            if (cell == length) cell = length - 2;  // as many cells beyond as the array has
+            if (cell == -1) cell = 1;
+        }
+        return cell - start;
+    }
+    INLINE_MEMBER bool beyond(int place) const {
+        return BOUNDARY != WRAP && (place + start < 0 || place + start >= length);
+    }
+    // The place in memory of the cell that any place copies; any valid place for those that are of no use.
+    INLINE_MEMBER int memory(int place) const {
+        if (BOUNDARY == WRAP && whole()) {
+            const int rest = place % length;
+            return rest < 0 ? rest + length : rest;
+        }
+        return clamped(source(place));
+    }
+    INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
+    // The place before the first cell that is a copy of another, and that of the first one after the last.
+    INLINE_MEMBER int low() const { return BOUNDARY != WRAP ? -start : whole() ? 0 : NEVER; }
+    INLINE_MEMBER int high() const { return BOUNDARY != WRAP ? length - start : whole() ? own : NEVER; }
+    // Whether the places from `first` to before `last` are cells of the array and valid in memory.
+    INLINE_MEMBER bool inside(int first, int last) const {
+        return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
+    }
+};
+
+// The same value, which the compiler does not know: what depends on it is not kept between rows.
+INLINE int opaque(int value) {
+#ifdef __CUDACC_RTC__
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+}
+
+// A value of another lane of the warp.
+template <typename T> INLINE T from_lane(T value, int lane) {
+#ifdef __CUDACC_RTC__
+    if constexpr (sizeof(T) == 8 || numpy::IsSame<T, float>::value || numpy::IsSame<T, int>::value)
+        return __shfl_sync(~0u, value, lane);
+    else if constexpr (numpy::Traits<T>::half)
+        return numpy::bits<T>(uint16(__shfl_sync(~0u, int(numpy::bits<uint16>(value)), lane)));
+    else return static_cast<T>(__shfl_sync(~0u, int(value), lane));
+#else
+    return emulated::from_lane(value, lane);
+#endif
+}
+template <typename T> INLINE T from_left(T value) {
+#ifdef __CUDACC_RTC__
+    if constexpr (sizeof(T) == 8 || numpy::IsSame<T, float>::value || numpy::IsSame<T, int>::value)
+        return __shfl_up_sync(~0u, value, 1);
+    else if constexpr (numpy::Traits<T>::half)
+        return numpy::bits<T>(uint16(__shfl_up_sync(~0u, int(numpy::bits<uint16>(value)), 1)));
+    else return static_cast<T>(__shfl_up_sync(~0u, int(value), 1));
+#else
+    return emulated::from_lane(value, most(int(threadIdx.x % LANES) - 1, 0));
+#endif
+}
+template <typename T> INLINE T from_right(T value) {
+#ifdef __CUDACC_RTC__
+    if constexpr (sizeof(T) == 8 || numpy::IsSame<T, float>::value || numpy::IsSame<T, int>::value)
+        return __shfl_down_sync(~0u, value, 1);
+    else if constexpr (numpy::Traits<T>::half)
+        return numpy::bits<T>(uint16(__shfl_down_sync(~0u, int(numpy::bits<uint16>(value)), 1)));
+    else return static_cast<T>(__shfl_down_sync(~0u, int(value), 1));
+#else
+    return emulated::from_lane(value, least(int(threadIdx.x % LANES) + 1, LANES - 1));
+#endif
+}
+
+template <typename T> INLINE T pick(const T* row, int slot) {
+    T value = row[0];
+    UNROLL for (int c = 1; c < C; ++c) value = slot == c ? row[c] : value;
+    return value;
+}
+
+// C columns side by side, of one lane; and as many of them as one access takes.
+template <typename T> struct Lane { T v[C]; };
+template <typename T> struct alignas(sizeof(T) * VECTOR) Vector { T item[VECTOR]; };
+template <typename T> INLINE void read(T* into, const T* from) {
+    UNROLL for (int v = 0; v < C / VECTOR; ++v) {
+        const Vector<T> one = reinterpret_cast<const Vector<T>*>(from)[v];
+        UNROLL for (int i = 0; i < VECTOR; ++i) into[v * VECTOR + i] = one.item[i];
+    }
+}
+template <typename T> INLINE void write(T* into, const T* from, int v) {
+    Vector<T> one;
+    UNROLL for (int i = 0; i < VECTOR; ++i) one.item[i] = from[v * VECTOR + i];
+    reinterpret_cast<Vector<T>*>(into)[v] = one;
+}
+
+// Replace the rows (or planes) beyond the array, of those around `place` in a ring whose slot `here` holds it.
+template <int R, int SIZE, int CELLS, typename T>
+INLINE void fill_ring(T (&ring)[SIZE][CELLS], const Axis& axis, int place, int here, T constant) {
+    UNROLL for (int d = -R; d <= R; ++d) {
+        if (d == 0 || !axis.beyond(place + d)) continue;
+        T(&target)[CELLS] = ring[modulo(here + d, SIZE)];
+        if (BOUNDARY == CONSTANT) {
+            UNROLL for (int c = 0; c < CELLS; ++c) target[c] = constant;
+            continue;
+        }
+        const int from = axis.source(place + d) - place;
+        UNROLL for (int e = -R; e <= R; ++e)
+            if (e != d && from == e)
+                UNROLL for (int c = 0; c < CELLS; ++c) target[c] = ring[modulo(here + e, SIZE)][c];
+    }
+}
+
+// Fill the columns beyond the array, as far as they are read, of a row of a tile that starts at column `x0`.
+template <typename T> INLINE void fill_columns(T* row, const Axis& x, int x0, T constant) {
+    const int lane = threadIdx.x % LANES;
+    UNROLL for (int side = 0; side < 2; ++side) {
+        UNROLL for (int m = 1; m <= RX; ++m) {
+            const int place = (side ? x.length - 1 + m : -m) - x.start;
+            const int target = place - x0;
+            if (target < 0 || target >= LANES * C) continue;
+            T value = constant;
+            if (BOUNDARY != CONSTANT) {
+                const int source = most(0, least(x.source(place) - x0, LANES * C - 1));
+                value = from_lane(pick(row, source % C), source / C);
+            }
+            UNROLL for (int c = 0; c < C; ++c)
+                if (lane == target / C && c == target % C) row[c] = value;
+        }
+    }
+}
+
+}  // namespace steps

@@ -1,0 +1,59 @@
+"""The host's C++ compiler, and the folder of what it made for this user."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.system.launcher import environment
+from runner.system.sysfs import text
+
+NAMES = ("c++", "g++", "clang++")
+SECONDS = 60  # for one run of the compiler
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """path: of the program. version: what it says of itself, and what tells this kind of processor."""
+
+    path: str
+    version: str
+
+
+def find_compiler(variables: Mapping[str, str] | None = None) -> Compiler | None:
+    """Return the compiler that CXX names, else the first of NAMES on the PATH; None if it does not answer."""
+    given = (environment() if variables is None else variables).get("CXX")
+    found = next(filter(None, map(shutil.which, [given] if given else NAMES)), None)
+    return None if found is None else _ask(found)
+
+
+@functools.cache
+def _ask(path: str) -> Compiler | None:
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, timeout=SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return Compiler(path, answer.stdout.decode(errors="replace") + _processor())
+
+
+def _processor(proc: Path = Path("/proc")) -> str:
+    """Return a text that differs between processors for which `-march=native` means different things."""
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
+    lines = text(proc / "cpuinfo").partition("\n\n")[0].splitlines()
+    found = [line for line in lines if line.partition(":")[0].strip() in wanted]
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+
+
+def cache_folder(variables: Mapping[str, str] | None = None) -> Path | None:
+    """Return the folder of this user's compiled files, which may not be there yet; None without a home."""
+    known = environment() if variables is None else variables
+    base = known.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):
+        return Path(base) / "meshrun"
+    home = known.get("HOME", "")
+    return Path(home) / ".cache" / "meshrun" if home.startswith("/") else None

@@ -1,0 +1,158 @@
+"""The kernel of one pass, run on the host by all its threads: what NumPy computes, to the bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fused import EXAMPLES, GXX, cases, example, halo, host, noise, same, shapes, view, widths_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from random_programs import programs
+
+from runner.fuse.evaluate import evaluate
+from runner.fuse.graph import Graph, Operand, Program, merge_components
+from runner.fuse.single_pass import THREADS, choose_tile, emit, launch_arguments
+
+needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
+
+
+def check(program: Program, run: Any, kernel: Any, own: tuple[int, ...], odd: int) -> None:
+    """Compare all outputs of own cells, and that nothing else is written."""
+    blocks, outs = cases(program, own, odd)
+    widths = widths_of(program)
+    around = [out.base.copy() if out.base is not None else out.copy() for out in outs]
+    run(kernel, blocks, outs, widths)
+    for out, expected, before in zip(outs, evaluate(program, blocks, widths), around, strict=True):
+        same(out, expected)
+        out[...] = 1
+        np.testing.assert_array_equal(out.base if out.base is not None else out, before)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "dtype", "axes", "trailing"), EXAMPLES)
+def test_an_example_gives_the_bits_of_its_function(
+    name: str, dtype: str, axes: int, trailing: tuple[int, ...], tmp_path: Path
+) -> None:
+    program = example(name, dtype, axes, trailing)
+    merged, count = merge_components(program)
+    widths = halo(name, axes)
+    narrow, wide = emit(merged, width=5 * count), emit(merged)
+    run_narrow, run_wide = host(tmp_path, [narrow, wide])
+    for own, odd in [(shape, odd) for shape in shapes(axes) for odd in (0, 1, 3)]:
+        blocks, outs = [], []
+        for number, one in enumerate(program.inputs):
+            grid = tuple(n + a + b for n, (a, b) in zip(own, widths, strict=True))
+            block = view(grid + one.trailing, one.dtype, axes, odd=odd)
+            block[...] = noise(block.shape, one.dtype, number)
+            blocks.append(block)
+        for one in program.outputs:
+            outs.append(view(own + one.trailing, one.dtype, axes, odd=odd and odd + 1))
+        if count > 1 and odd:  # components of merged axes are cells: rows are contiguous all the same
+            assert not blocks[0].flags.c_contiguous
+        kernel, run = (wide, run_wide) if own[-1] > 16 else (narrow, run_narrow)
+        run(kernel, blocks, outs, widths)
+        for out, expected in zip(outs, evaluate(program, blocks, widths), strict=True):
+            same(out, expected)
+
+
+@needs_compiler
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(program=programs(), data=st.data())
+def test_any_program_gives_the_bits_of_numpy(
+    program: Program, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tile = tuple(data.draw(st.sampled_from([1, 2, 4] if axis else [1, 2])) for axis in range(program.axes))
+    threads = data.draw(st.sampled_from([(8, 1), (4, 4), (32, 2)]))
+    chosen, forced = emit(program, width=3), emit(program, tile=tile, threads=threads)
+    folder = tmp_path_factory.mktemp("host")
+    runs = host(folder, [chosen, forced])
+    for own in [(1, 1, 4), (3, 2, 7), (2, 5, 70)]:
+        for odd in (0, 1, 3):
+            for kernel, run in zip((chosen, forced), runs, strict=True):
+                check(program, run, kernel, own[-program.axes :], odd)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "float16", "bool"])
+def test_small_elements_are_read_at_any_alignment(dtype: str, tmp_path: Path) -> None:
+    graph, kind = Graph(), np.dtype(dtype)
+    for_each = [graph.load(0, kind, (y, x)) for y in (-1, 0) for x in (-3, 0, 2)]
+    outputs = tuple(Operand(f"o{number}", kind) for number in range(len(for_each)))
+    program = Program(2, (Operand("i", kind),), outputs, tuple((one,) for one in for_each), graph)
+    kernel = emit(program)
+    (run,) = host(tmp_path, [kernel])
+    for odd in range(9):
+        for width in (16, 17, 40, 2100):
+            check(program, run, kernel, (9, width), odd)
+
+
+def test_a_row_of_one_thread_shares_what_its_cells_have_in_common() -> None:
+    program = example("life", "uint8")
+    kernel = emit(program, tile=(8, 16))
+    assert kernel.description.loads == 10 * 18 / (8 * 16)
+    assert kernel.description.operations < program.operations
+    assert kernel.description.load_instructions == 10 * 6 / (8 * 16)
+    assert kernel.description.bytes == 2
+
+
+def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
+    assert choose_tile(example("edges", "float32")) == (8, 2)
+    assert choose_tile(example("heat", "uint8"))[1] <= 16
+    assert choose_tile(example("heat", "float32"), width=1) == (8, 1)
+    assert choose_tile(example("diffusion3d", "float32", 3))[0] == 1
+    assert choose_tile(example("axpy", "float32", 1)) == (4,)
+
+
+def test_rows_too_short_for_a_tile_are_refused() -> None:
+    program = example("axpy", "float32", 1)
+    arrays = [np.zeros(3, np.float32) for _ in range(3)]
+    with pytest.raises(ValueError, match="rows of 3 cells for a tile of 4"):
+        launch_arguments(emit(program, tile=(4,)), arrays[:2], arrays[2:], ((0, 0),))
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    program = example("heat", "float32")
+    kernel = emit(program)
+    block, out = np.zeros((10, 10), np.float32), np.zeros((8, 8), np.float32)
+    launch_arguments(kernel, [block], [out], ((1, 1), (1, 1)))
+    for wrong_block, wrong_out, widths in [
+        (block.astype("f8"), out, ((1, 1), (1, 1))),
+        (block.T, out, ((1, 1), (1, 1))),
+        (block[:, 1:], out, ((1, 1), (1, 1))),
+        (block, out, ((1, 1), (2, 0))),
+    ]:
+        with pytest.raises(ValueError):
+            launch_arguments(kernel, [wrong_block], [wrong_out], widths)
+
+
+def test_no_cells_are_no_blocks() -> None:
+    program = example("heat", "float32")
+    block, out = np.zeros((2, 10), np.float32), np.zeros((0, 8), np.float32)
+    assert launch_arguments(emit(program), [block], [out], ((1, 1), (1, 1))).grid == (0,)
+
+
+def test_sizes_beyond_32_bits_fit_the_grid() -> None:
+    class Huge:
+        dtype = np.dtype(np.uint8)
+
+        def __init__(self, shape: tuple[int, int]) -> None:
+            self.shape, self.strides = shape, (shape[1], 1)
+            self.data = type("Memory", (), {"ptr": 1 << 20})
+
+    program = example("life", "uint8")
+    kernel, side = emit(program), 1 << 20
+    launch = launch_arguments(kernel, [Huge((side + 2, side + 2))], [Huge((side, side))], ((1, 1), (1, 1)))
+    blocks = side // kernel.tile[0] * (side // kernel.tile[1] // THREADS[0])
+    assert launch.grid == (blocks,)
+    assert [one for one in launch.arguments if one == side]
+
+
+def test_short_rows_give_their_threads_to_other_rows() -> None:
+    program = example("heat", "float32")
+    block, out = np.zeros((1002, 10), np.float32), np.zeros((1000, 8), np.float32)
+    launch = launch_arguments(emit(program), [block], [out], ((1, 1), (1, 1)))
+    assert launch.block == (4, 32)
+    assert launch.grid == (4,)

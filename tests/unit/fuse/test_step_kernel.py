@@ -1,0 +1,453 @@
+"""Kernels of several steps, compiled for the host, against a plain NumPy loop: the same bits."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.fuse.evaluate import evaluate
+from runner.fuse.graph import Graph, Operand, Program
+from runner.fuse.operations import KERNELS
+from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, most_steps
+from runner.fuse.trace import trace
+from runner.plan.halo import BOUNDARIES, source_index
+
+GXX = shutil.which("g++")
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", f"-I{KERNELS}")
+SHIM = Path(__file__).parent / "host" / "warps.h"
+pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
+
+
+def heat(u: Any, *, rate: float = 0.2) -> Any:
+    centre = u[1:-1, 1:-1]
+    sides = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+    return centre + rate * (sides - 4 * centre)
+
+
+def wave(now: Any, before: Any) -> Any:
+    centre = now[1:-1, 1:-1]
+    sides = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
+    return 2 * centre - before[1:-1, 1:-1] + 0.25 * (sides - 4 * centre), centre
+
+
+def spread(field: Any) -> Any:
+    centre = field[1:-1, 1:-1]
+    return field[:-2, 1:-1] + field[2:, 1:-1] + field[1:-1, :-2] + field[1:-1, 2:] - 4 * centre
+
+
+def gray_scott(u: Any, v: Any) -> Any:
+    here_u, here_v = u[1:-1, 1:-1], v[1:-1, 1:-1]
+    reaction = here_u * here_v * here_v
+    next_u = here_u + 0.2 * spread(u) - reaction + 0.037 * (1 - here_u)
+    return next_u, here_v + 0.1 * spread(v) + reaction - 0.097 * here_v
+
+
+def life(board: Any) -> Any:
+    rows = board[:-2] + board[1:-1] + board[2:]
+    around = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
+    alive = board[1:-1, 1:-1]
+    return ((around == 3) | ((around == 4) & (alive == 1))).astype(board.dtype)
+
+
+def masked(u: Any, rate: Any) -> Any:
+    """Read coefficients on both sides."""
+    centre = u[1:-1, 1:-1]
+    right = (rate[1:-1, 2:] + rate[1:-1, 1:-1]) * (u[1:-1, 2:] - centre)
+    left = (rate[1:-1, 1:-1] + rate[1:-1, :-2]) * (centre - u[1:-1, :-2])
+    return centre + right - left + rate[:-2, 1:-1] * u[2:, 1:-1]
+
+
+def far(u: Any) -> Any:
+    """Read two cells away, not alike on all sides."""
+    x = 2 * u[2:-2, 1:-3] - u[2:-2, 4:] + u[2:-2, :-4]
+    return 0.25 * (x + u[:-4, 2:-2] - u[4:, 3:-1] + u[3:-1, 2:-2]) + 0.125 * u[2:-2, 2:-2]
+
+
+def upwind(u: Any) -> Any:
+    """Read before the own cell only."""
+    return u[1:-1, 1:-1] - 0.5 * (u[1:-1, 1:-1] - u[1:-1, :-2]) - 0.25 * (u[1:-1, 1:-1] - u[:-2, :-2])
+
+
+def still(u: Any, source: Any) -> Any:
+    """Read the neighbours of the coefficients alone."""
+    return 0.5 * u[1:-1, 1:-1] + source[:-2, 2:] - source[2:, :-2]
+
+
+def vectors(u: Any) -> Any:
+    """Mix the components of a vector."""
+    x, y = u[1:-1, 1:-1, 0], u[1:-1, 1:-1, 1]
+    return np.stack([x + 0.1 * (u[1:-1, 2:, 1] - u[:-2, 1:-1, 1]), y - 0.1 * u[2:, 1:-1, 0]], -1)
+
+
+def line(u: Any) -> Any:
+    return u[1:-1] + 0.25 * (u[:-2] - 2 * u[1:-1] + u[2:])
+
+
+def cube(u: Any) -> Any:
+    centre = u[1:-1, 1:-1, 1:-1]
+    sides = u[:-2, 1:-1, 1:-1] + u[2:, 1:-1, 1:-1] + u[1:-1, :-2, 1:-1] + u[1:-1, 2:, 1:-1]
+    return centre + 0.1 * (sides + u[1:-1, 1:-1, :-2] + u[1:-1, 1:-1, 2:] - 6 * centre)
+
+
+def slanting(u: Any) -> Any:
+    """Read corners of the cube around a cell."""
+    near = u[:-2, 2:, :-2] - u[2:, :-2, 1:-1] + 0.5 * u[2:, 2:, 2:]
+    return 0.25 * (near + u[1:-1, :-2, 2:] - u[:-2, :-2, 1:-1]) + 0.5 * u[1:-1, 1:-1, 1:-1]
+
+
+def materials(u: Any, rate: Any) -> Any:
+    """Read coefficients of the neighbours along each axis."""
+    centre, own = u[1:-1, 1:-1, 1:-1], rate[1:-1, 1:-1, 1:-1]
+    z = (rate[2:, 1:-1, 1:-1] + own) * (u[2:, 1:-1, 1:-1] - centre)
+    y = (rate[1:-1, :-2, 1:-1] + own) * (u[1:-1, :-2, 1:-1] - centre)
+    x = (rate[1:-1, 1:-1, 2:] + own) * (u[1:-1, 1:-1, 2:] - centre)
+    return centre + 0.1 * (z + y + x)
+
+
+def wave3d(now: Any, before: Any) -> Any:
+    after = cube(now) * 2 - before[1:-1, 1:-1, 1:-1]
+    return after, now[1:-1, 1:-1, 1:-1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of inputs. width: of the halo. feeds: of each output, the number of an input."""
+
+    function: Callable[..., Any]
+    dtypes: tuple[str, ...]
+    width: int = 1
+    feeds: tuple[int, ...] = (0,)
+    axes: int = 2
+    trailing: tuple[int, ...] = ()
+
+    def program(self) -> Program:
+        names = self.function.__code__.co_varnames
+        inputs = [
+            Operand(name, np.dtype(kind), self.trailing)
+            for name, kind in zip(names, self.dtypes, strict=False)
+        ]
+        outputs = [f"output{number}" for number in range(len(self.feeds))]
+        widths = ((self.width, self.width),) * self.axes
+        return trace(self.function, inputs, widths, {}, frozenset(), outputs)
+
+
+CASES = {
+    "heat": Case(heat, ("f4",)),
+    "heat f8": Case(heat, ("f8",)),
+    "heat f2": Case(heat, ("f2",)),
+    "wave": Case(wave, ("f4", "f4"), feeds=(0, 1)),
+    "gray_scott": Case(gray_scott, ("f4", "f4"), feeds=(0, 1)),
+    "life": Case(life, ("u1",)),
+    "masked": Case(masked, ("f4", "f4")),
+    "mixed": Case(masked, ("f8", "f4")),
+    "far": Case(far, ("f4",), 2),
+    "upwind": Case(upwind, ("f4",)),
+    "still": Case(still, ("f4", "f4")),
+    "vectors": Case(vectors, ("f4",), trailing=(2,)),
+    "line": Case(line, ("f4",), axes=1),
+    "cube": Case(cube, ("f4",), axes=3),
+    "cube f8": Case(cube, ("f8",), axes=3),
+    "slanting": Case(slanting, ("f4",), axes=3),
+    "materials": Case(materials, ("f4", "f4"), axes=3),
+    "wave3d": Case(wave3d, ("f4", "f4"), feeds=(0, 1), axes=3),
+}
+
+
+def padded(array: Any, width: int, boundary: str, cval: float, axes: int) -> Any:
+    """Return an array with the cells beyond it."""
+    for axis in range(axes):
+        length = array.shape[axis]
+        places = [source_index(p, length, boundary) for p in range(-width, length + width)]
+        rows = np.take(array, [p or 0 for p in places], axis)
+        index = [slice(None)] * array.ndim
+        index[axis] = np.flatnonzero([p is None for p in places])  # type: ignore[call-overload]
+        rows[tuple(index)] = cval
+        array = rows
+    return array
+
+
+def expected(case: Case, inputs: Sequence[Any], boundary: str, cval: float, steps: int) -> list[Any]:
+    """Return the inputs after so many steps."""
+    now = list(inputs)
+    for _ in range(steps):
+        with np.errstate(all="ignore"):
+            found = case.function(*(padded(one, case.width, boundary, cval, case.axes) for one in now))
+        for place, result in zip(case.feeds, found if len(case.feeds) > 1 else (found,), strict=True):
+            now[place] = result
+    return now
+
+
+@cache
+def _library(folder: Path, source: str) -> ctypes.CDLL:
+    name = source.split("take_")[1].split("(")[0]
+    values = source.split(f"take_{name}(")[1].split(")", maxsplit=1)[0].split(",")
+    given = ", ".join(f"values[{place}]" for place in range(len(values)))
+    text = f"""#include "{SHIM}"
+{source}
+extern "C" void run(const unsigned* grid, unsigned threads, unsigned shared, const int64* values) {{
+    static const int64* given = values;
+    given = values;
+    emulated::launch([] {{ const int64* values = given; take_{name}({given}); }}, grid, threads, shared);
+}}
+"""
+    key = hashlib.sha256(text.encode() + b"".join(p.read_bytes() for p in KERNELS.glob("*.cuh"))).hexdigest()
+    made = folder / f"{key[:16]}.so"
+    if not made.exists():
+        path = made.with_suffix(".cpp")
+        path.write_text(text)
+        subprocess.run([str(GXX), *FLAGS, str(path), "-o", str(made)], check=True)
+    return ctypes.CDLL(str(made))
+
+
+def run(folder: Path, kernel: StepKernel, inputs: Any, outs: Any, axes: Sequence[Axis]) -> None:
+    launch = arguments(kernel, inputs, outs, axes)
+    values = (ctypes.c_longlong * len(launch.values))(*launch.values)
+    grid = (ctypes.c_uint * 3)(*launch.grid)
+    _library(folder, kernel.source).run(grid, launch.block[0], launch.shared, values)
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kernels")
+
+
+def random(case: Case, shape: Sequence[int], seed: int = 0) -> list[Any]:
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.random((*shape, *case.trailing)) * (2 if kind == "u1" else 1)).astype(kind)
+        for kind in case.dtypes
+    ]
+
+
+def bits(array: Any) -> Any:
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The cells of one axis that a rank owns."""
+
+    start: int
+    stop: int
+
+
+def check(
+    folder: Path,
+    case: Case,
+    kernel: StepKernel,
+    boundary: str,
+    cval: float,
+    shape: Sequence[int],
+    parts: Sequence[Part] | None = None,
+    aligned: bool = False,
+) -> None:
+    """Compare what a rank with the cells of `parts`, and their neighbours' cells, gets."""
+    steps, width = kernel.steps, case.width
+    whole = random(case, shape)
+    wanted = expected(case, whole, boundary, cval, steps)
+    axes, own = [], []
+    wide = steps * width if parts else 0
+    for length, part in zip(shape, parts or [Part(0, n) for n in shape], strict=True):
+        cut = part.stop - part.start < length
+        before = wide if boundary == "wrap" else min(wide, part.start)
+        after = wide if boundary == "wrap" else min(wide, length - part.stop)
+        axes.append(Axis(part.stop - part.start, part.start, length, *((before, after) if cut else (0, 0))))
+        own.append(slice(part.start, part.stop))
+    blocks = []
+    for one in whole:
+        cells = one
+        for axis, (place, length) in enumerate(zip(axes, shape, strict=True)):
+            first = place.start - place.before
+            cells = cells.take(np.arange(first, place.start + place.own + place.after) % length, axis)
+        blocks.append(cells)
+
+    def laid_out(cells: Any) -> Any:
+        """Return a copy in a larger block, aligned or not."""
+        lead = [16 + -place.before % 16 if aligned else 3 for place in axes]
+        tail = [-(a + n) % 16 + 16 if aligned else 5 for a, n in zip(lead, cells.shape, strict=False)]
+        full = [a + n + b for a, n, b in zip(lead, cells.shape, tail, strict=False)] + list(case.trailing)
+        memory = np.zeros(int(np.prod(full)) + 64, cells.dtype)
+        skip = (-memory.ctypes.data % 64) // cells.dtype.itemsize if aligned else 0
+        block = memory[skip : skip + int(np.prod(full))].reshape(full)
+        if cells.dtype.kind == "f":
+            block[...] = np.nan
+        block[tuple(slice(a, a + n) for a, n in zip(lead, cells.shape, strict=False))] = cells
+        inner = [
+            slice(a + place.before, a + place.before + place.own) for a, place in zip(lead, axes, strict=True)
+        ]
+        return block, tuple(inner)
+
+    views, results = [], []
+    for cells in blocks:
+        block, inner = laid_out(cells)
+        views.append(block[inner])
+    for place in case.feeds:
+        block, inner = laid_out(blocks[place])
+        block[...] = 77
+        results.append((block, inner))
+    run(folder, kernel, views, [block[inner] for block, inner in results], axes)
+    for place, (block, inner) in zip(case.feeds, results, strict=True):
+        got, want = block[inner].copy(), wanted[place][tuple(own)]
+        wrong = np.argwhere((bits(got) != bits(want)).reshape((*want.shape, -1)).any(-1))
+        assert not len(wrong), (len(wrong), wrong[:4], wrong[-4:])
+        block[inner] = 77
+        assert (block == 77).all(), "cells beside the own ones were written"
+
+
+def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tuple[Case, StepKernel, float]:
+    case = CASES[name]
+    cval = 1 if name == "life" else 0.3
+    tuning = Tuning(2, 2, 2, 1, rows=9) if not vectors else Tuning(4, 1, 1, 2, rows=9, vectors=True)
+    if case.axes == 3:
+        tuning = Tuning(1, 3, 4, 1, rows=7) if not vectors else Tuning(2, 2, 6, 2, rows=7, vectors=True)
+    return case, build(case.program(), case.feeds, boundary, cval, steps, tuning), cval
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> None:
+    steps = 3 if name == "far" or CASES[name].axes == 3 else 2 if name == "gray_scott" else 4
+    case, kernel, cval = made(name, boundary, steps)
+    for shape in [(5, 3), (31, 133)] if case.axes < 3 else [(2, 5, 3), (17, 19, 55)]:
+        check(libraries, case, kernel, boundary, cval, shape[-case.axes :])
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 56), (9, 57), (8, 112)])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_any_shape_will_do(boundary: str, shape: tuple[int, int], libraries: Path) -> None:
+    for name in ("heat", "upwind"):
+        case, kernel, cval = made(name, boundary)
+        check(libraries, case, kernel, boundary, cval, shape)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("name", ["heat", "masked", "far", "still"])
+def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, libraries: Path) -> None:
+    case, kernel, cval = made(name, boundary, 3)
+    shape = (45, 160)
+    rows = [Part(0, 45), Part(0, 14), Part(14, 29), Part(29, 45)]
+    columns = [Part(0, 160), Part(0, 70), Part(70, 91), Part(91, 160), Part(20, 140)]
+    for parts in list(product(rows, columns))[1:]:
+        check(libraries, case, kernel, boundary, cval, shape, parts)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("name", ["cube", "materials", "slanting"])
+def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries: Path) -> None:
+    case, kernel, cval = made(name, boundary, 3)
+    shape = (20, 23, 60)
+    for parts in [
+        (Part(0, 7), Part(0, 23), Part(0, 60)),
+        (Part(7, 20), Part(4, 14), Part(0, 60)),
+        (Part(0, 20), Part(14, 23), Part(30, 60)),
+        (Part(7, 14), Part(0, 9), Part(9, 47)),
+    ]:
+        check(libraries, case, kernel, boundary, cval, shape, parts)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("name", ["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])
+def test_vectors_change_nothing(name: str, boundary: str, libraries: Path) -> None:
+    case, kernel, cval = made(name, boundary, 3, True)
+    for shape in [(7, 9), (29, 371)] if case.axes == 2 else [(3, 7, 9), (13, 17, 130)]:
+        check(libraries, case, kernel, boundary, cval, shape, aligned=True)
+    parts = [Part(3, 9), Part(14, 29), Part(40, 360)][-case.axes :]
+    check(libraries, case, kernel, boundary, cval, (12, 45, 400)[-case.axes :], parts, aligned=True)
+
+
+def test_vectors_need_aligned_rows() -> None:
+    _, kernel, _ = made("heat", "wrap", vectors=True)
+    block = np.zeros((6, 23), np.float32)
+    with pytest.raises(ValueError, match="vector"):
+        arguments(kernel, [block], [block], [Axis(6, 0, 6), Axis(23, 0, 23)])
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Return a program of one or two fed inputs and perhaps one that stays."""
+    graph = Graph()
+    kind = np.dtype(draw(st.sampled_from(["f4", "f8", "i4", "u1", "i2"])))
+    fed = draw(st.integers(1, 2))
+    inputs = [Operand(f"input{n}", kind) for n in range(fed + draw(st.integers(0, 1)))]
+    reach = draw(st.integers(1, 2))
+    offsets = st.tuples(st.integers(-reach, reach), st.integers(-reach, reach))
+
+    def leaf() -> Any:
+        if draw(st.integers(0, 5)) == 0:
+            return graph.constant(draw(st.integers(0, 3)), kind)
+        return graph.load(draw(st.integers(0, len(inputs) - 1)), kind, draw(offsets))
+
+    results = []
+    for _ in range(fed):
+        node = leaf()
+        for _ in range(draw(st.integers(1, 7))):
+            op = draw(st.sampled_from(["add", "subtract", "multiply", "maximum", "minimum", "where"]))
+            if op == "where":
+                test = graph.operation("less", np.dtype(bool), [node, leaf()])
+                node = graph.operation("where", kind, [test, leaf(), node])
+            else:
+                node = graph.operation(op, kind, [node, leaf()])
+        results.append((node,))
+    outputs = tuple(Operand(f"output{n}", kind) for n in range(fed))
+    return Program(2, tuple(inputs), outputs, tuple(results), graph)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(program=programs(), boundary=st.sampled_from(BOUNDARIES), steps=st.integers(1, 4), data=st.data())
+def test_bits_of_any_program(
+    program: Program, boundary: str, steps: int, data: st.DataObject, libraries: Path
+) -> None:
+    feeds = tuple(range(len(program.outputs)))
+    width = max(max(max(pair) for pair in program.footprint(n)) for n in range(len(program.inputs)))
+
+    def function(*blocks: Any) -> Any:
+        found = evaluate(program, blocks, ((width, width),) * 2)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    case = Case(function, tuple(one.dtype.str[1:] for one in program.inputs), width, feeds)
+    columns = data.draw(st.sampled_from([1, 2, 4]))
+    try:
+        kernel = build(
+            program, feeds, boundary, 2, steps, Tuning(columns, 1, 1, data.draw(st.integers(1, 3)), rows=7)
+        )
+    except NotFusable:
+        assert columns == 1
+        return
+    shape = data.draw(st.tuples(st.integers(2, 33), st.integers(2, 150)))
+    check(libraries, case, kernel, boundary, 2, shape)
+
+
+def test_what_cannot_be_fused_is_said() -> None:
+    program = CASES["wave"].program()
+    with pytest.raises(NotFusable, match="feeds no input"):
+        build(program, (0, None), "wrap")
+    with pytest.raises(NotFusable, match="columns on each side"):
+        build(program, (0, 1), "wrap", steps=40, tuning=Tuning(2))
+    with pytest.raises(NotFusable, match="unlike the input"):
+        build(CASES["mixed"].program(), (1,), "wrap")
+    assert most_steps(program, (0, None)) == 0
+
+
+def test_more_columns_or_wider_elements_allow_fewer_steps() -> None:
+    heat = CASES["heat"].program()
+    few, many = (most_steps(heat, (0,), Tuning(columns)) for columns in (4, 8))
+    assert 0 < many < few
+    assert most_steps(CASES["heat f8"].program(), (0,), Tuning(8)) < many
+
+
+def test_equal_programs_make_equal_text() -> None:
+    case = CASES["gray_scott"]
+    assert len({build(case.program(), (0, 1), "wrap", 0, 3).source for _ in range(2)}) == 1
