@@ -251,8 +251,8 @@ def step_options() -> list[click.Option]:
             help="Take N steps: each result is the next step's input.",
         ),
         click.Option(
-            ["--steps-per-exchange"], type=count, default=1, metavar="K",
-            help="Exchange halos K times as wide, every K steps.  [default: 1]",
+            ["--steps-per-exchange"], type=count, metavar="K",
+            help="Exchange halos K times as wide, every K steps.  [default: as one kernel takes, or 1]",
         ),
         click.Option(
             ["--until"], type=Number("number", 0.0), metavar="TOLERANCE",

@@ -2,51 +2,125 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.fuse import host, single_pass
+from runner.fuse import host, single_pass, step_kernel
 from runner.fuse.graph import Extents, Program, merge_components
+from runner.fuse.operations import KERNELS
+from runner.fuse.step_kernel import Axis, StepKernel, Tuning
 from runner.fuse.trace import NotTraceable
 from runner.region import Array
 from runner.system.compiler import cache_folder, find_compiler
 
+Feeds = Sequence[int | None]
+
 
 @dataclass
 class DeviceKernel:
-    """One CUDA kernel for all results, on the current device and stream.
+    """CUDA kernels of a program, on the current device and stream.
 
-    widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does.
+    widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does. feeds: of each
+    output, the number of the input that it becomes in the next step. boundary, cval: of the steps.
     """
 
     program: Program
     widths: Extents
     arithmetic: str = "strict"
-    _kernels: dict[int, tuple[single_pass.Kernel, Callable[..., None]]] = field(default_factory=dict)
+    feeds: Feeds = ()
+    boundary: str = "reflect"
+    cval: float = 0.0
+    _passes: dict[int, tuple[single_pass.Kernel, Callable[..., None]]] = field(default_factory=dict)
+    _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.program, _ = merge_components(self.program)
-        self._widest = single_pass.choose_tile(self.program)[-1]
+        self._merged, _ = merge_components(self.program)
+        self._widest = single_pass.choose_tile(self._merged)[-1]
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        kernel, launch = self._compiled(outs[0])
+        kernel, launch = self._pass(outs[0])
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
         if call.grid != (0,):
             launch(call.grid, call.block, call.arguments)
 
-    def _compiled(self, out: Array) -> tuple[single_pass.Kernel, Callable[..., None]]:
+    def _pass(self, out: Array) -> tuple[single_pass.Kernel, Callable[..., None]]:
         """Return the kernel for rows of that length: a thread makes no more cells of a row than it has."""
         from runner.device.cuda import kernel_of_text
 
-        row = math.prod(out.shape[self.program.axes - 1 :])
-        cells = max(row // self.program.outputs[0].components, 1)
-        width = min(cells, self._widest)
-        if width not in self._kernels:
-            kernel = single_pass.emit(self.program, width=width, math=self.arithmetic)
-            self._kernels[width] = kernel, kernel_of_text(kernel.source, kernel.name, kernel.options)
-        return self._kernels[width]
+        row = math.prod(out.shape[self._merged.axes - 1 :])
+        width = min(max(row // self._merged.outputs[0].components, 1), self._widest)
+        if width not in self._passes:
+            kernel = single_pass.emit(self._merged, width=width, math=self.arithmetic)
+            self._passes[width] = kernel, kernel_of_text(kernel.source, kernel.name, kernel.options)
+        return self._passes[width]
+
+    @functools.cached_property
+    def most_steps(self) -> int:
+        """The steps that one kernel best takes; 1 if there is no such kernel."""
+        most = step_kernel.most_steps(self.program, self.feeds, tuning(self.program, True))
+        return max(min(most, best_steps(self.program)), 1)
+
+    def take_steps(
+        self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
+    ) -> None:
+        """Fill the own cells of `outs` with the results after `steps` steps from those of `inputs`.
+
+        Both are views of own cells in blocks that hold what `axes` say beside them.
+        """
+        axes = axes[: self.program.axes]
+        vectors = step_kernel.takes_vectors([*inputs, *outs], tuning(self.program, True))
+        kernel, launch = self._step_kernel(steps, vectors)
+        call = step_kernel.arguments(kernel, inputs, outs, axes)
+        launch(call.grid, call.block, tuple(map(_int64, call.values)), shared_mem=call.shared)
+
+    def _step_kernel(self, steps: int, vectors: bool) -> tuple[StepKernel, Callable[..., None]]:
+        from runner.device.cuda import kernel_of_text
+
+        if (steps, vectors) not in self._steps:
+            chosen = tuning(self.program, vectors)
+            kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, steps, chosen)
+            options = ("--fmad=true",) if self.arithmetic == "fast" else ()
+            text = whole_text(kernel.source)
+            self._steps[steps, vectors] = kernel, kernel_of_text(text, kernel.name, options)
+        return self._steps[steps, vectors]
+
+
+def _int64(value: int) -> Any:
+    import numpy as np
+
+    return np.int64(value)
+
+
+def whole_text(source: str) -> str:
+    """Return the text with the files that it includes in their places."""
+
+    def text(found: re.Match[str]) -> str:
+        return whole_text((KERNELS / found[1]).read_text(encoding="utf-8").replace("#pragma once\n", ""))
+
+    return re.sub(r'^#include "(\w+\.cuh)"$', text, source, flags=re.MULTILINE)
+
+
+def _words(program: Program) -> int:
+    """Return the 32-bit registers that hold what a step needs of a column of the fields, as on an H200."""
+    rows = [(one.dtype.itemsize + 3) // 4 * one.components for one in program.inputs]
+    reads = [max(program.footprint(number)[0]) + 1 for number in range(len(program.inputs))]
+    return sum(a * b for a, b in zip(rows, reads, strict=True))
+
+
+def tuning(program: Program, vectors: bool) -> Tuning:
+    """Return the choices that were the fastest on an H200 (benchmarks/fuse_steps_device.py)."""
+    words = _words(program)
+    if words <= 2:
+        return Tuning(columns=4, blocks=3, rows=256, vectors=vectors)
+    return Tuning(columns=4 if words == 3 else 2, blocks=4, vectors=vectors)
+
+
+def best_steps(program: Program) -> int:
+    return 7 if _words(program) <= 2 else 6
 
 
 @dataclass
@@ -55,18 +129,32 @@ class HostKernel:
 
     kernel: host.Kernel
     widths: Extents
+    most_steps = 1
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)
 
+    def take_steps(
+        self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
+    ) -> None:
+        raise NotImplementedError
 
-def compile_for(device: Any, program: Program, widths: Extents, arithmetic: str) -> tuple[Any, str]:
+
+def compile_for(
+    device: Any,
+    program: Program,
+    widths: Extents,
+    arithmetic: str = "strict",
+    feeds: Feeds = (),
+    boundary: str = "reflect",
+    cval: float = 0.0,
+) -> tuple[DeviceKernel | HostKernel, str]:
     """Return the kernel for a rank's device, and what compiled it; raises NotTraceable if none can.
 
-    device: `runner.device.api.Device`.
+    device: `runner.device.api.Device`. The other arguments are those of `DeviceKernel`.
     """
     if device.kind == "cuda":
-        return DeviceKernel(program, widths, arithmetic), "CUDA"
+        return DeviceKernel(program, widths, arithmetic, feeds, boundary, cval), "CUDA"
     compiler = find_compiler()
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")

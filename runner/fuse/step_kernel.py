@@ -252,9 +252,11 @@ def _three_axes(layout: _Layout, steps: int, tuning: Tuning) -> tuple[dict[str, 
     slanting = layout.lag > layout.radius[0]
     kept = layout.radius[0] + layout.lag + 1 if slanting else layout.lag + 1
     slots = math.ceil((layout.radius[0] + layout.lag + 1) / kept) * kept
+    reach = max((layout.reach(place, 0) for place, _ in layout.fixed), default=0)
     constants = {
         "H": tuning.lane_rows,
         "RZ": layout.radius[0],
+        "REACH_Z": reach,
         "LAG": layout.lag,
         "KEPT": kept,
         "SLOTS": slots,
@@ -388,7 +390,6 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
     values += [f"{{{', '.join(f'int({axis}{n})' for n in range(5))}}}" for axis in axes]
     values += [f"{kind}({name})" if kind == "int64" else f"({kind})({name})" for kind, name in fields]
     signature = ", ".join(f"int64 {one}" for one in [*given, *(one for _, one in fields)])
-    template = "int LEVEL" if three else "bool EDGE, int LEVEL"
     state = "const Planes& planes" if three else "const Rows& rows"
     return "\n".join(
         [
@@ -404,7 +405,7 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             "}",
             f'#include "steps_{3 if three else 2}d.cuh"',
             "namespace steps {",
-            f"template <{template}>",
+            "template <bool EDGE, int LEVEL>",
             f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
             *_body(layout, constants, cval),
             "}",
@@ -489,16 +490,14 @@ class _Writer:
                 cell = middle[0] * self.columns + column
                 return f"planes.w{number}[LEVEL - 1][modulo(here + {first}, SLOTS)][{cell}]"
             line = self._line(f"b{number}", others)
-            text = f"beside<LEVEL, {kind}>(at, SHARED{number}, here, {first}, {middle[0]}, {constant})"
+            text = f"beside<EDGE, LEVEL, {kind}>(at, SHARED{number}, here, {first}, {middle[0]}, {constant})"
         else:
             number = self.layout.fixed.index(plane)
             line = self._line(f"f{number}", others)
             given = ["fixed", *(["fixed_planes"] if middle else []), "fixed_pitch"]
             pointers = ", ".join(f"at.all.{one}{number}" for one in given)
             away = ", ".join(map(str, others or [0]))
-            text = (
-                f"fixed{'' if middle else '<EDGE>'}({pointers}, {operand.components}, at, {away}, {constant})"
-            )
+            text = f"fixed<EDGE>({pointers}, {operand.components}, at, {away}, {constant})"
         if line not in self._lines_of_memory:
             self._lines_of_memory.add(line)
             self.lines.append(f"    const Lane<{kind}> {line} = {text};")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from runner.device.api import poison
+import numpy as np
+
+from runner.device.api import Backend, poison
 from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
 from runner.region import Array, Region, Shape
+
+ALIGNED = 128  # bytes: a line of a GPU's cache
 
 
 class BlockLayout:
@@ -16,6 +21,7 @@ class BlockLayout:
 
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
     itself. shape: of the padded block. core: slices of its own cells. An empty block has no halo.
+    aligned: whether in memory from `empty` the own cells of each row begin at a multiple of ALIGNED bytes.
     """
 
     def __init__(
@@ -30,6 +36,7 @@ class BlockLayout:
         if region.size == 0:
             widths = tuple((0, 0) for _ in widths)
         self.region, self.widths, self.cval = region, widths, cval
+        self.aligned = False
         own = region.shape
         self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
         self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
@@ -41,6 +48,15 @@ class BlockLayout:
             for copy in axis_copies(one_block, axis, 0, widths[axis], boundary)[1:]
         ]
         self._outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
+
+    def empty(self, backend: Backend, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a block."""
+        unit = ALIGNED // dtype.itemsize
+        if not self.aligned or unit == 0:
+            return backend.empty(self.shape, dtype)
+        before = -self.widths[-1][0] % unit
+        pitch = -(-(before + self.shape[-1]) // unit) * unit
+        return backend.empty((*self.shape[:-1], pitch), dtype)[..., before : before + self.shape[-1]]
 
     def poison(self, block: Array) -> None:
         """Poison every halo cell, so that unfilled cells are visible in the result."""

@@ -74,7 +74,17 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
         program = traced(task)
         typed = replace(task, results=result_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
-        kernel, compiler = compile_for(world.backend.device, program, task.widths[: program.axes], arithmetic)
+        names = [field.name for field in task.fields]
+        feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+        kernel, compiler = compile_for(
+            world.backend.device,
+            program,
+            task.widths[: program.axes],
+            arithmetic,
+            feeds,
+            task.boundary,
+            task.cval,
+        )
         fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
     except NotTraceable as reason:
         if any(cells > 0 for cells in reason.shorter):

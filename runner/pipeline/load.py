@@ -35,7 +35,7 @@ def load_blocks(
 def load_block(world: World, source: Source, partition: Partition, plan: HaloPlan, phases: Phases) -> Array:
     """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
     with phases("prepare"):
-        block = world.backend.empty(plan.shape, source.dtype)
+        block = plan.empty(world.backend, source.dtype)
         plan.poison(block)
     core = block[plan.core]
     if not source.parallel:

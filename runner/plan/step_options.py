@@ -24,7 +24,7 @@ class SaveInterval:
 class StepOptions:
     """Options of a run that takes steps; None or False: not given.
 
-    steps_per_exchange: steps between two halo exchanges. until: largest change at which the run stops.
+    steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. until: largest change at which the run stops.
     check_finite: steps between two checks for values that are not finite. every: steps between two frames,
     and between two checks of `until`. frames: file or folder for the frames; frame_field: the input that they
     show; frame_range: values of the first and the last colour; frame_colors: name of the colour map.
@@ -32,7 +32,7 @@ class StepOptions:
     """
 
     steps: int | None = None
-    steps_per_exchange: int = 1
+    steps_per_exchange: int | None = None
     until: float | None = None
     check_finite: int | None = None
     every: int | None = None
@@ -47,7 +47,7 @@ class StepOptions:
         """Name of the first given option that applies only to runs that take steps; None: none."""
         given = {
             "--steps": self.steps is not None,
-            "--steps-per-exchange": self.steps_per_exchange != 1,
+            "--steps-per-exchange": self.steps_per_exchange is not None,
             "--until": self.until is not None,
             "--check-finite": self.check_finite is not None,
             "--every": self.every is not None,

@@ -46,8 +46,17 @@ class Field:
 class TaskKernel(Protocol):
     """Computes what a job's function returns, to the bit."""
 
+    @property
+    def most_steps(self) -> int:
+        """The most steps of one call of `take_steps`; 1 if it takes none."""
+
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+
+    def take_steps(
+        self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Any]
+    ) -> None:
+        """Fill own cells after `steps` steps. axes: `runner.fuse.step_kernel.Axis` of each axis."""
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> l
     """Return padded blocks whose own cells are the arrays."""
     blocks = []
     for plan, array in zip(plans, arrays, strict=True):
-        blocks.append(world.backend.empty(plan.shape, np.dtype(array.dtype)))
+        blocks.append(plan.empty(world.backend, np.dtype(array.dtype)))
         blocks[-1][plan.core] = array
     return blocks
 

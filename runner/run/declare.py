@@ -67,7 +67,7 @@ class DeclaredJob(Job):
         static: bool = False,
         timeline: str | Path | None = None,
         steps: int | None = None,
-        steps_per_exchange: int = 1,
+        steps_per_exchange: int | None = None,
         until: float | None = None,
         check_finite: int | None = None,
         every: int | None = None,
@@ -110,7 +110,8 @@ class DeclaredJob(Job):
         static: disable work stealing.
         timeline: file for a drawing of the run: .html or .json.
         steps: number of steps to take; each result becomes an input of the next step, according to `feeds`.
-        steps_per_exchange: steps between two halo exchanges; the halo is so many times as wide.
+        steps_per_exchange: steps between two halo exchanges; the halo is so many times as wide. None: as
+            many as one kernel takes, or 1.
         until: stop when no cell changes by more than this in a step.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.

@@ -95,7 +95,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         options.steps.every or EVERY,
     )
     begin = time.perf_counter()
-    details = streamed.take(steps, options.steps.steps_per_exchange)
+    details = streamed.take(steps, options.steps.steps_per_exchange or 1)
     seconds = time.perf_counter() - begin
     run.inputs.check(world)
     done = details.pop("steps")
@@ -139,7 +139,7 @@ def run_steps(run: RunContext) -> Record:
         world,
         task,
         run.phases,
-        steps.steps_per_exchange,
+        steps.steps_per_exchange or 0,
         world.backend.asynchronous if options.overlap is None else options.overlap,
         progress=lambda done: run.stepped(done, steps.steps or 0, cells),
         keep_finals=steps.until is not None,

@@ -18,6 +18,7 @@ from runner.job.block_context import BlockContext
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.in_memory import Results, check_types, slabs
 from runner.pipeline.result_type import hide_output
+from runner.pipeline.steps.fused_steps import most_fused_steps
 from runner.plan.steps import Piece, edge_copies, step_pieces
 from runner.plan.task import Task
 from runner.region import Array, Region
@@ -30,6 +31,7 @@ class StepBlocks:
 
     cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
     steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
+    fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one.
     """
 
     world: World
@@ -46,6 +48,7 @@ class StepBlocks:
         self.feeds = [None if name is None else names.index(name) for name in task.job.feeds]
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = "here" in task.job.services
+        self.fused_steps = most_fused_steps(task)
         self._edges = [
             edge_copies(one, self.cut, layout.region, layout.widths, task.boundary)
             for one, layout in zip(task.fields, self.layouts, strict=True)
@@ -61,6 +64,10 @@ class StepBlocks:
     def own(self, place: int) -> Array:
         """Return the own cells of input `place` as they are now; a view."""
         return self._blocks[place][self.layouts[place].core]
+
+    def spare_own(self, place: int) -> Array:
+        """Return the own cells of fed input `place` that the next step writes; a view."""
+        return self._spare[place][self.layouts[place].core]
 
     def result(self, number: int) -> Array:
         """Return the region's part of output `number`, after the last step; a view."""

@@ -18,6 +18,7 @@ import numpy as np
 from runner.device.api import Mark, poison
 from runner.pipeline.halo_exchange import HaloPlan, Halos
 from runner.pipeline.steps.blocks import StepBlocks
+from runner.pipeline.steps.fused_steps import most_fused_steps, take_rows
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
 from runner.region import Array
@@ -36,7 +37,8 @@ def no_step_progress(done: int) -> None:
 class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
-    steps_per_exchange: lowered to the most that the blocks allow (`limited`). overlap: see above; used if
+    steps_per_exchange: 0: as many as one kernel takes; lowered to the most that a kernel takes or the blocks
+    allow (`limited`: the blocks did not allow what was asked for). overlap: see above; used if
     only axis 0 is split and the blocks are large enough. keep_finals: keep the results that feed no input
     after every `advance`, not only after the last step. progress: called with `done`. done: steps taken,
     including those of an earlier run; taken: those of this run. exchanges: number of halo exchanges so far.
@@ -45,7 +47,7 @@ class Stepper(StepBlocks):
     world: World
     task: Task
     phases: Phases
-    steps_per_exchange: int = 1
+    steps_per_exchange: int = 0
     overlap: bool = False
     progress: Callable[[int], None] = no_step_progress
     keep_finals: bool = False
@@ -55,20 +57,23 @@ class Stepper(StepBlocks):
 
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
-        limit = most_steps(task)
+        limit, fused = most_steps(task), most_fused_steps(task)
         self.limited = 0 < limit < self.steps_per_exchange
-        if self.limited:
-            self.steps_per_exchange = limit
-        elif limit == 0:  # nothing is exchanged
-            self.steps_per_exchange = 1
-        steps = self.steps_per_exchange
+        steps = self.steps_per_exchange or fused
+        if fused > 1:
+            steps = min(steps, fused)
+        steps = min(steps, limit or 1)  # 0: nothing is exchanged
+        self.steps_per_exchange = steps
         self.plans = [
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
             for one in task.fields
         ]
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
+        for plan in self.plans:
+            plan.aligned = fused > 1
         self._halos = Halos([self.plans[place] for place in self.fed])
         self._exchanging = any(self.cut) and task.has_halo
+        self._unexchanged = self.fused_steps if self.fused_steps > 1 else steps
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
@@ -84,9 +89,7 @@ class Stepper(StepBlocks):
         backend = self.world.backend
         with self.phases("prepare"):
             self._blocks = list(blocks)
-            self._spare = {
-                place: backend.empty(blocks[place].shape, blocks[place].dtype) for place in self.fed
-            }
+            self._spare = {place: self.plans[place].empty(backend, blocks[place].dtype) for place in self.fed}
             self._finals = self._unfed_results()
             if backend.asynchronous and self.world.size > 1:
                 self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
@@ -102,17 +105,37 @@ class Stepper(StepBlocks):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         while left:
-            cycle = min(left, self.steps_per_exchange)
+            cycle = min(left, self.steps_per_exchange if self._exchanging else self._unexchanged)
             left -= cycle
-            for remaining in reversed(range(cycle)):
-                final = last and left == 0 and remaining == 0
-                self._step(remaining, final)
-                self.done += 1
+            if self.fused_steps > 1:
+                self._take_fused(cycle, last and left == 0)
+                self.done += cycle
+            else:
+                for remaining in reversed(range(cycle)):
+                    final = last and left == 0 and remaining == 0
+                    self._step(remaining, final)
+                    self.done += 1
             self.progress(self.done)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def _take_fused(self, steps: int, final: bool) -> None:
+        """Take so many steps by one kernel; then make the halos ready along the split axes."""
+        targets = [self._spare[place] for place in self.fed]
+        if not self._poisoned:
+            for target in targets:
+                poison(target)
+        if self.overlap and not final:
+            self._overlapped(targets, lambda rows, _: take_rows(self, rows, steps))
+        else:
+            take_rows(self, (0, self.region.shape[0]), steps)
+            if not final and self._exchanging:
+                self._exchange(targets)
+        self.swap()
+        self._poisoned = True
+        self.taken += steps
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases."""
@@ -144,7 +167,7 @@ class Stepper(StepBlocks):
                 poison(target)
         keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
-            self._overlapped(targets)
+            self._overlapped(targets, self._compute_rows)
         else:
             pieces = self._pieces_of(remaining)
             for piece in pieces:
@@ -168,25 +191,31 @@ class Stepper(StepBlocks):
             with self.phases("exchange"):
                 self._halos.fill(targets, self.world.arrays)
 
-    def _overlapped(self, targets: list[Array]) -> None:
-        """Compute the rows that neighbours need, then the others while the first are in transfer."""
+    def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
+        self._compute(self._rows(*rows), self.keep_finals, copied=copied)
+
+    def _overlapped(self, targets: list[Array], compute: Callable[[tuple[int, int], bool], None]) -> None:
+        """Compute the rows that neighbours need, then the others while the first are in transfer.
+
+        compute: takes rows, and whether others are computed from the same blocks later.
+        """
         backend = self.world.backend
         rows, (low, high) = self.region.shape[0], self.task.widths[0]
         first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
-        for a, b in ((0, first), (last, rows)):
-            if a < b:
-                self._compute(self._rows(a, b), self.keep_finals, copied=True)
+        for part in ((0, first), (last, rows)):
+            if part[0] < part[1]:
+                compute(part, True)
         self.exchanges += 1
         if not backend.asynchronous:
             with self.phases("exchange"):
                 exchange = self._halos.start(targets, self.world.arrays)
-            self._compute(self._rows(first, last), self.keep_finals)
+            compute((first, last), False)
             with self.phases("exchange"):
                 self._halos.fill_own(targets)
                 exchange.finish()
             return
         ready = backend.mark()
-        self._compute(self._rows(first, last), self.keep_finals)
+        compute((first, last), False)
         with backend.beside(ready), _DeviceSpan(self):
             exchange = self._halos.start(targets, self.world.arrays)
             exchange.receive()

@@ -1,0 +1,56 @@
+"""Several time steps of blocks by one kernel, which keeps what is between two steps on chip."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runner.fuse.step_kernel import Axis
+from runner.plan.task import Task
+from runner.region import Array
+
+if TYPE_CHECKING:
+    from runner.pipeline.steps.blocks import StepBlocks
+
+Rows = tuple[int, int]
+
+
+def take_rows(blocks: StepBlocks, rows: Rows, steps: int) -> None:
+    """Compute some of the own rows after `steps` steps, from the blocks into the spare blocks.
+
+    rows: first and last + 1, counted from the first own row; all of them unless axis 0 is cut. The halo must be valid along the cut axes, as
+    wide as so many steps need. Only own cells are written; along an axis that is not cut no halo is read.
+    """
+    kernel = blocks.task.kernel
+    assert kernel is not None
+    first, last = rows
+    if first >= last or blocks.region.size == 0:
+        return
+    inputs = [_rows(blocks.own(place), rows) for place in range(len(blocks.layouts))]
+    outs = [_rows(blocks.spare_own(feed), rows) for feed in blocks.feeds if feed is not None]
+    kernel.take_steps(steps, inputs, outs, axes_of(blocks, rows))
+
+
+def most_fused_steps(task: Task) -> int:
+    """Return how many steps of the task one kernel takes; 1 if there is no such kernel."""
+    return 1 if task.kernel is None or None in task.job.feeds else task.kernel.most_steps
+
+
+def axes_of(blocks: StepBlocks, rows: Rows) -> list[Axis]:
+    """Return what lies beside own rows along each of the array's axes."""
+    layout, shape = blocks.layouts[0], blocks.task.shape
+    found = []
+    for axis, (length, is_cut, (low, high)) in enumerate(zip(shape, blocks.cut, layout.widths, strict=False)):
+        start, stop = layout.region.start[axis], layout.region.stop[axis]
+        if not is_cut:
+            low = high = 0
+        elif blocks.task.boundary != "wrap":
+            low, high = min(low, start), min(high, length - stop)
+        if axis == 0 and is_cut:
+            low, high = low + rows[0], high + stop - start - rows[1]
+            start, stop = start + rows[0], start + rows[1]
+        found.append(Axis(stop - start, start, length, low, high))
+    return found
+
+
+def _rows(own: Array, rows: Rows) -> Array:
+    return own[rows[0] : rows[1]]
