@@ -76,13 +76,13 @@ class Halos:
             plan.fill_own(block)
 
     def pack(self, blocks: Sequence[Array]) -> list[list[Message]]:
-        """Copy what other ranks need, for a `start` during which the blocks' cells may change."""
+        """Copy the cells that other ranks need, for a `start` during which the blocks' cells may change."""
         return [plan.pack(block) for plan, block in zip(self.plans, blocks, strict=True)]
 
     def start(
         self, blocks: Sequence[Array], arrays: Arrays, packed: Sequence[list[Message]] | None = None
     ) -> Exchange:
-        """Start sending what others need and receiving what these blocks need; `fill_own` is separate.
+        """Start sending the cells that others need and receiving those of these halos; see also `fill_own`.
 
         packed: messages to send. Without it the blocks' own cells must not change until `finish`.
         """
@@ -148,7 +148,7 @@ class HaloPlan(BlockLayout):
         self.fill_whole_axes(block[self._own_rows])
 
     def pack(self, block: Array) -> list[Message]:
-        """Copy what other ranks need, for a `start` during which the block's cells may change."""
+        """Copy the cells that other ranks need, for a `start` during which the block's cells may change."""
         core = block[self.core]
         return [(t.receiver, core[t.source].copy(order="C")) for t in self.sends]
 

@@ -96,7 +96,7 @@ class StreamedFolder:
             )
         self._about = {"job": task.job.name, "input": str(self.folder.path), "output": str(self.target)}
         # Only the files given as parameters: each image is checked when it is read.
-        check_inputs(world, self.inputs, self.transaction, self.anew)
+        check_inputs(world, self.inputs, self.transaction, self.discard)
         return {
             "chunks": len(images),
             "rows": None,
@@ -108,9 +108,9 @@ class StreamedFolder:
         }
 
     @property
-    def anew(self) -> str:
+    def discard(self) -> str:
         """Return the command that discards the unfinished run."""
-        return self._journal.anew(self.partial)
+        return self._journal.discard(self.partial)
 
     def commit(self) -> None:
         """Rename the folder, remove the journal and draw the timeline."""
@@ -183,7 +183,7 @@ class StreamedFolder:
         return {number for number, image in pairs if image.key in keys and image.name in there}
 
     def _check_partial(self) -> None:
-        check_own(self.partial, True, self.anew)
+        check_own(self.partial, True, self.discard)
 
     def _create(self) -> None:
         try:

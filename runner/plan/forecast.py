@@ -273,7 +273,7 @@ def _rows(part: Part, machine: Machine) -> list[Row]:
 
 
 def _cores(rows: Sequence[Row], kernel: int, machine: Machine) -> Row:
-    """Row of cores that both copy and compute: the sum of their seconds over the number of cores."""
+    """Return the row of cores that both copy and compute: their total seconds over the number of cores."""
     copying = sum(row.seconds for row in rows if row.name in ("read", "write")) * machine.threads
     seconds = (copying + kernel / machine.rates["kernel"].value) / machine.cores
     return Row("cores", "host", 0, None, f"{machine.cores} of them", seconds)

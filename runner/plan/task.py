@@ -168,26 +168,26 @@ class Task:
         )
 
     def input_bytes(self, region: Region) -> int:
-        """Bytes of all inputs in a region."""
+        """Return the bytes of all inputs in a region."""
         return sum(
             self.field_region(number, region).size * field.dtype.itemsize
             for number, field in enumerate(self.fields)
         )
 
     def padded_bytes(self, region: Region) -> int:
-        """Bytes of all inputs in a region with its halo."""
+        """Return the bytes of all inputs in a region with its halo."""
         return sum(
             math.prod(field.padded(self.field_region(number, region).shape)) * field.dtype.itemsize
             for number, field in enumerate(self.fields)
         )
 
     def result_bytes(self, region: Region) -> int:
-        """Bytes of all results for a region; one that is not known counts as large as the first input."""
+        """Return the bytes of all results for a region; unknown ones are assumed to equal the first input."""
         types = self.results or ((self.shape, self.dtype),) * len(self.job.output_names)
         return sum(self._beside(region, shape).size * dtype.itemsize for shape, dtype in types)
 
     def declared(self, shape: Shape) -> tuple[ArrayType, ...] | None:
-        """Shape and dtype of each result for own cells of `shape`; None if only a call can tell."""
+        """Return shape and dtype of each result for own cells of `shape`; None if only a call can tell."""
         job = self.job
         if self.kernel is not None:
             leading = shape[: self.leading]
@@ -201,13 +201,15 @@ class Task:
         return tuple(self._like_input(name, shape) for name in job.feeds or (None,))
 
     def _like_input(self, name: str | None, shape: Shape) -> ArrayType:
-        """Shape and dtype of a result that is filled and not declared: as the input that it feeds."""
+        """Return shape and dtype of a result that is filled and not declared: as the input that it feeds."""
         number = next((n for n, field in enumerate(self.fields) if field.name == name), 0)
         field = self.fields[number]
         return shape[: self.leading] + (field.shape if number else shape)[self.leading :], field.dtype
 
     def with_results(self, types: Sequence[ArrayType]) -> Task:
-        """types: per result, the lengths of its axes after the `leading` ones, and its dtype."""
+        """Return the task with its results known.
+
+        types: per result, the lengths of its axes after the `leading` ones, and its dtype."""
         leading = self.shape[: self.leading]
         return replace(self, results=tuple((leading + tail, dtype) for tail, dtype in types))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import RunError, UserError, tell
+from runner.errors import RunError, UserError
 from runner.job.declaration import Job
 from runner.pipeline.fusing import with_inferred_halo
 from runner.pipeline.images import StreamedFolder
@@ -24,7 +24,7 @@ from runner.region import Region, Shape
 from runner.report.phases import Phases
 from runner.report.record import Record
 from runner.run.options import Options
-from runner.run.verify.results import REFERENCE, RERUN, compare, failure, leave_cache
+from runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from runner.storage.file_errors import listing
 from runner.storage.formats.image_folder import LOSSY, Folder
 from runner.storage.formats.registry import Source, open_source
@@ -53,7 +53,7 @@ class FolderRun:
         world, options = self.world, self.options
         world.collective_call(self._check)
         if self.folder.others:
-            self._warn(f"{self.folder.path}: skipped, because not images: {listing(self.folder.others)}")
+            world.warn(f"{self.folder.path}: skipped, because not images: {listing(self.folder.others)}")
         streamed = StreamedFolder(
             world,
             self.folder,
@@ -72,7 +72,7 @@ class FolderRun:
                 with self.phases("verify"):
                     proof = self._verify(streamed.partial)
             except RunError:
-                self.transaction.set_recovery_hint(streamed.anew)
+                self.transaction.set_recovery_hint(streamed.discard)
                 raise
         streamed.commit()
         return {
@@ -92,11 +92,6 @@ class FolderRun:
         options, types = self.options, [(shape, dtype)]
         job = with_inferred_halo(self.job, types, self.parameters)
         return plan_task(job, self.parameters, types, 1, boundary=options.boundary, cval=options.cval)
-
-    def _warn(self, sentence: str) -> None:
-        self.world.warnings.append(sentence)
-        if self.world.rank == 0:
-            tell(f"warning: {sentence}")
 
     def _check(self) -> None:
         """Raise UserError for options that do not apply to a folder."""
@@ -150,18 +145,8 @@ class FolderRun:
                 boxes, cells = boxes + 1, cells + box.size
                 if wrong is None and (found := compare(task, [file], [written], box)):
                     wrong = failure(found, f" of {name}")
-        everyone = world.control.allgather((wrong, boxes, cells))
-        for found_wrong, _, _ in everyone:
-            if found_wrong is not None:
-                raise found_wrong
-        return {
-            "mode": self.options.verify,
-            "against": REFERENCE if self.job.reference else RERUN,
-            "boxes": sum(entry[1] for entry in everyone),
-            "cells": sum(entry[2] for entry in everyone),
-            "seed": world.run_id,
-            "seconds": time.perf_counter() - begin,
-        }
+        against = REFERENCE if self.job.reference else RERUN
+        return gather_proof(world, self.options.verify, against, begin, (wrong, boxes, cells))
 
     def _boxes(self, task: Task, name: str) -> Iterator[Region]:
         if self.options.verify == "full":

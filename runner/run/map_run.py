@@ -101,7 +101,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     try:
         proof = _proof(run, task, streamed.sinks, dealt=True)
     except RunError:
-        run.transaction.set_recovery_hint(streamed.anew)
+        run.transaction.set_recovery_hint(streamed.discard)
         raise
     commit(run, streamed.sinks)
     streamed.commit()

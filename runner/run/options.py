@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import MeshrunError, UserError, tell
+from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
 from runner.pipeline.fusing import Fusion
@@ -248,12 +248,6 @@ class RunContext:
     inputs: Inputs = field(default_factory=Inputs)
     stepped: OnSteps = no_steps
     fusion: Fusion | None = None
-
-    def warn(self, sentence: str) -> None:
-        """Add a warning to the record, and print it once."""
-        self.world.warnings.append(sentence)
-        if self.world.rank == 0:
-            tell(f"warning: {sentence}")
 
     @property
     def source(self) -> Source:

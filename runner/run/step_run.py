@@ -88,7 +88,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         run.phases,
         lambda folder: run.transaction.track_partial(*partials, folder),
         run.show,
-        run.warn,
+        run.world.warn,
         state.step if state else 0,
         checkpoints,
         frames,
@@ -152,7 +152,7 @@ def run_steps(run: RunContext) -> Record:
         done=state.step if state else 0,
     )
     if stepper.limited:
-        run.warn(
+        run.world.warn(
             f"--steps-per-exchange {steps.steps_per_exchange} is lowered to {stepper.steps_per_exchange}: "
             f"the halo of {steps.steps_per_exchange} steps is wider than the smallest block"
         )

@@ -70,14 +70,14 @@ class Journal:
         path = self.folder / IDENTITY
         with _told("read", path):
             try:
-                files.check_own(self.folder, True, self.anew())
+                files.check_own(self.folder, True, self.discard())
                 identity = json.loads(path.read_bytes())
             except FileNotFoundError:  # also if `begin` or `remove` was interrupted
                 return None
             except ValueError:
                 identity = None
         if not isinstance(identity, dict):
-            raise UserError(f"{path} is broken", expected="a JSON object", hint=self.anew())
+            raise UserError(f"{path} is broken", expected="a JSON object", hint=self.discard())
         return identity
 
     def finished(self, boots: Collection[str]) -> set[int]:
@@ -117,17 +117,17 @@ class Journal:
                 f"cannot resume {self.output}, its unfinished run differs in {len(names)} value(s)",
                 got=show_values(wanted, names),
                 expected=show_values(kept, names),
-                hint=f"the command as it was, or {self.anew(*partials)}",
+                hint=f"the command as it was, or {self.discard(*partials)}",
             )
 
     def unfinished(self, *partials: Path) -> UserError:
         """Build the error for a run that is started while there is an unfinished one."""
-        hint = f"the same command with --resume, or {self.anew(*partials)}"
+        hint = f"the same command with --resume, or {self.discard(*partials)}"
         return UserError(f"an earlier run of {self.output} is unfinished", hint=hint)
 
-    def anew(self, *others: Path) -> str:
+    def discard(self, *others: Path) -> str:
         """Return the command that discards the unfinished run."""
-        return "to begin anew: " + shlex.join(["rm", "-r", *map(str, (self.folder, *others))])
+        return "to start from the beginning: " + shlex.join(["rm", "-r", *map(str, (self.folder, *others))])
 
 
 class Log:

@@ -14,7 +14,7 @@ from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
-from runner.errors import UserError, first_line
+from runner.errors import UserError, first_line, tell
 from runner.region import Array
 from runner.report.phases import Phases
 from runner.system import launcher
@@ -85,6 +85,12 @@ class World:
     def xp(self) -> Any:
         """The array module: numpy or cupy."""
         return self.backend.xp
+
+    def warn(self, sentence: str) -> None:
+        """Add a warning to the record, and print it once. To be called on every rank."""
+        self.warnings.append(sentence)
+        if self.rank == 0:
+            tell(f"warning: {sentence}")
 
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
         """Reduce a C-contiguous `array` elementwise over all ranks, in place; returns it."""

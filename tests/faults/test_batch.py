@@ -185,7 +185,7 @@ def test_a_broken_image_is_told_once_and_mended(site: Site) -> None:
 
 def test_begun_anew_as_the_sentence_says(site: Site) -> None:
     assert site.run(words(1), STAGE="before its line,0,4")[0] != 0
-    anew = site.refused(words(1)).rpartition("to begin anew: ")[2]
+    anew = site.refused(words(1)).rpartition("to start from the beginning: ")[2]
     subprocess.run(shlex.split(anew), cwd=site.work, check=True)
     assert site.finish(words(1))["stream"]["resumed"] == 0
     assert len(content(site.work / "out")) == IMAGES

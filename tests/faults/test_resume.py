@@ -34,7 +34,7 @@ from streamed import (
 
 from launch.mpi import launcher as mpi_launcher
 
-LEFT_BEHIND = f"or to begin anew: rm -r {JOURNAL} {PARTIAL}"
+LEFT_BEHIND = f"or to start from the beginning: rm -r {JOURNAL} {PARTIAL}"
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_killed_after_the_rename_the_output_is_there(site: Site, undisturbed: by
     sentence = site.refused(site.words(2, "--resume"))
     assert f"the unfinished output {PARTIAL} is gone" in sentence
     assert f"Try: rm -r {JOURNAL}" in sentence
-    assert "where out.npy is finished" in sentence
+    assert "if out.npy is finished" in sentence
     assert (site.work / "out.npy").read_bytes() == undisturbed
 
 
@@ -273,7 +273,9 @@ def test_what_is_left_of_an_unfinished_run_is_looked_at(unfinished: Site) -> Non
 
 def test_begun_anew_as_the_sentence_says(unfinished: Site, undisturbed: bytes) -> None:
     sentence = unfinished.refused(unfinished.words(1))
-    subprocess.run(shlex.split(sentence.rpartition("to begin anew: ")[2]), cwd=unfinished.work, check=True)
+    subprocess.run(
+        shlex.split(sentence.rpartition("to start from the beginning: ")[2]), cwd=unfinished.work, check=True
+    )
     assert unfinished.finish(unfinished.words(1))["stream"]["resumed"] == 0
     assert (unfinished.work / "out.npy").read_bytes() == undisturbed
 

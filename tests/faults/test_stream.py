@@ -128,7 +128,7 @@ def test_an_input_that_changes_while_it_is_read(site: Site, ranks: int, how: str
         site.words(ranks, "--resume")
     )
 
-    command = re.search(r"to begin anew: (rm -r .*), then", sentence)[1]
+    command = re.search(r"to start from the beginning: (rm -r .*), then", sentence)[1]
     subprocess.run(shlex.split(command), cwd=site.work, check=True)
     assert site.finish(site.words(ranks))["stream"]["resumed"] == 0
     expected = smoothed(np.load(source))

@@ -293,7 +293,7 @@ class Frames:
 def open_frames(
     world: World, task: Task, options: StepOptions, first: int, colors: Colors | None = None
 ) -> Frames | None:
-    """Check the options of frames and return what writes them; None if there are none. Collective.
+    """Check the options of frames and return their writer; None if there are none. Collective.
 
     first: the step at which the run starts. colors: of the checkpoint that it is resumed from. Raises
     UserError before the first step for an unknown format, an unknown field, or frames that do not fit the

@@ -305,7 +305,7 @@ class StreamedSteps:
         return found
 
     def _sync(self, sinks: Sequence[Sink]) -> None:
-        """Have what one host wrote be seen by the others."""
+        """Make the data that one host wrote visible to the others."""
         if len(self.world.hosts) > 1:
             for sink in sinks:
                 self.world.collective_call(sink.sync)

@@ -18,7 +18,7 @@ from runner.region import HostArray
 class HostSlot:
     """Buffers, as bytes, and the chunk in them.
 
-    sources, windows, blocks, staged: per input; staged: what is read, None if it is read into the block.
+    sources, windows, blocks, staged: per input; staged: the packed array, None if the block is read directly.
     targets, results: per output.
     """
 

@@ -74,18 +74,18 @@ def start_or_resume(
         gone = next(partial for partial in partials if not os.path.lexists(partial))
         raise UserError(
             f"the unfinished output {gone} is gone",
-            hint=f"rm -r {journal.folder}, to begin anew, or where {journal.output} is finished",
+            hint=f"rm -r {journal.folder}, to start from the beginning, or if {journal.output} is finished",
         )
     return done
 
 
-def check_inputs(world: World, inputs: Inputs, transaction: OutputTransaction, anew: str) -> None:
+def check_inputs(world: World, inputs: Inputs, transaction: OutputTransaction, discard: str) -> None:
     """Raise RunError on every rank if an input file changed during the run. Collective.
 
-    anew: the command that discards the unfinished output, since a changed input must not be resumed.
+    discard: the command that discards the unfinished output, since a changed input must not be resumed.
     """
     try:
-        inputs.check(world, f"{anew}, then the run again")
+        inputs.check(world, f"{discard}, then the run again")
     except RunError:
         transaction.set_recovery_hint(None)
         raise

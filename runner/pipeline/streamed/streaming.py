@@ -82,7 +82,7 @@ class StreamedRun:
         engine = DeviceEngine(endpoints, direct) if world.backend.asynchronous else HostEngine(endpoints)
         with closing(direct) if direct else nullcontext():
             counts = self._process_chunks(engine, endpoints, todo)
-        check_inputs(world, self.inputs, self.transaction, self.anew)
+        check_inputs(world, self.inputs, self.transaction, self.discard)
         return {
             "chunks": len(chunks),
             "rows": chunks.rows,
@@ -99,9 +99,9 @@ class StreamedRun:
         return list(dict.fromkeys(sink.partial for sink in self.sinks))
 
     @property
-    def anew(self) -> str:
+    def discard(self) -> str:
         """Return the command that discards the unfinished run."""
-        return self.journal.anew(*self.partials)
+        return self.journal.discard(*self.partials)
 
     def commit(self) -> None:
         """Remove the journal and draw the timeline, after the outputs have their final names."""
@@ -147,12 +147,12 @@ class StreamedRun:
         """Raise UserError if an unfinished output is another user's, a link, or a different array."""
         for sink, (shape, dtype) in zip(self.sinks, self.task.known, strict=True):
             folder = suffix(sink.path) in FOLDERS
-            check_own(sink.partial, folder, self.anew, inside=(sink.name or "") if folder else "")
+            check_own(sink.partial, folder, self.discard, inside=(sink.name or "") if folder else "")
             wrong = f"{sink.partial} was not left by an unfinished run of this job"
             try:
                 found = read_back(sink)
             except UserError as reason:
-                raise UserError(wrong, got=reason.what, hint=self.anew) from reason
+                raise UserError(wrong, got=reason.what, hint=self.discard) from reason
             native = dtype.newbyteorder("=")
             if (math.prod(found.shape), found.dtype, found.chunks) != (
                 math.prod(shape),
@@ -160,7 +160,7 @@ class StreamedRun:
                 sink.chunks,
             ):
                 got, expected = f"{found.dtype} of shape {found.shape}", f"{native} of shape {shape}"
-                raise UserError(wrong, got=got, expected=expected, hint=self.anew)
+                raise UserError(wrong, got=got, expected=expected, hint=self.discard)
 
     def _direct(self, endpoints: Endpoints) -> Direct | None:
         """Open the files for GPUDirect Storage, if this rank's GPU has it."""

@@ -86,7 +86,7 @@ def _expected_half(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     reference=_expected_half,
 )
 def half(block: Any, *, out: Any, xp: Any) -> None:
-    """A sum over 2x2 cells and their neighbours, so that the result has half as many rows and columns."""
+    """Compute a sum over 2x2 cells and their neighbours: the result has half as many rows and columns."""
     rows, columns = out.shape
     sums = xp.zeros((rows, columns), np.float64)
     for i in range(4):

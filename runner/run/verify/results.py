@@ -71,20 +71,30 @@ def verify(
     """
     begin = time.perf_counter()
     task = replace(task, kernel=None)  # the function itself is what is compared with
-    if world.rank == 0:
-        for sink in sinks:
-            leave_cache(place_of(sink))
-    world.control.barrier()
+    drop_cached(world, sinks)
     alone = first_serial([*sources, *sinks]) is not None
     boxes = list(_boxes(world, task, mode, alone=alone))
     wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
-    found = world.control.allgather((wrong, len(boxes), cells))
-    for mismatch, _, _ in found:
-        if mismatch is not None:
-            raise mismatch_error(world, task, mismatch, dealt)
+    error = None if wrong is None else mismatch_error(world, task, wrong, dealt)
+    against = REFERENCE if task.job.reference else RERUN
+    return gather_proof(world, mode, against, begin, (error, len(boxes), cells))
+
+
+def gather_proof(
+    world: World, mode: str, against: str, begin: float, mine: tuple[RunError | None, int, int]
+) -> dict[str, Any]:
+    """Return the record of a verification, or raise its first error on every rank. Collective.
+
+    begin: its start on the `perf_counter` clock. mine: this rank's error, and the numbers of its boxes and
+    cells.
+    """
+    found = world.control.allgather(mine)
+    for error, _, _ in found:
+        if error is not None:
+            raise error
     return {
         "mode": mode,
-        "against": REFERENCE if task.job.reference else RERUN,
+        "against": against,
         "boxes": sum(entry[1] for entry in found),
         "cells": sum(entry[2] for entry in found),
         "seed": world.run_id,
@@ -140,6 +150,14 @@ def place_of(sink: Sink) -> Path:
     return sink.partial / (sink.name or "") if sink.partial.is_dir() else sink.partial
 
 
+def drop_cached(world: World, sinks: Sequence[Sink]) -> None:
+    """Have the outputs read from the disk instead of the page cache. Collective."""
+    if world.rank == 0:
+        for sink in sinks:
+            leave_cache(place_of(sink))
+    world.control.barrier()
+
+
 def leave_cache(written: Path) -> None:
     """Write a file, or a folder's files, to the disk and drop them from the page cache."""
     for file in (path for path in (written, *written.rglob("*")) if path.is_file()):
@@ -180,7 +198,7 @@ def compare_output(
 
 
 def _place(task: Task, box: Region, shape: Shape) -> Region:
-    """Where the results for a box of the first input are, in a written array of `shape`."""
+    """Return the region of the results for a box of the first input, in a written array of `shape`."""
     axes = zip(box.start, box.stop, task.shape, shape, strict=False)
     parts = [(a * found // n, b * found // n) for a, b, n, found in axes][: task.leading]
     parts += [(0, n) for n in shape[task.leading :]]

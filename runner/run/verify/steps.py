@@ -31,9 +31,9 @@ from runner.region import HostArray, Region, Shape
 from runner.run.verify.results import (
     Mismatch,
     compare_output,
-    leave_cache,
+    drop_cached,
+    gather_proof,
     mismatch_error,
-    place_of,
     sources,
     tolerance_of,
 )
@@ -201,7 +201,7 @@ class PlainLoop:
         return kept[-1][:size].reshape(shape)
 
     def _padded(self, place: int, cells: Cells, start: Shape, stop: Shape) -> HostArray:
-        """Return the cells of a range with their halo; beyond the array's ends as the boundary says."""
+        """Return the cells of a range with their halo; those beyond the array's ends follow the boundary."""
         task, field = self._task, self._task.fields[place]
         first, last = self._of_field(place, start, stop)
         block, outside = cells.array, []
@@ -242,10 +242,7 @@ def verify_steps(
     """
     begin = time.perf_counter()
     task = replace(task, kernel=None)  # the function itself is what is compared with
-    if world.rank == 0:
-        for sink in sinks:
-            leave_cache(place_of(sink))
-    world.control.barrier()
+    drop_cached(world, sinks)
     alone = first_serial([*sources, *sinks]) is not None
     boxes = list(_boxes(world, task, steps, mode, alone))
     total = sum(box.size for box in boxes)
@@ -261,18 +258,8 @@ def verify_steps(
             wrong = wrong or compare_output(task, number, written[number], box, expected, tolerance)
         done += box.size
         progress(done, total)
-    found = world.control.allgather((wrong, len(boxes), done))
-    for mismatch, _, _ in found:
-        if mismatch is not None:
-            raise mismatch_error(world, task, mismatch, dealt=False)
-    return {
-        "mode": mode,
-        "against": AGAINST,
-        "boxes": sum(entry[1] for entry in found),
-        "cells": sum(entry[2] for entry in found),
-        "seed": world.run_id,
-        "seconds": time.perf_counter() - begin,
-    }
+    error = None if wrong is None else mismatch_error(world, task, wrong, dealt=False)
+    return gather_proof(world, mode, AGAINST, begin, (error, len(boxes), done))
 
 
 def _boxes(world: World, task: Task, steps: int, mode: str, alone: bool) -> Iterator[Region]:

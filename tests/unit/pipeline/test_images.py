@@ -482,7 +482,8 @@ def test_without_resume_an_unfinished_run_is_in_the_way(numbered: Path) -> None:
     with pytest.raises(UserError) as refusal:
         run_on(2, counted, numbered, target)
     assert str(refusal.value) == (
-        f"an earlier run of {target} is unfinished. Try: the same command with --resume, or to begin anew: "
+        f"an earlier run of {target} is unfinished. Try: the same command with --resume, or to start from "
+        "the beginning: "
         f"rm -r {target}.journal {partial_of(target)}"
     )
     go_on(numbered, finished)

@@ -122,8 +122,9 @@ def test_an_unfinished_run_can_be_resumed() -> None:
         job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1)
     with pytest.raises(UserError) as refused:
         job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1)
-    assert "unfinished. Try: the same command with resume=True, or to begin anew: rm -r " in str(
-        refused.value
+    assert (
+        "unfinished. Try: the same command with resume=True, or to start from the beginning: rm -r "
+        in str(refused.value)
     )
     record = job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1, resume=True)
     assert record["stream"]["chunks"] == 10

@@ -620,7 +620,7 @@ def test_a_broken_identity_is_a_sentence(journal: Journal, content: bytes) -> No
         journal.kept()
     assert str(raised.value) == (
         f"{journal.folder}/identity.json is broken: expected a JSON object. "
-        f"Try: to begin anew: rm -r {journal.folder}"
+        f"Try: to start from the beginning: rm -r {journal.folder}"
     )
 
 
@@ -690,7 +690,8 @@ def test_another_run_is_refused_with_what_differs(journal: Journal) -> None:
     assert str(raised.value) == (
         f"cannot resume {journal.output}, its unfinished run differs in 2 value(s): "
         "got input.size 512, parameters.gain not given, expected input.size 384, parameters.gain 2.0. "
-        f"Try: the command as it was, or to begin anew: rm -r {journal.folder} '/data/.out one.partial'"
+        "Try: the command as it was, or to start from the beginning: "
+        f"rm -r {journal.folder} '/data/.out one.partial'"
     )
 
 
@@ -703,7 +704,7 @@ def test_many_differences_are_counted(journal: Journal) -> None:
 def test_an_unfinished_run_is_not_begun_over(journal: Journal) -> None:
     assert str(journal.unfinished(Path(".out.partial"))) == (
         f"an earlier run of {journal.output} is unfinished. Try: the same command with --resume, "
-        f"or to begin anew: rm -r {journal.folder} .out.partial"
+        f"or to start from the beginning: rm -r {journal.folder} .out.partial"
     )
 
 

@@ -443,7 +443,7 @@ def test_other_files_in_the_folder_of_checkpoints_stay(tmp_path: Path) -> None:
 
 
 def test_what_a_failed_run_says_of_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing before the first; then how to continue; after a wrong result, how to begin anew."""
+    """Nothing before the first; then how to continue; after a wrong result, how to start again."""
     said = []
 
     class Observer(OutputTransaction):

@@ -157,7 +157,7 @@ def test_without_resume_an_unfinished_run_is_in_the_way(source: Path) -> None:
     journal, partial = source.with_name("out.npy.journal"), source.with_name(".out.npy.stream.partial")
     assert str(refusal.value) == (
         f"an earlier run of {target_of(source)} is unfinished. Try: the same command with --resume, or to "
-        f"begin anew: rm -r {journal} {partial}"
+        f"start from the beginning: rm -r {journal} {partial}"
     )
     assert names(source) == before
     assert Journal(target_of(source)).finished(BOOT) == finished
@@ -375,7 +375,7 @@ def test_a_result_that_is_proven_wrong_is_not_to_be_resumed(
         )
     transaction.release()
     assert transaction.recovery_hint is not None
-    assert "to begin anew: rm -r" in transaction.recovery_hint
+    assert "to start from the beginning: rm -r" in transaction.recovery_hint
 
 
 def test_a_journal_without_an_output_and_without_chunks_is_begun_anew(source: Path) -> None:

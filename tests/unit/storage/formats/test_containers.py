@@ -392,7 +392,7 @@ def test_what_was_added_since_is_not_lost_by_resuming(
     again = StreamOptions(chunk_bytes=800, depth=2, resume=True)
     sentence = refused(inputs, at(path, "u"), at(path, "v"), stream=again)
     assert "containers.after.bytes" in sentence
-    assert "to begin anew: rm -r" in sentence
+    assert "to start from the beginning: rm -r" in sentence
     assert array(path, "added").shape == (9,)
 
 
