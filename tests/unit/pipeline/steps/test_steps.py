@@ -254,6 +254,27 @@ def test_a_verification_in_tiles_finds_a_single_wrong_cell(
         stepped(tmp_path, job, [start], 6, verify="full")
 
 
+def test_all_wrong_cells_of_a_box_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compared in slabs of a row; one cell that is nearly right decides by the largest of all."""
+    monkeypatch.setattr(verify_steps, "COMPARED_BYTES", 1)
+    job = meshrun.map_blocks(lambda block: block + np.float32(1))
+    start = np.zeros((24, 20), np.float32)
+    start[23, 19] = 1e6
+    advance = Stepper.advance
+
+    def wrong(stepper: Stepper, *arguments: Any, **options: Any) -> None:
+        advance(stepper, *arguments, **options)
+        stepper.own(0)[2, 3] += 100
+        stepper.own(0)[20, 4] += 100
+        stepper.own(0)[5, 5] += 1
+
+    monkeypatch.setattr(Stepper, "advance", wrong)
+    with pytest.raises(meshrun.RunError) as failure:
+        stepped(tmp_path, job, [start], 6, verify="full")
+    assert "cell [2, 3], computed by [rank 0" in str(failure.value)
+    assert "is wrong on disk (2 of 480 cells of box [0:24, 0:20] are)" in str(failure.value)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_sample_costs_no_more_than_all_cells(tmp_path: Path, ranks: int) -> None:
     """Many steps depend on the whole array, for each of a sample's boxes again."""
