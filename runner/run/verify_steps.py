@@ -42,9 +42,8 @@ from runner.storage.formats import Sink, Source, read_back, reopen
 from runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
-TILE_BYTES = (
-    2 << 20
-)  # of a field in a call: few enough for a cache, enough that threads rarely wait for the GIL
+TILE_BYTES = 1 << 20  # of a field in a call: few enough for a cache
+MANY_THREADS = 8  # more of them wait for the GIL in each call: their tiles are twice as large
 PASS_STEPS = (16, 8, 4, 2)  # taken on a tile before the next one, if few cells are computed twice
 REPEATED = 1.1  # cells computed in a pass, over those that it gives
 COMPARED_BYTES = 1 << 20  # of a slab of results: some of its temporary arrays are twice as large
@@ -72,8 +71,15 @@ class PlainLoop:
     """
 
     def __init__(
-        self, task: Task, files: Sequence[Source], box: Region, steps: int, pool: ThreadPoolExecutor
+        self,
+        task: Task,
+        files: Sequence[Source],
+        box: Region,
+        steps: int,
+        pool: ThreadPoolExecutor,
+        threads: int,
     ) -> None:
+        self._tile_bytes = TILE_BYTES * (1 + (threads > MANY_THREADS))
         self._task, self._files, self._box, self._steps, self._pool = task, files, box, steps, pool
         names = [field.name for field in task.fields]
         self._feeds = [None if name is None else names.index(name) for name in task.job.feeds]
@@ -138,7 +144,7 @@ class PlainLoop:
         task = self._task
         largest = max(one.dtype.itemsize * math.prod(one.shape[task.leading :]) for one in task.fields)
         tile = list(shape)
-        while math.prod(tile[: task.leading]) * largest > TILE_BYTES:
+        while math.prod(tile[: task.leading]) * largest > self._tile_bytes:
             longest, _, axis = max((n, -axis, axis) for axis, n in enumerate(tile) if task.cut_axes[axis])
             if longest == 1:
                 break
@@ -259,8 +265,9 @@ def verify_steps(
         files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
         for file in written:
             _ = file.array  # opened once, not by each thread
-        with ThreadPoolExecutor(threads_of(world), "verify") as pool:
-            results = PlainLoop(task, files, box, steps, pool).run()
+        threads = threads_of(world)
+        with ThreadPoolExecutor(threads, "verify") as pool:
+            results = PlainLoop(task, files, box, steps, pool, threads).run()
             for number, expected in enumerate(results):
                 wrong = wrong or _compared(task, number, written[number], box, expected, steps, pool)
         done += box.size

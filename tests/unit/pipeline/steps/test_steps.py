@@ -135,7 +135,7 @@ def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_f
     arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
     places = [None if name is None else ("block", "other").index(name) for name in feeds]
     expected = plain_loop(function, arrays, steps, widths, boundary, places, 9)
-    verify_steps.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 2 << 20]))  # `tiles` puts it back
+    verify_steps.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 1 << 20]))  # `tiles` puts it back
     verify_steps.REPEATED = data.draw(st.sampled_from([1.1, 50.0]))
     found, record = stepped(
         folder, job, arrays, steps, ranks=ranks, grid=grid, steps_per_exchange=every, overlap=overlap,
