@@ -41,11 +41,11 @@ from runner.storage.formats.registry import Sink, Source, first_serial, read_bac
 from runner.world.world import World
 
 AGAINST = "the job's own function in NumPy, in a plain loop over the steps"
-TILE_BYTES = (
-    2 << 20
-)  # of a field in a call: few enough for a cache, enough that threads rarely wait for the GIL
+TILE_BYTES = 1 << 20  # of a field in a call: few enough for a cache
+MANY_THREADS = 8  # more of them wait for the GIL in each call: their tiles are twice as large
 PASS_STEPS = (16, 8, 4, 2)  # taken on a tile before the next one, if few cells are computed twice
 REPEATED = 1.1  # cells computed in a pass, over those that it gives
+COMPARED_BYTES = 1 << 20  # of a slab of results: some of its temporary arrays are twice as large
 CONES = 4  # a box is at least so many times as long as the cells that its steps need beyond it
 BOX_CELLS = 1 << 22
 
@@ -70,8 +70,15 @@ class PlainLoop:
     """
 
     def __init__(
-        self, task: Task, files: Sequence[Source], box: Region, steps: int, pool: ThreadPoolExecutor
+        self,
+        task: Task,
+        files: Sequence[Source],
+        box: Region,
+        steps: int,
+        pool: ThreadPoolExecutor,
+        threads: int,
     ) -> None:
+        self._tile_bytes = TILE_BYTES * (1 + (threads > MANY_THREADS))
         self._task, self._files, self._box, self._steps, self._pool = task, files, box, steps, pool
         names = [field.name for field in task.fields]
         self._feeds = [None if name is None else names.index(name) for name in task.job.feeds]
@@ -108,9 +115,11 @@ class PlainLoop:
         start, stop = self._of_field(place, start, stop)
         array = np.empty([b - a for a, b in zip(start, stop, strict=True)], field.dtype)
         for into, region in _wrapped(start, stop, field.shape):
-            part = np.empty(region.shape, field.dtype)
-            file.read(region, part)
-            array[into] = part
+            part = array[into]
+            cells = part if part.flags.c_contiguous else np.empty(region.shape, field.dtype)
+            file.read(region, cells)
+            if cells is not part:
+                part[...] = cells
         return Cells(array, start)
 
     def _of_field(self, place: int, start: Shape, stop: Shape) -> tuple[Shape, Shape]:
@@ -134,7 +143,7 @@ class PlainLoop:
         task = self._task
         largest = max(one.dtype.itemsize * math.prod(one.shape[task.leading :]) for one in task.fields)
         tile = list(shape)
-        while math.prod(tile[: task.leading]) * largest > TILE_BYTES:
+        while math.prod(tile[: task.leading]) * largest > self._tile_bytes:
             longest, _, axis = max((n, -axis, axis) for axis, n in enumerate(tile) if task.cut_axes[axis])
             if longest == 1:
                 break
@@ -251,15 +260,45 @@ def verify_steps(
     progress(0, total)
     for box in boxes:
         files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
-        with ThreadPoolExecutor(threads_of(world), "verify") as pool:
-            results = PlainLoop(task, files, box, steps, pool).run()
-        for number, expected in enumerate(results):
-            tolerance = tolerance_of(task, number, expected, steps)
-            wrong = wrong or compare_output(task, number, written[number], box, expected, tolerance)
+        for file in written:
+            _ = file.array  # opened once, not by each thread
+        threads = threads_of(world)
+        with ThreadPoolExecutor(threads, "verify") as pool:
+            results = PlainLoop(task, files, box, steps, pool, threads).run()
+            for number, expected in enumerate(results):
+                wrong = wrong or _compared(task, number, written[number], box, expected, steps, pool)
         done += box.size
         progress(done, total)
     error = None if wrong is None else mismatch_error(world, task, wrong, dealt=False)
     return gather_proof(world, mode, AGAINST, begin, (error, len(boxes), done))
+
+
+def _compared(
+    task: Task,
+    number: int,
+    written: Source,
+    box: Region,
+    expected: HostArray,
+    steps: int,
+    pool: ThreadPoolExecutor,
+) -> Mismatch | None:
+    """Return what is wrong in a box of the written output `number`, compared in slabs by threads."""
+    row = max(expected[:1].nbytes, 1)
+    rows = max(COMPARED_BYTES // row, 1)
+    slabs = [(first, min(first + rows, len(expected))) for first in range(0, len(expected), rows)]
+
+    def tolerance_of_slab(ends: tuple[int, int]) -> float:
+        return tolerance_of(task, number, expected[slice(*ends)], steps)
+
+    tolerance = max(pool.map(tolerance_of_slab, slabs))
+
+    def compare(ends: tuple[int, int]) -> Mismatch | None:
+        return compare_output(task, number, written, box.rows(*ends), expected[slice(*ends)], tolerance)
+
+    wrong = [found for found in pool.map(compare, slabs) if found is not None]
+    if not wrong:
+        return None
+    return replace(wrong[0], wrong=sum(one.wrong for one in wrong), cells=expected.size, box=box)
 
 
 def _boxes(world: World, task: Task, steps: int, mode: str, alone: bool) -> Iterator[Region]:

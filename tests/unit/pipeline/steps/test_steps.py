@@ -64,7 +64,7 @@ def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_f
     arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
     places = [None if name is None else ("block", "other").index(name) for name in feeds]
     expected = plain_loop(function, arrays, steps, widths, boundary, places, 9)
-    verify_steps.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 2 << 20]))  # `tiles` puts it back
+    verify_steps.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 1 << 20]))  # `tiles` puts it back
     verify_steps.REPEATED = data.draw(st.sampled_from([1.1, 50.0]))
     found, record = stepped(
         folder, job, arrays, steps, ranks=ranks, grid=grid, steps_per_exchange=every, overlap=overlap,
@@ -181,6 +181,27 @@ def test_a_verification_in_tiles_finds_a_single_wrong_cell(
     monkeypatch.setattr(Stepper, "_step", wrong)
     with pytest.raises(meshrun.RunError, match="verification failed"):
         stepped(tmp_path, job, [start], 6, verify="full")
+
+
+def test_all_wrong_cells_of_a_box_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are compared in slabs of a row; one cell that is nearly right decides by the largest of all."""
+    monkeypatch.setattr(verify_steps, "COMPARED_BYTES", 1)
+    job = meshrun.map_blocks(lambda block: block + np.float32(1))
+    start = np.zeros((24, 20), np.float32)
+    start[23, 19] = 1e6
+    advance = Stepper.advance
+
+    def wrong(stepper: Stepper, *arguments: Any, **options: Any) -> None:
+        advance(stepper, *arguments, **options)
+        stepper.own(0)[2, 3] += 100
+        stepper.own(0)[20, 4] += 100
+        stepper.own(0)[5, 5] += 1
+
+    monkeypatch.setattr(Stepper, "advance", wrong)
+    with pytest.raises(meshrun.RunError) as failure:
+        stepped(tmp_path, job, [start], 6, verify="full")
+    assert "cell [2, 3], computed by [rank 0" in str(failure.value)
+    assert "is wrong on disk (2 of 480 cells of box [0:24, 0:20] are)" in str(failure.value)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
