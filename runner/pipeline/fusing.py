@@ -65,7 +65,7 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     if wanted == "off" or any(0 in field.shape for field in task.fields):
         return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
     bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
-    on_host = not world.backend.asynchronous
+    on_host = world.backend.device.kind != "cuda"
     if on_host and wanted == "auto" and bytes_of_arrays * steps < WORTH_COMPILING * world.size:
         return task, Fusion(why="too little work for a compiler", quiet=True)
     kernel: TaskKernel | None = None
