@@ -114,12 +114,16 @@ def _words(program: Program) -> int:
 def tuning(program: Program, vectors: bool) -> Tuning:
     """Return the choices that were the fastest on an H200 (benchmarks/fuse_steps_device.py)."""
     words = _words(program)
+    if program.axes > 2:
+        return Tuning(columns=4, lane_rows=2, warps=16, vectors=vectors)
     if words <= 2:
-        return Tuning(columns=4, blocks=3, rows=256, vectors=vectors)
+        return Tuning(columns=4, blocks=3, vectors=vectors)
     return Tuning(columns=4 if words == 3 else 2, blocks=4, vectors=vectors)
 
 
 def best_steps(program: Program) -> int:
+    if program.axes > 2:
+        return 3
     return 7 if _words(program) <= 2 else 6
 
 

@@ -21,9 +21,7 @@ from runner.fuse.operations import HEADER, KERNELS, ctype, expression
 from runner.region import Array, Shape
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
-THREADS = (128, 1)
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
-MOST_ROWS = 8
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_NODES = 1500  # of a thread: the compiler takes 0.5 s for about so many
 
@@ -73,35 +71,52 @@ class Launch:
 
 
 def choose_tile(program: Program, width: int | None = None) -> Shape:
-    """Return the cells that a thread makes, per grid axis: ROWS x COLUMNS, and one plane.
+    """Return the cells that a thread makes, per grid axis: PLANES x ROWS x COLUMNS.
 
-    COLUMNS: 16 bytes of the largest cell that is written or read; 8 bytes if that has 4 bytes or more and
-    there are rows.
-    ROWS: 8, but halved while what a thread loads takes more than 96 registers, or while it computes more
-    than 1500 nodes, which take the compiler half a second; then COLUMNS is halved, too.
+    COLUMNS: 16 bytes of the largest cell that is written or read. If cells of several rows are read, ROWS is 4,
+    or 8 of half as many columns for cells of one byte, which are limited by instructions; if those of several
+    planes are, PLANES is 4, ROWS 2 and COLUMNS 8 bytes. (The fastest on an H200, benchmarks/fuse_device.py.)
+    All are halved, rows first, while what a thread loads takes more than 96 registers, or while it computes
+    more than 1500 nodes, which take the compiler half a second.
 
     width: cells of the last axis, of which COLUMNS is no more.
     """
     operands = (*program.inputs, *program.outputs)
     largest = max(one.dtype.itemsize * one.components for one in operands)
-    row = LARGEST_ROW if largest < 4 or program.axes == 1 else LARGEST_ROW // 2
+    across = [_reads_across(program, axis) for axis in range(program.axes)]
+    planes = 4 if program.axes > 2 and across[-3] else 1
+    rows = 1 if program.axes == 1 or not across[-2] else 2 if planes > 1 else 4
+    row = LARGEST_ROW // 2 if planes > 1 or (largest == 1 and rows > 1) else LARGEST_ROW
+    if largest == 1 and rows == 4:
+        rows = 8
     columns = 1 << max(1, row // largest).bit_length() - 1
     while width is not None and columns > max(width, 1):
         columns //= 2
     nodes = sum(node.op not in ("load", "constant") for node in program.nodes)
-    rows = MOST_ROWS if program.axes > 1 else 1
+
+    def tile() -> Shape:
+        return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
 
     def fits() -> bool:
-        tile = (rows, columns) if program.axes > 1 else (columns,)
-        whole = (1,) * (program.axes - len(tile)) + tile
-        return registers(program, whole) <= MOST_REGISTERS and nodes * math.prod(tile) <= MOST_NODES
+        return registers(program, tile()) <= MOST_REGISTERS and nodes * math.prod(tile()) <= MOST_NODES
 
     while rows > 1 and not fits():
         rows //= 2
+    while planes > 1 and not fits():
+        planes //= 2
     while columns > 1 and not fits():
         columns //= 2
-    tile = (rows, columns) if program.axes > 1 else (columns,)
-    return (1,) * (program.axes - len(tile)) + tile
+    return tile()
+
+
+def choose_threads(program: Program) -> tuple[int, int]:
+    """Return the threads of a block, along the last grid axis and the one before."""
+    return (32, 4) if program.axes > 2 else (64, 2)
+
+
+def _reads_across(program: Program, axis: int) -> bool:
+    """Return whether cells beside the own one are read along an axis."""
+    return any(program.footprint(number)[axis] != (0, 0) for number in range(len(program.inputs)))
 
 
 def registers(program: Program, tile: Shape) -> int:
@@ -147,7 +162,7 @@ def emit(
     program: Program,
     *,
     tile: Shape | None = None,
-    threads: tuple[int, int] = THREADS,
+    threads: tuple[int, int] | None = None,
     width: int | None = None,
     math: str = "strict",
 ) -> Kernel:
@@ -158,6 +173,7 @@ def emit(
     the one before. math: "strict" rounds as NumPy does; "fast" lets the compiler contract a * b + c.
     """
     tile = choose_tile(program, width) if tile is None else tile
+    threads = choose_threads(program) if threads is None else threads
     if len(tile) != program.axes or min(tile) < 1:
         raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
     body = _Body(program, tile)

@@ -75,3 +75,24 @@ def test_more_cells_than_32_bits_count() -> None:
     (expected,) = evaluate(program, [block[-40:, -40:].get()], ((1, 1), (1, 1)))
     np.testing.assert_array_equal(out[-38:, -38:].get(), expected)
     assert int(out.sum(dtype=cupy.int64)) == int(expected.sum())
+
+
+ROOTS = """
+__global__ void roots(unsigned first, unsigned* wrong) {
+    const unsigned pattern = first + blockIdx.x * blockDim.x + threadIdx.x;
+    const float x = __uint_as_float(pattern);
+    const float got = numpy::sqrt(x), exact = __fsqrt_rn(x);
+    if (__float_as_uint(got) != __float_as_uint(exact) && !(got != got && exact != exact)) atomicAdd(wrong, 1u);
+}
+"""
+
+
+def test_the_square_root_of_every_float_is_correctly_rounded() -> None:
+    from runner.device.cuda import kernel_of_text
+    from runner.fuse.operations import HEADER
+
+    roots = kernel_of_text(HEADER.read_text().replace("#pragma once", "") + ROOTS, "roots")
+    wrong = cupy.zeros(1, cupy.uint32)
+    for first in range(0, 1 << 32, 1 << 28):
+        roots((1 << 20,), (256,), (np.uint32(first), wrong))
+    assert int(wrong[0]) == 0

@@ -209,13 +209,33 @@ template <typename T> INLINE T sign(T x) {
         else if constexpr (sizeof(T) == 8) return ::C(x);                                              \
         else return narrow<T>(::C##f(widen(x)));                                                       \
     }
-FUNCTION(sqrt, sqrt) FUNCTION(exp, exp) FUNCTION(exp2, exp2) FUNCTION(expm1, expm1) FUNCTION(log, log)
+FUNCTION(exp, exp) FUNCTION(exp2, exp2) FUNCTION(expm1, expm1) FUNCTION(log, log)
 FUNCTION(log2, log2) FUNCTION(log10, log10) FUNCTION(log1p, log1p) FUNCTION(cbrt, cbrt) FUNCTION(sin, sin)
 FUNCTION(cos, cos) FUNCTION(tan, tan) FUNCTION(arcsin, asin) FUNCTION(arccos, acos) FUNCTION(arctan, atan)
 FUNCTION(sinh, sinh) FUNCTION(cosh, cosh) FUNCTION(tanh, tanh) FUNCTION(arcsinh, asinh)
 FUNCTION(arccosh, acosh) FUNCTION(arctanh, atanh) FUNCTION(floor, floor) FUNCTION(ceil, ceil)
 FUNCTION(trunc, trunc) FUNCTION(rint, rint)
 #undef FUNCTION
+// The square root, correctly rounded. Of floats on a GPU: the compiler's own sequence branches for each one.
+template <typename T> INLINE T sqrt(T x) {
+    if constexpr (!Traits<T>::real) return x;
+    else if constexpr (sizeof(T) == 8) return ::sqrt(x);
+    else {
+#ifdef __CUDACC_RTC__
+        const float value = widen(x);
+        const bool tiny = value < 0x1p-100f;  // then e below could be too small for a float
+        const float scaled = tiny ? value * 0x1p100f : value;
+        float inverse;
+        asm("rsqrt.approx.f32 %0, %1;" : "=f"(inverse) : "f"(scaled));
+        const float root = __fmul_rn(scaled, inverse), e = __fmaf_rn(-root, root, scaled);
+        const float exact = __fmaf_rn(e, 0.5f * inverse, root);
+        const bool itself = value == 0 || value == __int_as_float(0x7f800000);
+        return narrow<T>(itself ? value : tiny ? exact * 0x1p-50f : exact);
+#else
+        return narrow<T>(::sqrtf(widen(x)));
+#endif
+    }
+}
 #define FUNCTION2(NAME, C)                                                                             \
     template <typename T> INLINE T NAME(T a, T b) {                                                    \
         if constexpr (sizeof(T) == 8) return ::C(a, b);                                                \

@@ -17,8 +17,9 @@ Rows = tuple[int, int]
 def take_rows(blocks: StepBlocks, rows: Rows, steps: int) -> None:
     """Compute some of the own rows after `steps` steps, from the blocks into the spare blocks.
 
-    rows: first and last + 1, counted from the first own row; all of them unless axis 0 is cut. The halo must be valid along the cut axes, as
-    wide as so many steps need. Only own cells are written; along an axis that is not cut no halo is read.
+    rows: first and last + 1, counted from the first own row; all of them unless axis 0 is cut. The halo must
+    be valid along the cut axes, as wide as so many steps need. Only own cells are written; along an axis that
+    is not cut no halo is read.
     """
     kernel = blocks.task.kernel
     assert kernel is not None
