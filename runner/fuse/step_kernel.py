@@ -454,8 +454,7 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
             *_body(layout, constants, cval),
             "}",
             "}",
-            f'extern "C" __global__ void __launch_bounds__({LANES} * WARPS, BLOCKS)',
-            f"{name}({signature}) {{",
+            f"KERNEL({name}, {signature}) {{",
             f"    steps::run(steps::Arguments{{{', '.join(values)}}});",
             "}",
             "",
@@ -510,10 +509,9 @@ class _Writer:
         return self._names[id(wanted)]
 
     def _text(self, node: Node) -> str:
-        other = self._of_other_lane(node)
-        if other is not None:
-            side = "left" if node_reads(node, self._reads)[1] < 0 else "right"  # type: ignore[index]
-            return f"from_{side}({self._names[id(other)]})"
+        other, reads = self._of_other_lane(node), node_reads(node, self._reads)
+        if other is not None and reads is not None:
+            return f"from_{'left' if reads[1] < 0 else 'right'}({self._names[id(other)]})"
         return self._load(node) if node.op == "load" else expression(node, self._names)
 
     def _of_other_lane(self, node: Node) -> Node | None:

@@ -15,6 +15,9 @@
 #define NO_UNROLL
 #endif
 
+#define KERNEL(NAME, ...) \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(__VA_ARGS__)
+
 namespace steps {
 
 enum Boundary { REFLECT, MIRROR, NEAREST, WRAP, CONSTANT };

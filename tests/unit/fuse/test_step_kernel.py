@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -192,15 +194,15 @@ def expected(case: Case, inputs: Sequence[Any], boundary: str, cval: float, step
 
 @cache
 def _library(folder: Path, source: str) -> ctypes.CDLL:
-    name = source.split("take_")[1].split("(", maxsplit=1)[0]
-    values = source.split(f"take_{name}(")[1].split(")", maxsplit=1)[0].split(",")
-    given = ", ".join(f"values[{place}]" for place in range(len(values)))
+    found = re.search(r"^KERNEL\((\w+), (.*)\) {$", source, re.M)
+    assert found
+    given = ", ".join(f"values[{place}]" for place in range(len(found[2].split(","))))
     text = f"""#include "{SHIM}"
 {source}
 extern "C" void run(const unsigned* grid, unsigned threads, unsigned shared, const int64* values) {{
     static const int64* given = values;
     given = values;
-    emulated::launch([] {{ const int64* values = given; take_{name}({given}); }}, grid, threads, shared);
+    emulated::launch([] {{ const int64* values = given; {found[1]}({given}); }}, grid, threads, shared);
 }}
 """
     key = hashlib.sha256(text.encode() + b"".join(p.read_bytes() for p in KERNELS.glob("*.cuh"))).hexdigest()
@@ -316,8 +318,13 @@ def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tup
     return case, build(case.program(), case.feeds, boundary, cval, steps, tuning), cval
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", CASES)
+def by_day(names: Iterable[str]) -> Iterator[Any]:
+    """Yield each name with each boundary: every second pair by day, the others at night."""
+    for number, (name, boundary) in enumerate(product(names, BOUNDARIES)):
+        yield pytest.param(name, boundary, marks=[pytest.mark.nightly] if number % 2 else [])
+
+
+@pytest.mark.parametrize(("name", "boundary"), [*by_day(CASES)])
 def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> None:
     steps = 3 if name == "far" or CASES[name].axes == 3 else 2 if name == "gray_scott" else 4
     case, kernel, cval = made(name, boundary, steps)
@@ -333,8 +340,7 @@ def test_any_shape_will_do(boundary: str, shape: tuple[int, int], libraries: Pat
         check(libraries, case, kernel, boundary, cval, shape)
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", ["heat", "masked", "far", "still"])
+@pytest.mark.parametrize(("name", "boundary"), [*by_day(["heat", "masked", "far", "still"])])
 def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3)
     shape = (45, 160)
@@ -344,8 +350,7 @@ def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, librari
         check(libraries, case, kernel, boundary, cval, shape, parts)
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", ["cube", "materials", "slanting"])
+@pytest.mark.parametrize(("name", "boundary"), [*by_day(["cube", "materials", "slanting"])])
 def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3)
     shape = (20, 23, 60)
@@ -358,8 +363,9 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
         check(libraries, case, kernel, boundary, cval, shape, parts)
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", ["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])
+@pytest.mark.parametrize(
+    ("name", "boundary"), by_day(["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])
+)
 def test_vectors_change_nothing(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3, True)
     for shape in [(7, 9), (29, 371)] if case.axes == 2 else [(3, 7, 9), (13, 17, 130)]:
@@ -405,7 +411,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program(2, tuple(inputs), outputs, tuple(results), graph)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=programs(), boundary=st.sampled_from(BOUNDARIES), steps=st.integers(1, 4), data=st.data())
 def test_bits_of_any_program(
     program: Program, boundary: str, steps: int, data: st.DataObject, libraries: Path
@@ -451,3 +457,42 @@ def test_more_columns_or_wider_elements_allow_fewer_steps() -> None:
 def test_equal_programs_make_equal_text() -> None:
     case = CASES["gray_scott"]
     assert len({build(case.program(), (0, 1), "wrap", 0, 3).source for _ in range(2)}) == 1
+
+
+COMPILED = {  # steps and choices of kernels that keep nothing in local memory
+    "heat": (8, Tuning(4, blocks=3, vectors=True)),
+    "heat f8": (5, Tuning(4, blocks=2, vectors=True)),
+    "gray_scott": (4, Tuning(4, blocks=3, vectors=True)),
+    "life": (6, Tuning(8, blocks=2, vectors=True)),
+    "wave": (5, Tuning(4, blocks=3)),
+    "vectors": (3, Tuning(4, blocks=3)),
+    "heat f2": (4, Tuning(4, blocks=3)),
+    "cube": (2, Tuning(4, 2, 16, vectors=True)),
+    "materials": (1, Tuning(4, 2, 16)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_for_a_gpu_without_spills(name: str) -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
+    case, (steps, tuning) = CASES[name], COMPILED[name]
+    kernel = build(case.program(), case.feeds, "reflect", 0, steps, tuning)
+    try:
+        _, program = nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"steps.cu", 0, [], [])
+    except RuntimeError as reason:
+        pytest.skip(str(reason).splitlines()[0])
+    places = importlib.util.find_spec("nvidia")
+    assert places
+    roots = [Path(one) for one in places.submodule_search_locations or []]
+    headers = [f"-I{one.parent}" for root in roots for one in root.glob("*/include/cuda_fp16.h")]
+    flags = ["-arch=sm_90", "-std=c++17", "--fmad=false", "--ptxas-options=-v", *headers]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    buffer = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+    nvrtc.nvrtcGetProgramLog(program, buffer)
+    log = buffer.decode().strip("\0\n ")
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log
+    assert "warning" not in log, log
+    registers = re.search(r"Used (\d+) registers", log)
+    assert registers, log
+    print(f"{name}: {registers[1]} registers, {kernel.registers} estimated")
+    assert "0 bytes spill stores, 0 bytes spill loads" in log, log
