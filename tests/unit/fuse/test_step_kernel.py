@@ -364,7 +364,7 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
 
 
 @pytest.mark.parametrize(
-    ("name", "boundary"), by_day(["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])
+    ("name", "boundary"), [*by_day(["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])]
 )
 def test_vectors_change_nothing(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3, True)

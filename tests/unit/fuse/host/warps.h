@@ -1,5 +1,6 @@
 // Enough of CUDA C++ to run kernels whose threads exchange values on the host: the threads of a block are
-// coroutines, which give way to each other where they wait.
+// coroutines, which give way to each other where they wait. One warp runs as far as it can before another does,
+// the first one first and the last one first in turns, so that a barrier too few changes the results.
 #pragma once
 
 #include <setjmp.h>
@@ -32,6 +33,7 @@ static jmp_buf scheduler;
 static std::vector<Thread> threads;
 static std::vector<Barrier> warps;
 static Barrier block;
+static std::vector<long> seen;  // how often the block's barrier was passed when a thread began to wait at it
 static std::vector<char> memory;
 static char lanes[2][1024][16];  // in turn: a thread is at most one exchange ahead of another
 static std::vector<unsigned char> turns;
@@ -42,6 +44,7 @@ inline void wait(Barrier& at) {
         at.waiting = 0;
         ++at.passed;
     }
+    if (&at == &block) seen[threadIdx.x] = before;
     while (at.passed == before)
         if (!_setjmp(threads[threadIdx.x].here)) _longjmp(scheduler, 1);
 }
@@ -59,8 +62,8 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
     constexpr std::size_t stack = 1 << 17;
     static const std::unique_ptr<char[]> stacks(new char[stack * 1024]);
     static void (*call)();
-    static bool ended, any;
-    static unsigned i, pass, turn;
+    static bool ended, any, runs;
+    static unsigned i, pass, turn, first;
     static std::vector<bool> running;
     memory.assign(bytes + 16, 0);
     call = kernel;
@@ -72,26 +75,32 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
         warps.assign(count / 32, Barrier{32});
         block = Barrier{count};
         turns.assign(count, 0);
+        seen.assign(count, -1);
         for (i = 0; i < count; ++i) {
             getcontext(&threads[i].start);
             threads[i].start.uc_stack.ss_sp = &stacks[stack * i];
             threads[i].start.uc_stack.ss_size = stack;
             makecontext(&threads[i].start, +[] { call(); ended = true; _longjmp(scheduler, 1); }, 0);
         }
-        for (any = true, pass = 0; any; ++pass) {  // in turns from the first and from the last thread
+        for (any = true, pass = 0; any; ++pass) {
             any = false;
-            for (turn = 0; turn < count; ++turn) {
-                i = pass % 2 ? count - 1 - turn : turn;
-                if (!running[i]) continue;
-                threadIdx.x = i;
-                ended = false;
-                if (!_setjmp(scheduler)) {
-                    if (threads[i].begun) _longjmp(threads[i].here, 1);
-                    threads[i].begun = true;
-                    setcontext(&threads[i].start);
+            for (turn = 0; turn < count / 32; ++turn) {
+                first = 32 * (pass % 2 ? count / 32 - 1 - turn : turn);
+                for (runs = true; runs;) {
+                    runs = false;
+                    for (i = first; i < first + 32; ++i) {
+                        if (!running[i] || seen[i] == long(block.passed)) continue;
+                        threadIdx.x = i;
+                        ended = false;
+                        if (!_setjmp(scheduler)) {
+                            if (threads[i].begun) _longjmp(threads[i].here, 1);
+                            threads[i].begun = true;
+                            setcontext(&threads[i].start);
+                        }
+                        running[i] = !ended;
+                        runs = any = true;
+                    }
                 }
-                running[i] = !ended;
-                any |= !ended;
             }
         }
     }
