@@ -16,6 +16,7 @@ import numpy as np
 
 from runner.device.api import CopyStreams, Device, NotCapturable
 from runner.device.copy_streams import CudaCopyStreams
+from runner.device.nvrtc import compile_kernel
 from runner.errors import RunError, first_line
 from runner.region import Array, Shape
 
@@ -194,9 +195,14 @@ def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[...
     return _compiled(_text(path), name, (include, *options), cupy.cuda.runtime.getDevice())
 
 
-def kernel_of_text(source: str, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Compile the kernel `name` of a text without files of its own to include; as `kernel` otherwise."""
-    return _compiled(source, name, options, cupy.cuda.runtime.getDevice())
+def kernel_of_text(
+    source: str, name: str, options: tuple[str, ...] = (), shared: int = 0
+) -> Callable[..., None]:
+    """Compile the kernel `name` of a text without files of its own to include; as `kernel` otherwise.
+
+    shared: bytes of dynamic shared memory of a block.
+    """
+    return _compiled(source, name, options, cupy.cuda.runtime.getDevice(), shared)
 
 
 @functools.cache
@@ -205,8 +211,8 @@ def _text(path: Path) -> str:
 
 
 @functools.cache
-def _compiled(source: str, name: str, options: tuple[str, ...], device: int) -> Callable[..., None]:
+def _compiled(
+    source: str, name: str, options: tuple[str, ...], device: int, shared: int = 0
+) -> Callable[..., None]:
     fused = () if "--fmad=true" in options else ("--fmad=false",)
-    module = cupy.RawModule(code=source, options=("-std=c++17", *fused, *options), name_expressions=[name])
-    launch: Callable[..., None] = module.get_function(name)  # loaded into the current device
-    return launch
+    return compile_kernel(source, name, (*fused, *options), shared)  # loaded into the current device

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.fuse import host, single_pass, step_kernel
 from runner.fuse.graph import Extents, Program, merge_components
-from runner.fuse.operations import KERNELS
 from runner.fuse.step_kernel import Axis, StepKernel, Tuning
 from runner.fuse.trace import NotTraceable
 from runner.region import Array
@@ -64,6 +62,10 @@ class DeviceKernel:
         most = step_kernel.most_steps(self.program, self.feeds, tuning(self.program, True))
         return max(min(most, best_steps(self.program)), 1)
 
+    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
+        """Compile what `take_steps` calls for so many steps of own cells in arrays laid out like these."""
+        self._step_kernel(steps, step_kernel.takes_vectors(arrays, tuning(self.program, True)))
+
     def take_steps(
         self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
     ) -> None:
@@ -73,8 +75,10 @@ class DeviceKernel:
         """
         axes = axes[: self.program.axes]
         vectors = step_kernel.takes_vectors([*inputs, *outs], tuning(self.program, True))
+        from runner.device.nvrtc import registers_of
+
         kernel, launch = self._step_kernel(steps, vectors)
-        call = step_kernel.arguments(kernel, inputs, outs, axes)
+        call = step_kernel.arguments(kernel, inputs, outs, axes, registers_of(launch))
         launch(call.grid, call.block, tuple(map(_int64, call.values)), shared_mem=call.shared)
 
     def _step_kernel(self, steps: int, vectors: bool) -> tuple[StepKernel, Callable[..., None]]:
@@ -84,8 +88,8 @@ class DeviceKernel:
             chosen = tuning(self.program, vectors)
             kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, steps, chosen)
             options = ("--fmad=true",) if self.arithmetic == "fast" else ()
-            text = whole_text(kernel.source)
-            self._steps[steps, vectors] = kernel, kernel_of_text(text, kernel.name, options)
+            launch = kernel_of_text(kernel.source, kernel.name, options, kernel.shared)
+            self._steps[steps, vectors] = kernel, launch
         return self._steps[steps, vectors]
 
 
@@ -95,33 +99,24 @@ def _int64(value: int) -> Any:
     return np.int64(value)
 
 
-def whole_text(source: str) -> str:
-    """Return the text with the files that it includes in their places."""
-
-    def text(found: re.Match[str]) -> str:
-        return whole_text((KERNELS / found[1]).read_text(encoding="utf-8").replace("#pragma once\n", ""))
-
-    return re.sub(r'^#include "(\w+\.cuh)"$', text, source, flags=re.MULTILINE)
-
-
 def _words(program: Program) -> int:
-    """Return the 32-bit registers that hold what a step needs of a column of the fields, as on an H200."""
-    rows = [(one.dtype.itemsize + 3) // 4 * one.components for one in program.inputs]
+    """Return the 32-bit registers that hold what a step needs of a column of the fields."""
+    words = [(one.dtype.itemsize + 3) // 4 * one.components for one in program.inputs]
     reads = [max(program.footprint(number)[0]) + 1 for number in range(len(program.inputs))]
-    return sum(a * b for a, b in zip(rows, reads, strict=True))
+    return sum(a * b for a, b in zip(words, reads, strict=True))
 
 
 def tuning(program: Program, vectors: bool) -> Tuning:
     """Return the choices that were the fastest on an H200 (benchmarks/fuse_steps_device.py)."""
+    chosen = step_kernel.suggested(program, vectors=vectors)
     words = _words(program)
-    if program.axes > 2:
-        return Tuning(columns=4, lane_rows=2, warps=16, vectors=vectors)
-    if words <= 2:
-        return Tuning(columns=4, blocks=3, vectors=vectors)
-    return Tuning(columns=4 if words == 3 else 2, blocks=4, vectors=vectors)
+    if program.axes > 2 or words <= 2:
+        return chosen
+    return replace(chosen, columns=4 if words == 3 else 2, blocks=4)
 
 
 def best_steps(program: Program) -> int:
+    """Return the steps of one kernel that were the fastest there, if its registers hold so many."""
     if program.axes > 2:
         return 3
     return 7 if _words(program) <= 2 else 6
@@ -134,6 +129,9 @@ class HostKernel:
     kernel: host.Kernel
     widths: Extents
     most_steps = 1
+
+    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
+        """Do nothing: the library holds all."""
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)

@@ -9,20 +9,18 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from runner.files import remove_path
 from runner.fuse.graph import Extents, Program, merge_components
 from runner.fuse.operations import HEADER, KERNELS, ctype, expression
 from runner.region import HostArray
+from runner.system import cached_files
 from runner.system.compiler import SECONDS, Compiler
 
 # None of these changes a bit of a result, as -ffast-math would, or -fno-trapping-math: with it, GCC 12 makes
@@ -109,29 +107,20 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
 
     folder: of compiled files, made if it is missing; None, or one that cannot be used, keeps nothing.
     """
-    if folder is None or not _usable(folder):
-        with tempfile.TemporaryDirectory(prefix="meshrun-") as temporary:
-            path = Path(temporary) / "kernel.so"
+    with tempfile.TemporaryDirectory(prefix="meshrun-") as temporary:
+        path = Path(temporary) / "kernel.so"
+        if folder is None or not cached_files.is_usable(folder):
             _compile(text, compiler, path)
             return _load(path)
-    key = hashlib.sha256("\0".join((text, compiler.path, compiler.version, *FLAGS)).encode())
-    path = folder / f"{key.hexdigest()[:40]}.so"
-    with suppress(OSError, NotCompiled):
-        if _is_own(path, stat.S_ISREG) and _is_whole(path.read_bytes()):
-            return _load(path)
-    made = folder / f"{path.stem}.{os.urandom(8).hex()}.partial"
-    try:
-        _compile(text, compiler, made)
-        made.chmod(0o700)
-        whole = made.read_bytes()
-        with made.open("ab") as file:
-            file.write(hashlib.sha256(whole).digest())
-        os.replace(made, path)  # of several ranks, the last one's: they are the same
-    except OSError as reason:
-        raise NotCompiled(f"cannot write {path}: {reason.strerror}") from reason
-    finally:
-        remove_path(made)
-    return _load(path)
+        key = hashlib.sha256("\0".join((text, compiler.path, compiler.version, *FLAGS)).encode())
+        kept = folder / f"{key.hexdigest()[:40]}.so"
+        if cached_files.read(kept) is None:
+            _compile(text, compiler, path)
+            try:
+                cached_files.write(kept, path.read_bytes())
+            except OSError as reason:
+                raise NotCompiled(f"cannot write {kept}: {reason.strerror}") from reason
+        return _load(kept)
 
 
 def _compile(text: str, compiler: Compiler, path: Path) -> None:
@@ -154,30 +143,6 @@ def _load(path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as reason:
         raise NotCompiled(f"cannot load {path}: {reason}") from reason
-
-
-def _usable(folder: Path) -> bool:
-    """Whether the folder is this user's alone; makes it if it is missing."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _is_own(folder, stat.S_ISDIR) and os.access(folder, os.W_OK | os.X_OK)
-    except OSError:
-        return False
-
-
-def _is_whole(content: bytes) -> bool:
-    """Whether a library ends with its checksum: loading a truncated one may kill the process."""
-    return hashlib.sha256(content[:-32]).digest() == content[-32:]
-
-
-def _is_own(path: Path, kind: object) -> bool:
-    """Whether it is there, no link, this user's, and nobody else can write to it."""
-    try:
-        found = path.lstat()
-    except OSError:
-        return False
-    assert callable(kind)
-    return bool(kind(found.st_mode)) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 @dataclass(frozen=True)

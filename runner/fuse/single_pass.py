@@ -73,9 +73,9 @@ class Launch:
 def choose_tile(program: Program, width: int | None = None) -> Shape:
     """Return the cells that a thread makes, per grid axis: PLANES x ROWS x COLUMNS.
 
-    COLUMNS: 16 bytes of the largest cell that is written or read. If cells of several rows are read, ROWS is 4,
-    or 8 of half as many columns for cells of one byte, which are limited by instructions; if those of several
-    planes are, PLANES is 4, ROWS 2 and COLUMNS 8 bytes. (The fastest on an H200, benchmarks/fuse_device.py.)
+    COLUMNS: 16 bytes of the largest cell that is written or read. If cells of several rows are read, ROWS is
+    4, or 8 of half as many columns for cells of one byte, which are limited by instructions; if those of
+    several planes are, PLANES is 4, ROWS 2 and COLUMNS 8 bytes: the fastest in benchmarks/fuse_device.py.
     All are halved, rows first, while what a thread loads takes more than 96 registers, or while it computes
     more than 1500 nodes, which take the compiler half a second.
 

@@ -53,6 +53,9 @@ class TaskKernel(Protocol):
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
 
+    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
+        """Compile what `take_steps` needs for so many steps of own cells in arrays laid out like these."""
+
     def take_steps(
         self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Any]
     ) -> None:

@@ -96,3 +96,13 @@ def test_the_square_root_of_every_float_is_correctly_rounded() -> None:
     for first in range(0, 1 << 32, 1 << 28):
         roots((1 << 20,), (256,), (np.uint32(first), wrong))
     assert int(wrong[0]) == 0
+
+
+def test_numbers_below_the_normal_range_are_kept() -> None:
+    program = example("heat", "float32")
+    block = (np.random.default_rng(2).random((70, 90)) * 1e-40).astype(np.float32)
+    out = cupy.zeros((68, 88), np.float32)
+    launch(emit(program), [cupy.asarray(block)], [out], ((1, 1), (1, 1)))
+    (expected,) = evaluate(program, [block], ((1, 1), (1, 1)))
+    assert expected.max() < np.finfo(np.float32).tiny
+    same(out.get(), expected)

@@ -31,6 +31,20 @@ def take_rows(blocks: StepBlocks, rows: Rows, steps: int) -> None:
     kernel.take_steps(steps, inputs, outs, axes_of(blocks, rows))
 
 
+def prepare(blocks: StepBlocks, steps: int) -> None:
+    """Compile the kernel for so many steps of these blocks."""
+    kernel = blocks.task.kernel
+    if kernel is not None and blocks.region.size:
+        fed = [blocks.own(place) for place in blocks.fed]
+        kernel.prepare_steps(steps, [*fed, *(blocks.spare_own(place) for place in blocks.fed)])
+
+
+def passes(steps: int, most: int) -> list[int]:
+    """Return the steps of each of the fewest kernels: as equal as can be, as each number has a kernel."""
+    count = -(-steps // most)
+    return [steps // count + (number < steps % count) for number in range(count)]
+
+
 def most_fused_steps(task: Task) -> int:
     """Return how many steps of the task one kernel takes; 1 if there is no such kernel."""
     return 1 if task.kernel is None or None in task.job.feeds else task.kernel.most_steps
@@ -40,16 +54,15 @@ def axes_of(blocks: StepBlocks, rows: Rows) -> list[Axis]:
     """Return what lies beside own rows along each of the array's axes."""
     layout, shape = blocks.layouts[0], blocks.task.shape
     found = []
-    for axis, (length, is_cut, (low, high)) in enumerate(zip(shape, blocks.cut, layout.widths, strict=False)):
+    for axis, (length, is_cut, width) in enumerate(zip(shape, blocks.cut, layout.widths, strict=False)):
         start, stop = layout.region.start[axis], layout.region.stop[axis]
-        if not is_cut:
-            low = high = 0
-        elif blocks.task.boundary != "wrap":
-            low, high = min(low, start), min(high, length - stop)
+        before, after = width if is_cut else (0, 0)
+        if blocks.task.boundary != "wrap":
+            before, after = min(before, start), min(after, length - stop)
         if axis == 0 and is_cut:
-            low, high = low + rows[0], high + stop - start - rows[1]
+            before, after = before + rows[0], after + stop - start - rows[1]
             start, stop = start + rows[0], start + rows[1]
-        found.append(Axis(stop - start, start, length, low, high))
+        found.append(Axis(stop - start, start, length, before, after))
     return found
 
 

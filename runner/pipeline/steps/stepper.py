@@ -24,7 +24,7 @@ from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import most_fused_steps, take_rows
+from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare, take_rows
 from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
@@ -171,21 +171,32 @@ class Stepper(StepBlocks):
     def advance(self, steps: int, *, last: bool = False) -> None:
         """Take so many steps. last: none will follow, so that halos need not be exchanged again."""
         backend = self.world.backend
+        cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         while left:
-            if left > self._graph_cycles * self._cycle_steps and self._replay():
-                left -= self._graph_cycles * self._cycle_steps
+            if cycle == self._cycle_steps and left > self._graph_cycles * cycle and self._replay():
+                left -= self._graph_cycles * cycle
             else:
-                cycle = min(left, self._cycle_steps)
-                left -= cycle
-                self._cycle(cycle, last=last and left == 0)
+                taken = passes(left, cycle)[0] if self.fused_steps > 1 else min(left, cycle)
+                left -= taken
+                self._cycle(taken, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:
                 self.settle()
+
+    def _longest_cycle(self, steps: int) -> int:
+        """Return the most steps of a cycle of so many steps; compile the kernels of all cycles."""
+        if self.fused_steps == 1:
+            return self._cycle_steps
+        cycles = passes(steps, self._cycle_steps)
+        with self.phases("prepare"):
+            for cycle in set(cycles):
+                prepare(self, cycle)
+        return cycles[0]
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases."""

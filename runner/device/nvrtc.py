@@ -1,0 +1,70 @@
+"""Compile CUDA C++ for the current GPU, and keep what is compiled.
+
+Not by CuPy's RawModule, which sets -ftz=true: numbers below 2^-126 would be zero on a GPU and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cupy
+from cupy.cuda import compiler
+
+from runner.system import cached_files
+from runner.system.compiler import cache_folder
+
+SHARED_BYTES = 48 << 10  # of a block without a call of funcSetAttribute
+NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
+MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int = 0) -> Callable[..., None]:
+    """Return the kernel `name` of a text, for the current device.
+
+    name: of a function, or of a template's instance. shared: bytes of dynamic shared memory of a block.
+    """
+    options = ("-std=c++17", *options, *(f"-I{folder}" for folder in _headers()))
+    device = cupy.cuda.Device()
+    words = (source, name, *options, device.compute_capability, str(cupy.cuda.nvrtc.getVersion()))
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:40]
+    folder = cache_folder()
+    path = folder / f"{key}.cubin" if folder is not None and cached_files.is_usable(folder) else None
+    kept = None if path is None else cached_files.read(path)
+    if kept is None:
+        binary, names = compiler.compile_using_nvrtc(source, options, None, "kernel.cu", (name,))
+        binary = binary.encode() if isinstance(binary, str) else binary
+        kept = names[name].encode() + b"\0" + binary
+        if path is not None:
+            cached_files.write(path, kept)
+    mangled, _, binary = kept.partition(b"\0")
+    module = cupy.cuda.function.Module()
+    module.load(binary)
+    function = module.get_function(mangled.decode())
+    if shared > SHARED_BYTES:
+        cupy.cuda.driver.funcSetAttribute(function.ptr, MOST_SHARED, shared)
+    launch: Callable[..., None] = function
+    return launch
+
+
+def registers_of(kernel: Any) -> int:
+    """Return the registers of a thread of a compiled kernel."""
+    count: int = cupy.cuda.driver.funcGetAttribute(NUM_REGS, kernel.ptr)
+    return count
+
+
+@functools.cache
+def _headers() -> tuple[Path, ...]:
+    """Return the folders of CUDA's own headers, such as cuda_fp16.h: of the toolkit, or of its wheels."""
+    found = []
+    toolkit = cupy.cuda.get_cuda_path()
+    if toolkit is not None:
+        found.append(Path(toolkit) / "include")
+    wheels = find_spec("nvidia")
+    for place in (wheels.submodule_search_locations or ()) if wheels else ():
+        found += sorted(path.parent for path in Path(place).glob("*/include/cuda_fp16.h"))
+    return tuple(folder for folder in found if (folder / "cuda_fp16.h").is_file())
