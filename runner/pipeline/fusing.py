@@ -23,7 +23,7 @@ from runner.plan.task import ArrayType, Task, TaskKernel
 from runner.region import HostArray
 from runner.world.world import World
 
-WORTH_COMPILING = 8 << 30  # bytes for a CPU rank to compute: NumPy takes seconds for them
+WORTH_COMPILING = 2 << 30  # bytes for a CPU rank to compute: NumPy takes seconds for them
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
 # Functions that the platform's libraries round each in their own way.
 INEXACT = frozenset(
