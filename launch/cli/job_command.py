@@ -223,7 +223,7 @@ def input_option(name: str, taken: Container[str], **details: Any) -> click.Opti
 
 def fuse_options() -> list[click.Option]:
     """Whether a job's function becomes one kernel."""
-    from runner.job.declaration import FUSE, FUSE_MATH
+    from runner.job.declaration import FUSE
 
     return [
         click.Option(
@@ -231,13 +231,20 @@ def fuse_options() -> list[click.Option]:
             type=click.Choice(FUSE),
             help="Compute the function as one kernel: where it can be traced, or fail.  [default: auto]",
         ),
-        click.Option(
-            ["--fuse-math"],
-            type=click.Choice(FUSE_MATH),
-            default=FUSE_MATH[0],
-            help="fast: that kernel may contract a*b+c, which changes the last bits.  [default: strict]",
-        ),
+        fuse_math_option(),
     ]
+
+
+def fuse_math_option() -> click.Option:
+    """How that kernel rounds."""
+    from runner.job.declaration import FUSE_MATH
+
+    return click.Option(
+        ["--fuse-math"],
+        type=click.Choice(FUSE_MATH),
+        default=FUSE_MATH[0],
+        help="fast: that kernel may contract a*b+c, which changes the last bits.  [default: strict]",
+    )
 
 
 def step_options() -> list[click.Option]:

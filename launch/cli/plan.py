@@ -92,14 +92,14 @@ def plan_command(name: str) -> click.Command:
     return JobCommand(
         name,
         callback=run,
-        params=[click.Argument(["inputs"], nargs=-1, metavar=_inputs_metavar(job)), *own, *ours],
+        params=[click.Argument(["inputs"], nargs=-1, metavar=inputs_metavar(job)), *own, *ours],
         help=f"{job.summary}\n\nPredicts what meshrun run {name} will take.",
         short_help=job.summary,
         own=len(own),
     )
 
 
-def _inputs_metavar(job: Job) -> str:
+def inputs_metavar(job: Job) -> str:
     return "[INPUT]" if len(job.arrays) == 1 else f"[{' '.join(name.upper() for name in job.arrays)}]"
 
 

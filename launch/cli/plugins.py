@@ -17,6 +17,7 @@ COMMAND_GROUP = "meshrun.commands"  # group of entry points
 SUMMARIES = {
     "jobs.bench.cli:bench": "Measure collectives: the NCCL tests.",
     "launch.cli.doctor:doctor": "Show the hardware of every rank, and all problems.",
+    "launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
     "launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
     "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",

@@ -94,7 +94,7 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     if failed is None:
         return replace(typed, kernel=kernel), fusion
     if wanted == "require":
-        raise _required(task, failed)
+        raise not_one_kernel(task, failed)
     return task, failed
 
 
@@ -176,14 +176,17 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(constant)
 
 
-def _required(task: Task, fusion: Fusion) -> UserError:
+def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:
+    """Return the error for a function that must become one kernel and cannot."""
+    why = reason.reason if isinstance(reason, NotTraceable) else reason.why
     function = inspect.unwrap(task.job.function)
-    place = f"{function.__code__.co_filename}, line {fusion.line}: " if fusion.line else ""
+    code = getattr(function, "__code__", None)
+    place = f"{code.co_filename}, line {reason.line}: " if code is not None and reason.line else ""
     return UserError(
         f"job {task.job.name} cannot be one kernel",
-        got=f"{place}{fusion.why}",
-        expected="a function that --fuse require can trace",
-        hint=fusion.hint,
+        got=f"{place}{why}",
+        expected="a function that can be traced",
+        hint=reason.hint,
         everywhere=True,
     )
 

@@ -1,0 +1,110 @@
+"""`meshrun kernel`: print the one kernel that a job's function becomes, and what limits it; without a GPU too."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launch.cli.job_command import JobCommand, Jobs, fuse_math_option, grid_options, input_option, job_option
+from launch.cli.params import debug_option
+from launch.cli.plan import describe_inputs, inputs_metavar
+
+if TYPE_CHECKING:
+    from runner.job.declaration import Job
+
+
+class Kernels(Jobs):
+    """A command that prints the kernel, for every job."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return kernel_command(cmd_name)
+
+
+@click.group(cls=Kernels, subcommand_metavar="JOB [INPUT] [OPTIONS]", options_metavar="")
+def kernel() -> None:
+    """Print the kernel that a job's function becomes.
+
+    \b
+    meshrun kernel edges.py:edges photo.npy
+    meshrun kernel heat.py --shape 16384x16384 --input-dtype float32 --steps 7
+    meshrun kernel edges.py:edges photo.npy --cpu
+
+    JOB and its options are those of meshrun run. Needs no GPU; with one, the registers of a thread are shown.
+    """
+
+
+def kernel_command(name: str) -> click.Command:
+    """The command `meshrun kernel NAME`. Raises UserError if there is no such job or it cannot be loaded."""
+    from runner.errors import UserError
+    from runner.job.discover import find
+
+    job = find(name)
+    own = [job_option(parameter) for parameter in job.parameters]
+    ours = kernel_options({parameter.name for parameter in job.parameters})
+    twice = {option.name for option in own} & {option.name for option in ours}
+    if twice:
+        raise UserError(
+            f"the kernel of job {name} cannot be shown: meshrun kernel has options with the same names",
+            got=", ".join(sorted(str(option) for option in twice)),
+            hint="rename the job's parameter",
+        )
+
+    def run(inputs: tuple[str, ...], **values: Any) -> None:
+        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        show(job, inputs, parameters, **values)
+
+    return JobCommand(
+        name,
+        callback=run,
+        params=[click.Argument(["inputs"], nargs=-1, metavar=inputs_metavar(job)), *own, *ours],
+        help=f"{job.summary}\n\nPrints the kernel of meshrun run {name}.",
+        short_help=job.summary,
+        own=len(own),
+    )
+
+
+def kernel_options(taken: Container[str]) -> list[click.Option]:
+    """The options of `meshrun kernel JOB` besides the job's own. taken: the job's own names."""
+    return [
+        input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or instead of INPUT."),
+        input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
+        *(option for option in grid_options() if option.name != "grid"),
+        fuse_math_option(),
+        click.Option(["--steps"], type=click.IntRange(1, 16), metavar="K", help="Of K time steps."),
+        click.Option(["--cpu"], is_flag=True, help="The C++ for a CPU instead of CUDA."),
+        debug_option(),
+    ]
+
+
+def show(
+    job: Job,
+    inputs: tuple[str, ...],
+    parameters: dict[str, Any],
+    *,
+    input_shape: str | None,
+    input_dtype: str | None,
+    boundary: str | None,
+    cval: float | None,
+    fuse_math: str,
+    steps: int | None,
+    cpu: bool,
+    debug: bool,
+) -> None:
+    """Print a job's kernel to stdout, and what is to be known of it to stderr."""
+    from runner.errors import UserError
+    from runner.pipeline.fusing import with_inferred_halo
+    from runner.plan.task import plan_task
+    from runner.run.kernel_report import kernel_report
+
+    if job.kind != "map":
+        raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")
+    arrays, _, _ = describe_inputs(job, inputs, input_shape, input_dtype)
+    given = job.complete(parameters)
+    job = with_inferred_halo(job, arrays, given)
+    task = plan_task(job, given, arrays, 1, boundary=boundary, cval=cval)
+    report = kernel_report(task, fuse_math, steps, cpu=cpu)
+    click.echo(report.source)
+    for name, value in report.facts:
+        click.echo(f"{name:<12} {value}", err=True)

@@ -1,0 +1,106 @@
+"""What is to be known of the kernel that a task's function becomes; for `meshrun kernel`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runner.errors import UserError
+from runner.fuse import host, single_pass, step_kernel
+from runner.fuse.compiled import tuning
+from runner.fuse.graph import Program, merge_components
+from runner.fuse.step_kernel import NotFusable
+from runner.fuse.trace import NotTraceable
+from runner.pipeline.fusing import INEXACT, not_one_kernel, result_types, traced
+from runner.plan.task import Task, check_feeds
+from runner.report.units import counted
+
+# Operations that a GPU computes while its memory moves a byte: 7 of float32 on an H200 (33.5 T operations
+# without contraction and 4.8 TB a second), half as many of float64.
+OPERATIONS_PER_BYTE = {4: 7.0, 8: 3.5}
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """source: CUDA or C++. facts: names and values to print."""
+
+    source: str
+    facts: list[tuple[str, str]]
+
+
+def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) -> KernelReport:
+    """Return the kernel of a task; raises UserError if its function cannot be one.
+
+    arithmetic: one of FUSE_MATH. steps: of a kernel that takes time steps; None: one pass. cpu: for a CPU.
+    """
+    try:
+        program = traced(task)
+    except NotTraceable as reason:
+        raise not_one_kernel(task, reason) from reason
+    facts = _facts(program)
+    if cpu:
+        return KernelReport(host.source([program]), facts)
+    options = ("--fmad=true",) if arithmetic == "fast" else ()
+    if steps is None:
+        kernel = single_pass.emit(merge_components(program)[0], math=arithmetic)
+        tile = " x ".join(map(str, kernel.tile))
+        facts += [
+            ("a thread", f"{tile} cells, {kernel.description.load_instructions:.3g} loads for each"),
+            ("a block", f"{kernel.threads[0]} x {kernel.threads[1]} threads"),
+        ]
+        return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
+    check_feeds(replace(task, results=result_types(task, program)))
+    names = [field.name for field in task.fields]
+    feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+    try:
+        stepping = step_kernel.build(
+            program, feeds, task.boundary, task.cval, steps, tuning(program, vectors=True)
+        )
+    except NotFusable as reason:
+        raise UserError(
+            f"job {task.job.name}: {steps} steps cannot be one kernel", got=reason, hint="fewer --steps"
+        ) from reason
+    facts += [
+        (
+            "a warp",
+            f"streams tiles of {stepping.valid + 2 * stepping.margin} columns, {stepping.valid} valid",
+        ),
+        ("memory", f"each cell read and written once in {counted(steps, 'step')}"),
+    ]
+    return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
+
+
+def _facts(program: Program) -> list[tuple[str, str]]:
+    moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
+    widest = max(node.dtype.itemsize for node in program.nodes)
+    least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
+    limit = "memory" if program.operations < least else "arithmetic"
+    inexact = sorted({node.op for node in program.nodes} & INEXACT)
+    facts = [(one.name, f"read {_extents(program, number)}") for number, one in enumerate(program.inputs)]
+    facts += [
+        ("a cell", f"{counted(moved, 'byte')} of memory, {counted(program.operations, 'operation')}"),
+        ("limit", f"{limit}: a GPU computes about {least:.0f} operations while it moves these bytes"),
+    ]
+    if inexact:
+        facts.append(("last bits", f"of {', '.join(inexact)} depend on the device"))
+    return facts
+
+
+def _extents(program: Program, number: int) -> str:
+    reach = program.footprint(number)
+    if all(width == (0, 0) for width in reach):
+        return "at the own cell only"
+    return "from " + " x ".join(f"-{low}..+{high}" for low, high in reach)
+
+
+def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the registers of a thread, on a machine with a GPU."""
+    try:
+        from runner.device import cuda
+        from runner.device.nvrtc import registers_of
+    except ImportError:
+        return [("registers", "not known without CuPy and a GPU")]
+    if not cuda.count():
+        return [("registers", "not known without a GPU")]
+    compiled: Any = cuda.kernel_of_text(source, name, options)
+    return [("registers", f"{registers_of(compiled)} of a thread")]

@@ -1,0 +1,86 @@
+"""`meshrun kernel`: the text it prints, what it says of it, and every mistake as one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.cli.main import main
+
+JOBS = """
+import meshrun
+
+@meshrun.map_blocks(halo=1)
+def heat(field, *, rate: float = 0.25):
+    centre = field[1:-1, 1:-1]
+    sides = field[:-2, 1:-1] + field[2:, 1:-1] + field[1:-1, :-2] + field[1:-1, 2:]
+    return centre + rate * (sides - 4 * centre)
+
+@meshrun.map_blocks
+def wavy(block, *, xp):
+    return xp.sin(block)
+
+@meshrun.map_blocks(halo=1)
+def decides(block):
+    if block.sum() > 3:
+        return block[1:-1, 1:-1]
+    return block[1:-1, 1:-1] * 2
+
+@meshrun.map_blocks
+def clash(block, *, cpu: bool = False):
+    return block
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(JOBS)
+    np.save("in.npy", np.zeros((30, 20), np.float32))
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, str]:
+    assert main(["kernel", *words]) == 0
+    written = capsys.readouterr()
+    return written.out, written.err
+
+
+def test_cuda_is_printed_and_described(capsys: pytest.CaptureFixture[str]) -> None:
+    source, facts = shown(capsys, "mine.py:heat", "in.npy", "--rate", "0.125")
+    assert "single_pass(" in source
+    assert "0x1.0000000000000p-3f" in source  # the rate
+    assert "field        read from -1..+1 x -1..+1" in facts
+    assert "8 bytes of memory, 7 operations" in facts
+    assert "limit        memory" in facts
+
+
+def test_so_are_steps_and_cpp(capsys: pytest.CaptureFixture[str]) -> None:
+    source, facts = shown(
+        capsys, "mine.py:heat", "--shape", "90x90", "--input-dtype", "float64", "--steps", "3"
+    )
+    assert "take_3_steps" in source
+    assert "each cell read and written once in 3 steps" in facts
+    source, facts = shown(capsys, "mine.py:wavy", "in.npy", "--cpu")
+    assert "numpy::sin<float>" in source
+    assert "last bits    of sin depend on the device" in facts
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["mine.py:decides", "in.npy"], "mine.py, line 17: reduces the cells of a block"),
+        (["statistics", "in.npy"], "job statistics has no kernel"),
+        (["mine.py:heat"], "neither INPUT nor --shape"),
+        (["mine.py:clash", "in.npy"], "options with the same names: got cpu"),
+        (["mine.py:wavy", "--shape", "5x4x3", "--input-dtype", "complex64"], "computes in complex64"),
+        (["mine.py:heat", "in.npy", "--steps", "17"], "17"),
+    ],
+)
+def test_mistakes_are_sentences(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    assert main(["kernel", *words]) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert sentence in written.err
+    assert "Traceback" not in written.err
