@@ -1,4 +1,4 @@
-"""`meshrun kernel`: print the one kernel that a job's function becomes, and what limits it; without a GPU too."""
+"""`meshrun kernel`: print the one kernel that a job's function becomes, and what limits it."""
 
 from __future__ import annotations
 

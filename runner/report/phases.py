@@ -34,6 +34,10 @@ class Phases:
         self.synchronize()
         self.add(name, time.perf_counter() - begin, moved)
 
+    def seconds(self, name: str) -> float:
+        """Return the seconds of a phase so far; 0 if it has not been used."""
+        return self.phases[name].seconds if name in self.phases else 0.0
+
     def add(self, name: str, seconds: float, moved: int = 0) -> None:
         phase = self.phases.setdefault(name, Phase())
         phase.seconds += seconds

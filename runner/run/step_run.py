@@ -160,7 +160,7 @@ def run_steps(run: RunContext) -> Record:
     stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
     observers, until = _observers(steps, checkpoints, frames)
-    begin = time.perf_counter()
+    begin, compiled = time.perf_counter(), run.phases.seconds("prepare")
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
@@ -168,7 +168,8 @@ def run_steps(run: RunContext) -> Record:
             frames.abandon()
         raise
     world.control.barrier()
-    seconds = time.perf_counter() - begin
+    # Kernels are compiled when it is known of how many steps.
+    seconds = time.perf_counter() - begin - (run.phases.seconds("prepare") - compiled)
     stepper.finish()
     for number, sink in enumerate(sinks):
         store = Store(world, task, sink, run.phases, number)

@@ -107,6 +107,7 @@ class Stepper(StepBlocks):
         self._recording = False
         # An even number of steps: the blocks are then in their places again.
         self._graph_cycles = 2 * max(GRAPH_STEPS // (2 * steps), 1)
+        self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
 
@@ -193,9 +194,10 @@ class Stepper(StepBlocks):
         if self.fused_steps == 1:
             return self._cycle_steps
         cycles = passes(steps, self._cycle_steps)
-        with self.phases("prepare"):
-            for cycle in set(cycles):
+        for cycle in sorted(set(cycles) - self._prepared):
+            with self.phases("prepare"):
                 prepare(self, cycle)
+            self._prepared.add(cycle)
         return cycles[0]
 
     def settle(self) -> None:

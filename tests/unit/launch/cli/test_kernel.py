@@ -70,7 +70,7 @@ def test_so_are_steps_and_cpp(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["mine.py:decides", "in.npy"], "mine.py, line 17: reduces the cells of a block"),
+        (["mine.py:decides", "in.npy"], "mine.py, line 16: reduces the cells of a block"),
         (["statistics", "in.npy"], "job statistics has no kernel"),
         (["mine.py:heat"], "neither INPUT nor --shape"),
         (["mine.py:clash", "in.npy"], "options with the same names: got cpu"),
