@@ -136,21 +136,22 @@ def choices(name: str, quick: bool) -> list[tuple[int, Tuning]]:
             ),
         ]
         return [
-            *some((6, 8), columns=(4,), blocks=(1, 3, 4)),
-            *some((6, 8), columns=(8,), blocks=(1, 2)),
-            *some((4, 8), vectors=(False,), blocks=(3,)),
+            *some((7, 8), columns=(4,), blocks=(3,), ahead=(1, 2, 3, 4)),
+            *some((6, 8), columns=(8,), blocks=(1,)),
+            *some((8,), vectors=(False,), blocks=(3,)),
             *(() if quick else more),
         ]
     if name == "heat f8":
         return some((3, 4, 5, 6), columns=(2,), blocks=(4,)) + some((3, 4, 5, 6), columns=(4,), blocks=(2, 3))
     if name.startswith("gray_scott"):
-        return some((3, 4, 5, 6), columns=(2,), blocks=(4,)) + some(
-            (3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4)
-        )
+        wide = [] if quick else some((3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4))
+        return some((4, 5, 6), columns=(2,), blocks=(4,), ahead=(1, 2)) + wide
     if name == "life":
         return some((4, 6, 8), columns=(4,), blocks=(4,)) + some((4, 6, 8), columns=(8,), blocks=(1, 2))
     if name == "wave":
-        return some((3, 4, 5, 6), columns=(4,), blocks=(1, 3, 4))
+        return some((5, 6), columns=(4,), blocks=(4,), ahead=(1, 2)) + (
+            [] if quick else some((3, 4), columns=(4,), blocks=(1, 3, 4))
+        )
     shapes = (4, 2, 16), (2, 4, 16), (4, 4, 8), (2, 2, 32), (4, 1, 32), (4, 2, 8), (4, 3, 10), (2, 3, 20)
     return [
         *tiles((2, 3, 4), *(shapes[:3] if quick else shapes)),
