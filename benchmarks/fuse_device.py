@@ -26,6 +26,7 @@ import cupy
 import numpy as np
 
 from runner.device.cuda import CudaBackend, kernel_of_text
+from runner.device.nvrtc import local_bytes_of, registers_of
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Program, merge_components
 from runner.fuse.single_pass import Kernel, Launch, emit, launch_arguments
@@ -160,8 +161,8 @@ def row(
         "layout": layout,
         "tile": kernel.tile,
         "threads": kernel.threads,
-        "registers": compiled.num_regs,
-        "local_bytes": compiled.local_size_bytes,
+        "registers": registers_of(compiled),
+        "local_bytes": local_bytes_of(compiled),
         "bytes_per_second": size / seconds,
         "copy_bytes_per_second": size / copying,
         "fraction_of_copy": copying / seconds,

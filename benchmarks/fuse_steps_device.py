@@ -27,6 +27,8 @@ from typing import Any
 import cupy
 import numpy as np
 
+from runner.device.cuda import kernel_of_text
+from runner.device.nvrtc import local_bytes_of, registers_of
 from runner.fuse.graph import Operand, Program
 from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, with_rows
 from runner.fuse.trace import trace
@@ -35,7 +37,6 @@ from runner.report.record import write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
-OPTIONS = ("-std=c++17", "--fmad=false")
 
 
 def heat3d(u: Any) -> Any:
@@ -165,27 +166,25 @@ def choices(name: str, quick: bool) -> list[tuple[int, Tuning]]:
 ROWS = {2: (0, 128, 256, 384, 512, 768, 1024, 2048), 3: (0, 48, 64, 96, 128, 192, 256, 384)}
 
 
-def compile_one(source: str) -> None:
-    """Compile a kernel into CuPy's cache of files."""
-    cupy.RawModule(code=source, options=OPTIONS).compile()
+def compile_one(kernel: tuple[str, str, int]) -> None:
+    """Compile a kernel, given as `text_of` returns it, into the user's cache of files."""
+    source, name, shared = kernel
+    kernel_of_text(source, name, shared=shared)
+
+
+def text_of(kernel: StepKernel) -> tuple[str, str, int]:
+    """Return a kernel's text, name and bytes of shared memory."""
+    return kernel.source, kernel.name, kernel.shared
 
 
 def compile_all(kernels: Sequence[StepKernel], pool: Executor) -> list[Any]:
     """Return the functions of kernels, which other processes compile side by side."""
     begin = time.perf_counter()
-    sources = list(dict.fromkeys(kernel.source for kernel in kernels))
-    list(pool.map(compile_one, sources))
-    functions = [compiled(kernel) for kernel in kernels]
-    print(f"{len(sources)} kernels in {time.perf_counter() - begin:.0f} s", flush=True)
+    texts = list(dict.fromkeys(map(text_of, kernels)))
+    list(pool.map(compile_one, texts))
+    functions = [kernel_of_text(kernel.source, kernel.name, shared=kernel.shared) for kernel in kernels]
+    print(f"{len(texts)} kernels in {time.perf_counter() - begin:.0f} s", flush=True)
     return functions
-
-
-def compiled(kernel: StepKernel) -> Any:
-    """Return the function of a kernel, on this device."""
-    function = cupy.RawModule(code=kernel.source, options=OPTIONS).get_function(kernel.name)
-    if kernel.shared > 48 * 1024:
-        function.max_dynamic_shared_size_bytes = kernel.shared
-    return function
 
 
 def launched(function: Any, kernel: StepKernel, inputs: Any, outs: Any, axes: Sequence[Axis]) -> None:
@@ -281,7 +280,7 @@ def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> li
     for kernel, function in zip(kernels, functions, strict=True):
         for height in ROWS[len(case.size)]:
             one = with_rows(kernel, height)
-            launch = arguments(one, states, outs, whole(case.size), function.num_regs)
+            launch = arguments(one, states, outs, whole(case.size), registers_of(function))
             given = (launch.grid, launch.block, tuple(map(np.int64, launch.values)))
             time_ = seconds(partial(function, *given, shared_mem=launch.shared), 3)
             rate = moved * kernel.steps / time_
@@ -290,8 +289,8 @@ def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> li
                     "case": name,
                     "steps": kernel.steps,
                     **asdict(one.tuning),
-                    "registers": function.num_regs,
-                    "local_bytes": function.local_size_bytes,
+                    "registers": registers_of(function),
+                    "local_bytes": local_bytes_of(function),
                     "height": launch.values[0],
                     "seconds": time_,
                     "bytes_per_second": rate,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from runner.system import cached_files
 from runner.system.compiler import cache_folder
 
 SHARED_BYTES = 48 << 10  # of a block without a call of funcSetAttribute
+LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
@@ -40,7 +42,8 @@ def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int
         binary = binary.encode() if isinstance(binary, str) else binary
         kept = names[name].encode() + b"\0" + binary
         if path is not None:
-            cached_files.write(path, kept)
+            with suppress(OSError):  # of a full disk: the next run compiles again
+                cached_files.write(path, kept)
     mangled, _, binary = kept.partition(b"\0")
     module = cupy.cuda.function.Module()
     module.load(binary)
@@ -52,9 +55,15 @@ def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int
 
 
 def registers_of(kernel: Any) -> int:
-    """Return the registers of a thread of a compiled kernel."""
+    """Return the number of 32-bit registers that a thread of a compiled kernel uses."""
     count: int = cupy.cuda.driver.funcGetAttribute(NUM_REGS, kernel.ptr)
     return count
+
+
+def local_bytes_of(kernel: Any) -> int:
+    """Return the bytes of local memory of a thread of a compiled kernel: registers spilled, and arrays."""
+    size: int = cupy.cuda.driver.funcGetAttribute(LOCAL_BYTES, kernel.ptr)
+    return size
 
 
 @functools.cache

@@ -118,8 +118,8 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
             _compile(text, compiler, path)
             try:
                 cached_files.write(kept, path.read_bytes())
-            except OSError as reason:
-                raise NotCompiled(f"cannot write {kept}: {reason.strerror}") from reason
+            except OSError:  # of a full disk: the next run compiles again
+                return _load(path)
         return _load(kept)
 
 

@@ -137,7 +137,7 @@ def execute(
         types = [type_record((source.shape, source.dtype)) for source in sources]
         details = {**types[0], "types": types, **details}
     transaction.release()
-    details = {"steps": None, **details}
+    details = {"steps": None, "fused": None, **details}
     found = {
         "job": job.name,
         "parameters": plain(parameters),

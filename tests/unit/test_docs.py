@@ -203,6 +203,9 @@ def test_every_key_of_the_record_is_documented_and_no_other(tmp_path: Path) -> N
     assert set(record) == documented("# The record of a run")
     for phase in record["phases"].values():
         assert set(phase) == documented("A phase:")
+    required = Options(device="cpu", fuse="require")
+    record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, required)
+    assert set(record["fused"]) == documented("`fused`:")
     streamed = Options(device="cpu", stream=StreamOptions(chunk_bytes=100))
     record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, streamed)
     assert set(record["stream"]) == documented("`stream`:")

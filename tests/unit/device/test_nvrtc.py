@@ -1,0 +1,116 @@
+"""What is compiled for a GPU and kept, against a made-up CuPy."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from runner.system import cached_files
+
+
+class Cupy:
+    """Stands in for CuPy: `compiled` lists what was compiled, `loaded` the binaries that were loaded."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[str, tuple[str, ...]]] = []
+        self.loaded: list[bytes] = []
+        self.cupy = MagicMock()
+        cuda = self.cupy.cuda
+        cuda.Device.return_value.compute_capability = "90"
+        cuda.get_cuda_path.return_value = None
+        cuda.nvrtc.getVersion.return_value = (13, 0)
+        cuda.compiler.compile_using_nvrtc.side_effect = self._compile
+        cuda.function.Module.side_effect = self._module
+        cuda.driver.funcGetAttribute.side_effect = lambda attribute, kernel: {3: 16, 4: 40}[attribute]
+
+    def _compile(self, source: str, options: Any, _: Any, __: str, names: tuple[str]) -> Any:
+        self.compiled.append((source, options))
+        return b"binary\0of " + source.encode(), {names[0]: f"mangled_{names[0]}"}
+
+    def _module(self) -> Any:
+        module = MagicMock()
+        module.load.side_effect = self.loaded.append
+        module.get_function.side_effect = lambda name: MagicMock(ptr=7, of=name)
+        return module
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Cupy:
+    made = Cupy()
+    monkeypatch.setitem(sys.modules, "cupy", made.cupy)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", made.cupy.cuda)
+    return made
+
+
+@pytest.fixture
+def nvrtc(cupy: Cupy) -> Iterator[ModuleType]:
+    sys.modules.pop("runner.device.nvrtc", None)
+    yield importlib.import_module("runner.device.nvrtc")
+    del sys.modules["runner.device.nvrtc"]
+
+
+def test_a_kernel_is_compiled_once_for_each_text_and_option(
+    cupy: Cupy, nvrtc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvrtc, "cache_folder", lambda: tmp_path / "meshrun")
+    for _ in range(2):
+        kernel = nvrtc.compile_kernel("text", "add<float>", ("--fmad=false",))
+        assert kernel.of == "mangled_add<float>"
+    assert len(cupy.compiled) == 1
+    assert cupy.loaded == [b"binary\0of text"] * 2
+    nvrtc.compile_kernel("text", "add<float>", ("--fmad=true",))
+    nvrtc.compile_kernel("other text", "add<float>", ("--fmad=false",))
+    cupy.cupy.cuda.Device.return_value.compute_capability = "100"
+    nvrtc.compile_kernel("text", "add<float>", ("--fmad=false",))
+    assert len(cupy.compiled) == 4
+    assert not any("ftz=true" in option for _, options in cupy.compiled for option in options)
+
+
+def test_a_kernel_that_is_cut_short_is_compiled_anew(
+    cupy: Cupy, nvrtc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvrtc, "cache_folder", lambda: tmp_path / "meshrun")
+    nvrtc.compile_kernel("text", "add", ())
+    (kept,) = (tmp_path / "meshrun").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    nvrtc.compile_kernel("text", "add", ())
+    nvrtc.compile_kernel("text", "add", ())
+    assert len(cupy.compiled) == 2
+    assert cupy.loaded == [b"binary\0of text"] * 3
+
+
+@pytest.mark.parametrize("folder", [None, "file", "full"])
+def test_a_kernel_that_cannot_be_kept_is_compiled_all_the_same(
+    cupy: Cupy, nvrtc: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str | None
+) -> None:
+    place = tmp_path / "meshrun"
+    if folder == "file":
+        place.write_text("no folder")
+    if folder == "full":
+        monkeypatch.setattr(cached_files, "write", MagicMock(side_effect=OSError(28, "No space left")))
+    monkeypatch.setattr(nvrtc, "cache_folder", lambda: None if folder is None else place)
+    assert nvrtc.compile_kernel("text", "add", ()).of == "mangled_add"
+    assert cupy.loaded == [b"binary\0of text"]
+
+
+def test_more_shared_memory_than_usual_is_asked_for(
+    cupy: Cupy, nvrtc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvrtc, "cache_folder", lambda: None)
+    ask = cupy.cupy.cuda.driver.funcSetAttribute
+    nvrtc.compile_kernel("text", "add", (), 48 << 10)
+    assert not ask.called
+    nvrtc.compile_kernel("text", "add", (), 64 << 10)
+    ask.assert_called_once_with(7, 8, 64 << 10)
+
+
+def test_registers_and_local_memory_are_told_apart(cupy: Cupy, nvrtc: Any) -> None:
+    kernel = MagicMock(ptr=7)
+    assert (nvrtc.registers_of(kernel), nvrtc.local_bytes_of(kernel)) == (40, 16)
