@@ -116,7 +116,7 @@ def tuning(program: Program, vectors: bool) -> Tuning:
     chosen = step_kernel.suggested(program, vectors=vectors)
     words = _words(program)
     if words <= 2:
-        return replace(chosen, ahead=2)
+        return replace(chosen, ahead=2, rows=256)
     return replace(chosen, columns=4 if words == 3 else 2, blocks=4)
 
 

@@ -84,6 +84,10 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"{figure(100 * steps['fraction_of_copy'])} % of a copy's "
             f"{figure(steps['copy_bytes_per_second'] / 1e9)}, fields read and written once a step"
         )
+    if steps.get("steps_per_kernel", 1) > 1:
+        notes.append(
+            f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, which reads and writes memory once"
+        )
     if steps["passes"]:
         each = counted(steps["steps_per_exchange"], "step")
         several = "es" if steps["passes"] > 1 else ""
