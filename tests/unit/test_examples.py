@@ -40,10 +40,10 @@ def results(
     *,
     ranks: int,
     boundary: str | None = None,
-    every: int = 1,
+    every: int | None = None,
     **parameters: Any,
 ) -> Arrays:
-    """What an example writes, every cell verified. every: steps between two exchanges."""
+    """What an example writes, every cell verified. every: steps between two exchanges; None: as meshrun chooses."""
     job = example(name)
     inputs = [folder / f"in{number}.npy" for number in range(len(arrays))]
     for path, array in zip(inputs, arrays, strict=True):

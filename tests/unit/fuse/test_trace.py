@@ -403,7 +403,10 @@ def test_what_is_returned_is_checked() -> None:
             traced(function, results=results)
         return found.value.reason
 
-    assert "differs by (2, 2) cells" in refusal(lambda a, xp: a)
+    for result, shorter in ((lambda a, xp: a, (-2, -2)), (lambda a, xp: a[2:-2, 1:], (2, -1))):
+        with pytest.raises(NotTraceable, match="of another size than its own cells") as found:
+            traced(result)
+        assert found.value.shorter == shorter
     assert "returns 1 results, not 2" in refusal(lambda a, xp: a[OWN], 2)
     assert "other axes than its block" in refusal(lambda a, xp: a[OWN].T)
     assert "does not come from its block" in refusal(lambda a, xp: None)
