@@ -16,6 +16,7 @@ from runner.region import Array
 from runner.system.compiler import cache_folder, find_compiler
 
 Feeds = Sequence[int | None]
+HOST_STEPS = 8  # of one call; more gain little, and need wider halos
 
 
 @dataclass
@@ -127,22 +128,21 @@ def best_steps(program: Program) -> int:
 
 @dataclass
 class HostKernel:
-    """One compiled loop for all results, on one processor. widths: of the blocks' halo, per grid axis."""
+    """Compiled loops of a program, on one processor. widths: of the blocks' halo, per grid axis."""
 
     kernel: host.Kernel
     widths: Extents
-    most_steps = 1
 
-    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
-        """Do nothing: the library holds all."""
+    @property
+    def most_steps(self) -> int:
+        """The steps of one call whose rows stay in a cache while they are computed."""
+        return HOST_STEPS if self.kernel.program.axes < 3 else HOST_STEPS // 2
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)
 
-    def take_steps(
-        self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
-    ) -> None:
-        raise NotImplementedError
+    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
+        """Do nothing: the library holds all."""
 
 
 def compile_for(

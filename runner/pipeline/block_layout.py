@@ -73,6 +73,10 @@ class BlockLayout:
         before = -self.widths[-1][0] % unit
         return before, -(-(before + self.shape[-1]) // unit) * unit
 
+    def within(self) -> list[tuple[int, AxisCopy]]:
+        """Return the copies that fill the halo of each axis that is not cut. Their sources are own cells."""
+        return self._within
+
     def strides(self, itemsize: int) -> list[int]:
         """Return the bytes from one cell to the next, per axis."""
         lengths = (*self.shape[:-1], self.row(itemsize)[1])

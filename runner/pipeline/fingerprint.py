@@ -65,6 +65,7 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         "files": inputs.of_parameters,
         "boundary": task.boundary,
         "cval": plain(task.cval),
+        "arithmetic": getattr(task.kernel, "arithmetic", "strict"),
         "device": world.backend.device.kind,  # results are rounded differently
     }
 

@@ -56,11 +56,6 @@ class TaskKernel(Protocol):
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
         """Compile what `take_steps` needs for so many steps of own cells in arrays laid out like these."""
 
-    def take_steps(
-        self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Any]
-    ) -> None:
-        """Fill own cells after `steps` steps. axes: `runner.fuse.step_kernel.Axis` of each axis."""
-
 
 @dataclass(frozen=True)
 class Task:

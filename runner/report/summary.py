@@ -86,7 +86,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         )
     if steps.get("steps_per_kernel", 1) > 1:
         notes.append(
-            f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, which reads and writes memory once"
+            f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, between one read and one write"
         )
     if steps["passes"]:
         each = counted(steps["steps_per_exchange"], "step")

@@ -14,6 +14,7 @@ import numpy as np
 
 from runner.device.api import poison
 from runner.errors import RunError
+from runner.fuse.host import Copy
 from runner.job.block_context import BlockContext
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.in_memory import Results, check_types, slabs
@@ -68,6 +69,27 @@ class StepBlocks:
     def spare_own(self, place: int) -> Array:
         """Return the own cells of fed input `place` that the next step writes; a view."""
         return self._spare[place][self.layouts[place].core]
+
+    def both(self) -> tuple[list[Array], list[Array]]:
+        """Return the block of each input that the next step reads, and the one that it writes."""
+        return self._blocks, [self._spare.get(place, block) for place, block in enumerate(self._blocks)]
+
+    def edge_cells(self, place: int) -> list[Copy]:
+        """Return which own cell each cell beyond the array equals, counted from the own cell 0."""
+        layout = self.layouts[place]
+        found = []
+        for axis, copy in layout.within():
+            low = layout.widths[axis][0]
+            found += [
+                Copy(axis, copy.target - low + n, copy.source + n * copy.step) for n in range(copy.count)
+            ]
+        for axis, copy in self._edges[place]:
+            start = layout.region.start[axis]
+            found += [
+                Copy(axis, copy.target - start + n, copy.source - start + n * copy.step)
+                for n in range(copy.count)
+            ]
+        return found
 
     def result(self, number: int) -> Array:
         """Return the region's part of output `number`, after the last step; a view."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from runner.fuse.compiled import HostKernel
 from runner.fuse.step_kernel import Axis
+from runner.plan.steps import step_pieces
 from runner.plan.task import Task
 from runner.region import Array
 
@@ -21,14 +23,42 @@ def take_rows(blocks: StepBlocks, rows: Rows, steps: int) -> None:
     be valid along the cut axes, as wide as so many steps need. Only own cells are written; along an axis that
     is not cut no halo is read.
     """
-    kernel = blocks.task.kernel
-    assert kernel is not None
+    kernel: Any = blocks.task.kernel
     first, last = rows
     if first >= last or blocks.region.size == 0:
         return
     inputs = [_rows(blocks.own(place), rows) for place in range(len(blocks.layouts))]
     outs = [_rows(blocks.spare_own(feed), rows) for feed in blocks.feeds if feed is not None]
     kernel.take_steps(steps, inputs, outs, axes_of(blocks, rows))
+
+
+def take_in_cache(blocks: StepBlocks, steps: int) -> None:
+    """Take steps on the host, from the blocks into the spare blocks; both are written in turn.
+
+    The halo must be valid: along the cut axes as wide as so many steps need, along the others of one step.
+    Along these it is valid in the results, too.
+    """
+    task, kernel = blocks.task, blocks.task.kernel
+    assert isinstance(kernel, HostKernel)
+    if blocks.region.size == 0:
+        return
+    axes = kernel.kernel.program.axes
+    own = blocks.region.start[:axes]
+    boxes = []
+    for remaining in reversed(range(steps)):
+        (piece,) = step_pieces(task, blocks.region, remaining, blocks.cut, apart=False)
+        corners = (piece.place.start[:axes], piece.place.stop[:axes])
+        low, high = (tuple(a - b for a, b in zip(corner, own, strict=True)) for corner in corners)
+        boxes.append((low, high))
+    states = blocks.both()
+    for state in states:
+        for layout, block in zip(blocks.layouts, state, strict=True):
+            layout.fill_outside(block)
+    firsts = [[part.start for part in layout.core[:axes]] for layout in blocks.layouts]
+    copies = [blocks.edge_cells(place) if place in blocks.fed else [] for place in range(len(states[0]))]
+    kernel.kernel.steps(states, firsts, boxes, blocks.feeds, copies, kernel.widths)
+    if steps % 2 == 0:  # the last step wrote the blocks
+        blocks.swap()
 
 
 def prepare(blocks: StepBlocks, steps: int) -> None:

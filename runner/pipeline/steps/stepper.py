@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
+from runner.fuse.compiled import HostKernel
 from runner.pipeline.direct_halo import Peers
 from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare, take_rows
+from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare, take_in_cache, take_rows
 from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
@@ -82,7 +83,7 @@ class Stepper(StepBlocks):
             for one in task.fields
         ]
         for plan in self.plans:
-            plan.aligned = fused > 1
+            plan.aligned = fused > 1 and not isinstance(task.kernel, HostKernel)
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
         self._halos = Halos([self.plans[place] for place in self.fed])
         self._exchanging = any(self.cut) and task.has_halo
@@ -286,11 +287,16 @@ class Stepper(StepBlocks):
 
     def _take_fused(self, steps: int, final: bool) -> None:
         """Take so many steps by one kernel; then make the halos ready along the split axes."""
+        on_host = isinstance(self.task.kernel, HostKernel)
+        if on_host:
+            with self.phases("kernel"):
+                take_in_cache(self, steps)
         targets = [self._spare[place] for place in self.fed]
         if self.overlap and not final:
             self._overlapped(targets, lambda rows, _: take_rows(self, rows, steps))
         else:
-            take_rows(self, (0, self.region.shape[0]), steps)
+            if not on_host:
+                take_rows(self, (0, self.region.shape[0]), steps)
             if not final and self._exchanging:
                 self._exchange(targets)
         self.swap()
@@ -300,7 +306,8 @@ class Stepper(StepBlocks):
         """A direct exchange takes less time than the additional calls of the function."""
         asked = self._overlap_asked
         chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
-        self.overlap = chosen and self._may_overlap
+        in_one = self.fused_steps > 1 and isinstance(self.task.kernel, HostKernel)
+        self.overlap = chosen and self._may_overlap and not in_one
 
     def _check_halos(self) -> None:
         if self._device_halos is not None:

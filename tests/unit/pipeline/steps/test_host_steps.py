@@ -1,0 +1,54 @@
+"""Several steps of a compiled function on a CPU, in one call: the same bits as one step after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from step_runs import plain_loop, stepped
+
+import meshrun
+from runner.plan.halo import BOUNDARIES
+from runner.system.compiler import find_compiler
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Keep what is compiled for all tests of this module."""
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@meshrun.map_blocks(halo=((1, 2), (2, 1)), outputs=2, feeds=("now", "before"), fuse="require")
+def uneven(now: Any, before: Any, mask: Any) -> Any:
+    """Read every neighbour with another weight."""
+    inner = now[1:-2, 2:-1]
+    sums = now[:-3, 2:-1] * 3 + now[3:, :-3] * 5 + now[2:-1, 3:] * 7 - before[1:-2, 1:-2] * 11
+    return sums + inner * mask[1:-2, 2:-1], inner + 1
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(
+    ("ranks", "grid", "every", "steps"),
+    [(1, None, None, 9), (2, None, None, 16), (3, None, 3, 7), (4, "2x2", 2, 6), (2, "1x2", None, 5)],
+)
+def test_the_bits_are_those_of_a_plain_loop(
+    tmp_path: Path, boundary: str, ranks: int, grid: str | None, every: int | None, steps: int
+) -> None:
+    rng = np.random.default_rng(1)
+    arrays = [rng.integers(0, 1000, (67, 53), np.uint32) for _ in range(3)]
+    more: dict[str, Any] = {"cval": 4.0} if boundary == "constant" else {}
+    results, record = stepped(
+        tmp_path, uneven, arrays, steps, ranks=ranks, grid=grid, boundary=boundary,
+        steps_per_exchange=every, **more,
+    )  # fmt: skip
+    assert record["steps"]["steps_per_kernel"] == 8
+    widths, feeds = ((1, 2), (2, 1)), (0, 1)
+    wanted = plain_loop(uneven.function, arrays, steps, widths, boundary, feeds, 4.0)
+    for result, expected in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result, expected)
