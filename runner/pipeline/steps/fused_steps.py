@@ -77,7 +77,23 @@ def passes(steps: int, most: int) -> list[int]:
 
 def most_fused_steps(task: Task) -> int:
     """Return how many steps of the task one kernel takes; 1 if there is no such kernel."""
-    return 1 if task.kernel is None or None in task.job.feeds else task.kernel.most_steps
+    if task.kernel is None or None in task.job.feeds or _mirrors_from_afar(task):
+        return 1
+    return task.kernel.most_steps
+
+
+def _mirrors_from_afar(task: Task) -> bool:
+    """Return whether cells beyond the array may equal cells that are not beside a block.
+
+    Such a block is smaller than its halo of one step, which is wider on one side than on the other.
+    """
+    if task.boundary not in ("reflect", "mirror"):
+        return False
+    axes = zip(task.shape, task.partition.grid, task.widths, strict=True)
+    return any(
+        parts > 1 and low != high and length // parts < max(low, high) + (task.boundary == "mirror")
+        for length, parts, (low, high) in axes
+    )
 
 
 def axes_of(blocks: StepBlocks, rows: Rows) -> list[Axis]:

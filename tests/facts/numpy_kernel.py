@@ -1,0 +1,158 @@
+"""A task's kernel in NumPy, which takes several steps as a GPU's does: beyond the own cells that it is given it
+reads what `axes` say lies beside them, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from step_runs import PAD, Arrays
+
+from runner.fuse.compiled import Feeds
+from runner.fuse.evaluate import evaluate
+from runner.fuse.graph import Extents, Program
+from runner.fuse.step_kernel import Axis
+
+
+class NumpyKernel:
+    """`runner.plan.task.TaskKernel` of a program.
+
+    history: all fields after each number of steps; if given, all that `axes` say lies beside the own cells must
+    be one of them, whether it is needed or not. passes: own cells and steps of each call of `take_steps`.
+    prepared: the numbers of steps that were announced.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        widths: Extents,
+        feeds: Feeds,
+        boundary: str,
+        cval: float,
+        most_steps: int = 3,
+        history: Sequence[Arrays] = (),
+    ) -> None:
+        self.program, self.widths, self.feeds = program, widths, feeds
+        self.boundary, self.cval = boundary, cval
+        self.most_steps, self.history = most_steps, history
+        self.passes: list[tuple[tuple[int, ...], int]] = []
+        self.prepared: set[int] = set()
+
+    def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
+        for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
+            out[...] = result
+
+    def prepare_steps(self, steps: int, arrays: Sequence[Any]) -> None:
+        assert 1 <= steps <= self.most_steps
+        assert len({array.strides for array in arrays if array.dtype == arrays[0].dtype}) == 1
+        for array in arrays:  # the rows of aligned blocks begin whole lines of a GPU's cache apart
+            assert array.ndim == 1 or array.strides[-2] % 128 == 0
+        self.prepared.add(steps)
+
+    def take_steps(
+        self, steps: int, inputs: Sequence[Any], outs: Sequence[Any], axes: Sequence[Axis]
+    ) -> None:
+        assert steps in self.prepared
+        axes = axes[: self.program.axes]
+        self.passes.append((tuple(axis.own for axis in axes), steps))
+        fields = [beside(own, axes).copy() for own in inputs]
+        self._check(fields, axes)
+        first = [axis.start - axis.before for axis in axes]
+        stop = [axis.start + axis.own + axis.after for axis in axes]
+        for _ in range(steps):
+            for number, (axis, (low, high)) in enumerate(zip(axes, self.widths, strict=True)):
+                wraps = self.boundary == "wrap" and axis.own == axis.length
+                ends = self.boundary != "wrap"
+                before = low if wraps or (ends and first[number] == 0) else 0
+                after = high if wraps or (ends and stop[number] == axis.length) else 0
+                fields = [self._pad(field, number, (before, after)) for field in fields]
+                first[number] += low - before
+                stop[number] -= high - after
+            results = evaluate(self.program, fields, self.widths)
+            inner = tuple(
+                slice(low, n - high) for n, (low, high) in zip(fields[0].shape, self.widths, strict=False)
+            )
+            fields = [field[inner] for field in fields]
+            for feed, result in zip(self.feeds, results, strict=True):
+                assert feed is not None
+                fields[feed] = result
+        own = []
+        for axis, a, b in zip(axes, first, stop, strict=True):
+            assert a <= axis.start, "steps need more cells than lie beside the own ones"
+            assert axis.start + axis.own <= b, "steps need more cells than lie beside the own ones"
+            own.append(slice(axis.start - a, axis.start - a + axis.own))
+        for feed, out in zip(self.feeds, outs, strict=True):
+            assert feed is not None
+            out[...] = fields[feed][tuple(own)]
+
+    def _pad(self, field: Any, axis: int, width: tuple[int, int]) -> Any:
+        if width == (0, 0):
+            return field
+        widths = [(0, 0)] * field.ndim
+        widths[axis] = width
+        if self.boundary == "constant":
+            return np.pad(field, widths, "constant", constant_values=self.cval)
+        mode: Any = PAD[self.boundary]
+        return np.pad(field, widths, mode)
+
+    def _check(self, fields: Arrays, axes: Sequence[Axis]) -> None:
+        if not self.history:
+            return
+        cells = np.ix_(
+            *(
+                np.arange(axis.start - axis.before, axis.start + axis.own + axis.after) % axis.length
+                for axis in axes
+            )
+        )
+        assert any(
+            all(np.array_equal(a, b[cells]) for a, b in zip(fields, then, strict=True))
+            for then in self.history
+        ), "what lies beside the own cells is not of their step"
+
+
+def beside(own: Any, axes: Sequence[Axis]) -> Any:
+    """Return the own cells of a block and what lies beside them."""
+    shape = list(own.shape)
+    back = 0
+    for number, axis in enumerate(axes):
+        assert own.shape[number] == axis.own
+        back += axis.before * own.strides[number]
+        shape[number] += axis.before + axis.after
+    base = own
+    while base.base is not None:
+        base = base.base
+    start = own.__array_interface__["data"][0] - back
+    offset = start - base.__array_interface__["data"][0]
+    reach = offset + sum((n - 1) * s for n, s in zip(shape, own.strides, strict=True)) + own.itemsize
+    assert 0 <= offset, "cells outside of the block's memory"
+    assert reach <= base.nbytes, "cells outside of the block's memory"
+    flat = base.reshape(-1).view(np.uint8)[offset:]
+    whole = flat[: flat.size // own.itemsize * own.itemsize].view(own.dtype)
+    return as_strided(whole, shape, own.strides, writeable=False)
+
+
+def mixed(widths: Any, fields: int = 2) -> Any:
+    """A function of one or two fields in which no two neighbours have the same weight; exact modulo 2^32."""
+
+    def function(block: Any, other: Any) -> Any:
+        total = block[inner(widths)] * np.uint32(0)
+        spans = [range(low + high + 1) for low, high in widths]
+        for number, place in enumerate(itertools.product(*spans)):
+            part = tuple(
+                slice(at, at - low - high or None) for at, (low, high) in zip(place, widths, strict=True)
+            )
+            total = total + np.uint32(2 * number + 1) * block[part]
+            if number % 2 == 0:
+                total = total + np.uint32(number + 3) * other[part]
+        return total, (block[inner(widths)] >> np.uint32(3)) ^ np.uint32(1)
+
+    if fields == 2:
+        return function
+    return lambda block: function(block, block)[0]
+
+
+def inner(widths: Any) -> tuple[slice, ...]:
+    return tuple(slice(low, -high or None) for low, high in widths)
