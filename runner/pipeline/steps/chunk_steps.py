@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.device.api import poison
+from runner.fuse.compiled import HostKernel
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.steps.blocks import StepBlocks
+from runner.pipeline.steps.fused_steps import take_in_cache
 from runner.pipeline.steps.loop import largest_change
 from runner.plan.task import Task
 from runner.region import Array, Region
@@ -40,20 +42,34 @@ class ChunkSteps(StepBlocks):
         self._blocks = list(blocks)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
         self._finals = self._unfed_results()
+        in_cache = self.fused_steps > 1 and isinstance(task.kernel, HostKernel)
+        advance = self._in_cache if in_cache else self._one_by_one
         before: list[Array] = []
-        for remaining in reversed(range(self.wide.steps)):
-            if remaining == 0 and self._observed:
-                before = [self.own(place).copy() for place in self.fed]
+        if self._observed:
+            advance(self.wide.steps, 1)
+            before = [self.own(place).copy() for place in self.fed]
+            advance(1, 0)
+        else:
+            advance(self.wide.steps, 0)
+        self.changes += [
+            largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
+        ]
+        return [self.result(number) for number in range(len(self.feeds))]
+
+    def _one_by_one(self, first: int, last: int) -> None:
+        """Take steps: `first` are to be taken before, `last` after them."""
+        for remaining in reversed(range(last, first)):
             pieces = self._pieces_of(remaining)
             for piece in pieces:
                 self._compute(piece, remaining == 0, copied=len(pieces) > 1)
             if remaining:
                 self._fill_outside([self._spare[place] for place in self.fed])
             self.swap()
-        self.changes += [
-            largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
-        ]
-        return [self.result(number) for number in range(len(self.feeds))]
+
+    def _in_cache(self, first: int, last: int) -> None:
+        """Take the same steps in one call."""
+        take_in_cache(self, first - last, last)
+        self.swap()
 
     def _like(self, place: int, block: Array) -> Array:
         """Return poisoned memory for the next step of a block; the same for all chunks."""

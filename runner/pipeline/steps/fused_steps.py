@@ -32,8 +32,10 @@ def take_rows(blocks: StepBlocks, rows: Rows, steps: int) -> None:
     kernel.take_steps(steps, inputs, outs, axes_of(blocks, rows))
 
 
-def take_in_cache(blocks: StepBlocks, steps: int) -> None:
+def take_in_cache(blocks: StepBlocks, steps: int, more: int = 0) -> None:
     """Take steps on the host, from the blocks into the spare blocks; both are written in turn.
+
+    more: steps that follow without an exchange.
 
     The halo must be valid: along the cut axes as wide as so many steps need, along the others of one step.
     Along these it is valid in the results, too.
@@ -45,7 +47,7 @@ def take_in_cache(blocks: StepBlocks, steps: int) -> None:
     axes = kernel.kernel.program.axes
     own = blocks.region.start[:axes]
     boxes = []
-    for remaining in reversed(range(steps)):
+    for remaining in reversed(range(more, more + steps)):
         (piece,) = step_pieces(task, blocks.region, remaining, blocks.cut, apart=False)
         corners = (piece.place.start[:axes], piece.place.stop[:axes])
         low, high = (tuple(a - b for a, b in zip(corner, own, strict=True)) for corner in corners)

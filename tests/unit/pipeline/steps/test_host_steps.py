@@ -11,6 +11,7 @@ from step_runs import plain_loop, stepped
 
 import meshrun
 from runner.plan.halo import BOUNDARIES
+from runner.plan.stream_options import StreamOptions
 from runner.system.compiler import find_compiler
 
 
@@ -50,5 +51,29 @@ def test_the_bits_are_those_of_a_plain_loop(
     assert record["steps"]["steps_per_kernel"] == 8
     widths, feeds = ((1, 2), (2, 1)), (0, 1)
     wanted = plain_loop(uneven.function, arrays, steps, widths, boundary, feeds, 4.0)
+    for result, expected in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("until", [None, -1.0])
+def test_so_are_those_of_fields_in_chunks(tmp_path: Path, boundary: str, until: float | None) -> None:
+    rng = np.random.default_rng(2)
+    arrays = [rng.integers(0, 1000, (200, 31), np.uint32) for _ in range(3)]
+    more: dict[str, Any] = {"cval": 4.0} if boundary == "constant" else {}
+    if until is not None:
+        more |= {"until": 0.0, "every": 5}
+    results, record = stepped(
+        tmp_path,
+        uneven,
+        arrays,
+        11,
+        ranks=2,
+        boundary=boundary,
+        stream=StreamOptions(chunk_bytes=40_000),
+        **more,
+    )
+    assert record["steps"]["passes"] is not None
+    wanted = plain_loop(uneven.function, arrays, 11, ((1, 2), (2, 1)), boundary, (0, 1), 4.0)
     for result, expected in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(result, expected)
