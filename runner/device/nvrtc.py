@@ -5,6 +5,7 @@ Not by CuPy's RawModule, which sets -ftz=true: numbers below 2^-126 would be zer
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable
@@ -40,7 +41,8 @@ def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int
         binary = binary.encode() if isinstance(binary, str) else binary
         kept = names[name].encode() + b"\0" + binary
         if path is not None:
-            cached_files.write(path, kept)
+            with contextlib.suppress(OSError):  # such as a full disk: it is compiled again the next time
+                cached_files.write(path, kept)
     mangled, _, binary = kept.partition(b"\0")
     module = cupy.cuda.function.Module()
     module.load(binary)

@@ -105,7 +105,7 @@ def _address(number: int, offset: Sequence[int]) -> str:
 def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
     """Return the library of a source text, from the folder or compiled. Raises NotCompiled.
 
-    folder: of compiled files, made if it is missing; None, or one that cannot be used, keeps nothing.
+    folder: of compiled files, made if it is missing; None, or one that is full or of no use, keeps nothing.
     """
     with tempfile.TemporaryDirectory(prefix="meshrun-") as temporary:
         path = Path(temporary) / "kernel.so"
@@ -118,8 +118,8 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
             _compile(text, compiler, path)
             try:
                 cached_files.write(kept, path.read_bytes())
-            except OSError as reason:
-                raise NotCompiled(f"cannot write {kept}: {reason.strerror}") from reason
+            except OSError:  # such as a full disk: it is compiled again the next time
+                return _load(path)
         return _load(kept)
 
 

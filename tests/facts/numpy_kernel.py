@@ -21,7 +21,8 @@ class NumpyKernel:
     """`runner.plan.task.TaskKernel` of a program.
 
     history: all fields after each number of steps; if given, all that `axes` say lies beside the own cells
-    must be one of them, whether it is needed or not. passes: own cells and steps of each call of `take_steps`.
+    must be one of them, whether it is needed or not. passes: own cells and steps of each call of
+    `take_steps`.
     prepared: the numbers of steps that were announced.
     """
 

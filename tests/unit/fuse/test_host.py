@@ -24,6 +24,7 @@ from runner.fuse.host import Box, Copy, Kernel, NotCompiled, build, library, sou
 from runner.fuse.trace import NotTraceable, trace
 from runner.plan.halo import source_index
 from runner.region import HostArray
+from runner.system import cached_files
 from runner.system.compiler import Compiler
 
 OWN = {1: (71,), 2: (5, 37), 3: (3, 4, 21)}  # cells of each number of axes: whole vectors, and a rest
@@ -346,6 +347,18 @@ def test_a_broken_library_is_compiled_anew(compiler: Compiler, tmp_path: Path, p
     kernel = build(program, compiler, tmp_path / "other")
     assert (computed(kernel, [np.ones((4, 5), np.float32)], PLANE)[0] == 1).all()
     assert broken.stat().st_size == path.stat().st_size
+
+
+def test_a_full_disk_keeps_nothing(
+    compiler: Compiler, tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cached_files, "write", full)
+    kernel = build(program, compiler, tmp_path / "meshrun")
+    assert (computed(kernel, [np.ones((4, 5), np.float32)], PLANE)[0] == 1).all()
+    assert not any((tmp_path / "meshrun").iterdir())
 
 
 @pytest.mark.parametrize(
