@@ -1,5 +1,5 @@
-"""A task's kernel in NumPy, which takes several steps as a GPU's does: beyond the own cells that it is given it
-reads what `axes` say lies beside them, and nothing else."""
+"""A task's kernel in NumPy, which takes several steps as a GPU's does: beyond the own cells that it is given
+it reads what `axes` say lies beside them, and nothing else."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from runner.fuse.step_kernel import Axis
 class NumpyKernel:
     """`runner.plan.task.TaskKernel` of a program.
 
-    history: all fields after each number of steps; if given, all that `axes` say lies beside the own cells must
-    be one of them, whether it is needed or not. passes: own cells and steps of each call of `take_steps`.
+    history: all fields after each number of steps; if given, all that `axes` say lies beside the own cells
+    must be one of them, whether it is needed or not. passes: own cells and steps of each call of
+    `take_steps`.
     prepared: the numbers of steps that were announced.
     """
 
@@ -127,7 +128,7 @@ def beside(own: Any, axes: Sequence[Axis]) -> Any:
     start = own.__array_interface__["data"][0] - back
     offset = start - base.__array_interface__["data"][0]
     reach = offset + sum((n - 1) * s for n, s in zip(shape, own.strides, strict=True)) + own.itemsize
-    assert 0 <= offset, "cells outside of the block's memory"
+    assert offset >= 0, "cells outside of the block's memory"
     assert reach <= base.nbytes, "cells outside of the block's memory"
     flat = base.reshape(-1).view(np.uint8)[offset:]
     whole = flat[: flat.size // own.itemsize * own.itemsize].view(own.dtype)

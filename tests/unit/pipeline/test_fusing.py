@@ -1,0 +1,386 @@
+"""Whether a task's function becomes one kernel, and what is said if it does not. Results stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from step_runs import PAD
+
+import meshrun
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
+from runner.device.cpu import CpuBackend
+from runner.errors import RunError, UserError
+from runner.fuse.trace import NotTraceable
+from runner.pipeline import fusing
+from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
+from runner.plan.step_options import StepOptions
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import plan_task
+from runner.report.summary import _fusion_notes
+from runner.run.execute import Options, run
+from runner.system.compiler import find_compiler
+from runner.world.world import open_world, single_rank_world
+
+FIELD = (((40, 30), np.dtype(np.float32)),)
+STATE = [0]
+
+
+class Compiled:
+    """A kernel that nobody calls."""
+
+    most_steps = 1
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be compiled."""
+    programs: list[Any] = []
+
+    def compile_for(device: Any, program: Any, *others: Any) -> Any:
+        programs.append(program)
+        return Compiled(), "a compiler"
+
+    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    return programs
+
+
+def decide(
+    function: Callable[..., Any],
+    mode: str | None = "require",
+    inputs: Any = FIELD,
+    parameters: dict[str, Any] | None = None,
+    steps: int = 1,
+    **declared: Any,
+) -> Any:
+    """Return the task and the decision for a job on one CPU."""
+    job = meshrun.map_blocks(**declared)(function) if declared else meshrun.map_blocks(function)
+    given = job.complete(parameters or {})
+    task = plan_task(with_inferred_halo(job, inputs, given), given, inputs, 1)
+    return fused(single_rank_world(CpuBackend()), task, mode, "strict", steps)
+
+
+def plus_one(block: Any) -> Any:
+    return block + 1
+
+
+def test_require_off_and_auto(no_compiler: list[Any]) -> None:
+    task, fusion = decide(plus_one)
+    assert isinstance(task.kernel, Compiled)
+    assert task.results == (((40, 30), np.dtype(np.float32)),)
+    assert (fusion.compiler, fusion.operations, fusion.inexact) == ("a compiler", 1, ())
+    for mode, declared in (("off", "auto"), (None, "off")):
+        task, fusion = decide(plus_one, mode, fuse=declared)
+        assert task.kernel is None
+        assert (fusion.why, fusion.quiet) == ("off", True)
+    assert decide(plus_one, "require", fuse="off")[0].kernel is not None  # --fuse takes precedence
+    assert decide(plus_one, None, fuse="require")[0].kernel is not None
+    assert len(no_compiler) == 3
+
+
+def test_small_work_on_a_cpu_is_not_compiled(no_compiler: list[Any]) -> None:
+    task, fusion = decide(plus_one, "auto")
+    assert task.kernel is None
+    assert (fusion.why, fusion.quiet) == ("too little work for a compiler", True)
+    assert no_compiler == []
+    steps = fusing.WORTH_COMPILING // (40 * 30 * 4)
+    assert decide(plus_one, "auto", steps=steps)[0].kernel is None
+    assert decide(plus_one, "auto", steps=steps + 1)[0].kernel is not None
+
+
+def test_an_array_without_cells_needs_no_kernel(no_compiler: list[Any]) -> None:
+    task, fusion = decide(plus_one, "require", (((0, 30), np.dtype(np.float32)),))
+    assert task.kernel is None
+    assert fusion.quiet
+    assert no_compiler == []
+
+
+def test_functions_that_libraries_round_differently_are_named(no_compiler: list[Any]) -> None:
+    assert decide(lambda block: np.sin(block) + np.exp(block) * np.sqrt(block))[1].inexact == ("exp", "sin")
+
+
+# What cannot be one kernel. Every refusal as an error, and as a line.
+
+
+def branches(block: Any) -> Any:
+    if block.max() > 3:  # line 1 of the function
+        return block
+    return block + 1
+
+
+def sorts(block: Any) -> Any:
+    return np.sort(block, axis=1)
+
+
+def loops(block: Any) -> Any:
+    return np.array([cell + 1 for cell in block])
+
+
+def picks(block: Any) -> Any:
+    block[block > 1] = 0
+    return block[[0, 1]]
+
+
+def places(block: Any, *, here: Any) -> Any:
+    return block + here.offset[0]
+
+
+def counts(block: Any) -> Any:
+    STATE[0] += 1
+    return block + STATE[0]
+
+
+def counts_rows(block: Any) -> Any:
+    return block / block.shape[0]
+
+
+def fails(block: Any) -> Any:
+    raise ValueError("not today")
+
+
+def half(block: Any) -> Any:
+    return block[::2]
+
+
+def two(block: Any) -> Any:
+    return block, block
+
+
+REFUSED: list[tuple[Any, dict[str, Any], str, bool]] = [  # function, declared, reason, whether it has a line
+    (branches, {}, "", True),
+    (sorts, {}, "numpy.sort", True),
+    (loops, {}, "iterates over the cells", True),
+    (picks, {}, "", True),
+    (places, {}, "takes `here`", False),
+    (counts, {}, "differs from one call to the next", True),
+    (counts_rows, {}, "computes with the number of cells", True),
+    (fails, {}, "raises ValueError: not today", True),
+    (two, {}, "returns 2 results, not 1", False),
+    (half, {"out": lambda shape, dtype: ((shape[0] // 2, *shape[1:]), dtype)}, "another size", False),
+    (plus_one, {"out": lambda shape, dtype: (shape, "float64")}, "another dtype or shape than out=", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "declared", "reason", "has_line"), REFUSED, ids=[one[0].__name__ for one in REFUSED]
+)
+def test_every_reason_is_an_error_or_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+    no_compiler: list[Any],
+    function: Any,
+    declared: Any,
+    reason: str,
+    has_line: bool,
+) -> None:
+    with pytest.raises(UserError) as failure:
+        decide(function, "require", **declared)
+    error = failure.value
+    assert "cannot be one kernel" in str(error)
+    assert reason in str(error)
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
+    task, fusion = decide(function, "auto", **declared)
+    assert task.kernel is None
+    assert reason in fusion.why
+    first = function.__code__.co_firstlineno
+    assert (fusion.line > first) == has_line
+    assert fusion.line < first + 6
+    (line,) = _fusion_notes(asdict(fusion))
+    assert line.startswith("  not one kernel: ")
+    assert fusion.why in line
+    if has_line:
+        assert f"{__file__}, line {fusion.line}: " in str(error)
+        assert f"line {fusion.line} " in line
+    if fusion.hint:
+        assert fusion.hint in str(error)
+        assert line.endswith(f"write {fusion.hint}")
+    assert no_compiler == []
+
+
+def test_a_trace_that_is_not_what_the_function_computes_is_not_used(no_compiler: list[Any]) -> None:
+    """It takes arrays of NumPy's for others than stand-ins."""
+
+    def sly(block: Any) -> Any:
+        return block + (1 if type(block) is np.ndarray else 2)
+
+    def breaks(block: Any) -> Any:
+        if type(block) is np.ndarray:
+            raise KeyError("cells")
+        return block + 1
+
+    with pytest.raises(UserError, match="computes something else when it is traced"):
+        decide(sly)
+    with pytest.raises(UserError, match="raises KeyError on a small block"):
+        decide(breaks)
+    assert no_compiler == []
+
+
+def test_what_a_function_writes_while_it_is_tried_is_not_seen(
+    no_compiler: list[Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def talks(block: Any) -> Any:
+        print("here I am")
+        return block + 1
+
+    decide(talks)
+    assert "here I am" not in capfd.readouterr().out
+
+
+def test_quiet_reasons_are_not_written() -> None:
+    assert _fusion_notes(asdict(Fusion(why="off", quiet=True))) == []
+    assert _fusion_notes(asdict(Fusion("CUDA", operations=1))) == [
+        "  one kernel by CUDA: 1 operation for each cell"
+    ]
+
+
+# Halos
+
+
+def wide(block: Any) -> Any:
+    return block[4:, 1:-1] + block[:-4, 1:-1] - block[2:-2, 2:]
+
+
+def test_a_halo_that_is_not_named_is_inferred() -> None:
+    def inferred(function: Any, **declared: Any) -> Any:
+        job = meshrun.map_blocks(**declared)(function) if declared else meshrun.map_blocks(function)
+        return with_inferred_halo(job, FIELD, {}).halo
+
+    assert inferred(wide) == (2, 1)
+    assert inferred(lambda block: np.diff(block, axis=1)[:, 1:]) == (0, 1)
+    assert inferred(wide, halo=3) == 3
+    assert inferred(plus_one) is None
+    assert inferred(lambda block: block[...] * 2) is None
+    assert inferred(lambda block: sorts(block)[1:-1]) is None  # it cannot be traced
+    with pytest.raises(UserError) as failure:
+        inferred(lambda block: block[1:])
+    assert "its decorator names none" in str(failure.value)
+    assert "halo=((0, 1) or (1, 0), 0)" in str(failure.value)
+
+
+def test_an_inferred_halo_has_as_many_axes_as_are_computed_alike() -> None:
+    job = meshrun.map_blocks(lambda block: block[1:-1, 1:-1])
+    image = (((40, 30, 3), np.dtype(np.uint8)),)
+    assert with_inferred_halo(job, image, {}).halo in ((1, 1), (1, 1, 0))
+
+
+def test_functions_without_slices_are_not_called_for_their_halo() -> None:
+    calls = []
+
+    def counted(block: Any) -> Any:
+        calls.append(1)
+        return block + 1
+
+    with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
+    assert calls == []
+
+
+def test_a_halo_that_is_too_small_is_an_error_before_anything_runs(tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
+    job = meshrun.map_blocks(halo=1)(wide)
+    for mode in ("require", "auto"):
+        if mode == "auto":
+            continue  # small work is not traced: the first call fails
+        with pytest.raises(UserError) as failure:
+            job.run(tmp_path / "in.npy", tmp_path / "out.npy", device="cpu", fuse=mode)
+        assert "its halo is too small" in str(failure.value)
+        assert "halo=(2, 1) in the decorator" in str(failure.value)
+    with pytest.raises(RunError, match="wrong shape"):
+        job.run(tmp_path / "in.npy", tmp_path / "out.npy", device="cpu")
+    assert not (tmp_path / "out.npy").exists()
+
+
+# Several ranks
+
+
+@pytest.mark.parametrize("without", [0, 2])
+def test_a_rank_without_a_compiler_decides_for_all(monkeypatch: pytest.MonkeyPatch, without: int) -> None:
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
+    job = meshrun.map_blocks(plus_one)
+    task = plan_task(job, {}, FIELD, 3)
+
+    def body(control: Control) -> Any:
+        world = open_world("cpu", control=control)
+
+        class Here:
+            """Tells the rank that asks."""
+
+            kind, rank = "cpu", control.rank
+
+        world.backend.device = Here()  # type: ignore[assignment]
+        found = []
+        for mode in ("auto", "require"):
+            try:
+                found.append(fused(world, task, mode, "strict"))
+            except UserError as failure:
+                found.append(failure)
+        return found
+
+    def compile_for(device: Any, *others: Any) -> Any:
+        if device.rank == without:
+            raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
+        return Compiled(), "g++"
+
+    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    for (plain, fusion), failure in run_ranks(3, body, timeout=20):
+        assert plain.kernel is None
+        assert fusion.why == "no C++ compiler on this host"
+        assert isinstance(failure, UserError)
+        assert "CXX=/path/to/g++" in str(failure)
+
+
+# Runs by a compiled kernel
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    return tmp_path_factory.mktemp("cache")
+
+
+@meshrun.map_blocks(halo=1, boundary="wrap")
+def flow(block: Any, *, rate: float = 0.25) -> Any:
+    inner = block[1:-1, 1:-1]
+    return inner + rate * (block[:-2, 1:-1] + block[2:, 1:-1] - 2 * inner) / (1 + abs(block[1:-1, 2:]))
+
+
+RUNS: list[tuple[int, dict[str, Any]]] = [
+    (1, {}),
+    (3, {"grid": "1x3"}),
+    (4, {"grid": "2x2", "boundary": "constant"}),
+    (2, {"stream": StreamOptions(chunk_bytes=1500)}),
+    (1, {"steps": StepOptions(7)}),
+    (3, {"steps": StepOptions(7, steps_per_exchange=2), "overlap": True, "boundary": "mirror"}),
+    (2, {"steps": StepOptions(7), "stream": StreamOptions(chunk_bytes=1500)}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "options"), RUNS, ids=map(str, range(len(RUNS))))
+def test_runs_by_a_kernel_have_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path, ranks: int, options: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    array = np.random.default_rng(1).normal(0, 2, (48, 21)).astype(np.float32)
+    np.save(tmp_path / "in.npy", array)
+    found = []
+    for mode in ("off", "require"):
+        target = tmp_path / f"{mode}.npy"
+        chosen = Options(device="cpu", verify="full", fuse=mode, **options)
+
+        def rank(control: Control, chosen: Options = chosen, target: Path = target) -> Any:
+            world = open_world("cpu", control=control)
+            return run(flow, [tmp_path / "in.npy"], [target], {}, chosen, world=world)
+
+        record = run_ranks(ranks, rank, timeout=60)[0]
+        found.append(np.load(target))
+        assert bool(record["fused"] and record["fused"]["compiler"]) == (mode == "require")
+        assert (record["stream"] is not None) == ("stream" in options)
+    assert found[0].tobytes() == found[1].tobytes()
+    if ranks == 1 and not options:
+        padded = np.pad(array, 1, PAD["wrap"])
+        assert found[1].tobytes() == flow.function(padded).tobytes()
+    assert len([*kept.rglob("*.so"), *kept.rglob("*.library")]) <= 1
