@@ -1,6 +1,6 @@
-"""Compile CUDA C++ for the current GPU, and keep what is compiled.
+"""Compile CUDA C++ for the current GPU, and keep the binaries in the user's cache.
 
-Not by CuPy's RawModule, which sets -ftz=true: numbers below 2^-126 would be zero on a GPU and nowhere else.
+CuPy's RawModule is not used: it sets -ftz=true, with which numbers below 2^-126 are zero on a GPU only.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from cupy.cuda import compiler
 from runner.system import cached_files
 from runner.system.compiler import cache_folder
 
-SHARED_BYTES = 48 << 10  # of a block without a call of funcSetAttribute
+SHARED_BYTES = 48 << 10  # of a block; more needs funcSetAttribute
 LOCAL_BYTES = 3  # CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
 NUM_REGS = 4  # CU_FUNC_ATTRIBUTE_NUM_REGS
 MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int = 0) -> Callable[..., None]:
-    """Return the kernel `name` of a text, for the current device.
+    """Compile the kernel `name` of a text for the current device, or load it from the cache.
 
-    name: of a function, or of a template's instance. shared: bytes of dynamic shared memory of a block.
+    name: of a function or of an instance of a template. shared: bytes of dynamic shared memory of a block.
     """
     options = ("-std=c++17", *options, *(f"-I{folder}" for folder in _headers()))
     device = cupy.cuda.Device()
@@ -42,7 +42,7 @@ def compile_kernel(source: str, name: str, options: tuple[str, ...], shared: int
         binary = binary.encode() if isinstance(binary, str) else binary
         kept = names[name].encode() + b"\0" + binary
         if path is not None:
-            with suppress(OSError):  # of a full disk: the next run compiles again
+            with suppress(OSError):  # such as a full disk: the next run compiles again
                 cached_files.write(path, kept)
     mangled, _, binary = kept.partition(b"\0")
     module = cupy.cuda.function.Module()
@@ -68,7 +68,7 @@ def local_bytes_of(kernel: Any) -> int:
 
 @functools.cache
 def _headers() -> tuple[Path, ...]:
-    """Return the folders of CUDA's own headers, such as cuda_fp16.h: of the toolkit, or of its wheels."""
+    """Return the folders of CUDA's headers, such as cuda_fp16.h, of the toolkit and of its wheels."""
     found = []
     toolkit = cupy.cuda.get_cuda_path()
     if toolkit is not None:

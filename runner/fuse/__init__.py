@@ -1,4 +1,4 @@
-"""One kernel from a user's plain function: its operations are traced into an expression graph, which becomes
-CUDA (or CPU) code. It knows neither ranks nor files. Others use `trace.trace`, `graph.Program` and the
-kernels built from it.
+"""Build one kernel from a user's plain function: trace its operations into an expression graph, and generate
+CUDA or C++ code from the graph. This package knows neither ranks nor files. Others use `trace.trace`,
+`graph.Program` and `compiled.compile_for`.
 """

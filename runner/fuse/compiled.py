@@ -1,4 +1,4 @@
-"""A program as a kernel that a task calls in place of its function: on a GPU, or on the host's processor."""
+"""Compile a program to a kernel that a task calls in place of its function: on a GPU or on the host."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ HOST_STEPS = 8  # of one call; more gain little, and need wider halos
 class DeviceKernel:
     """CUDA kernels of a program, on the current device and stream.
 
-    widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does. feeds: of each
-    output, the number of the input that it becomes in the next step. boundary, cval: of the steps.
+    widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does; "fast" lets the
+    compiler fuse a multiplication and an addition. feeds: for each output, the number of the input that it
+    becomes in the next step, or None. boundary, cval: of the steps.
     """
 
     program: Program
@@ -47,7 +48,7 @@ class DeviceKernel:
             launch(call.grid, call.block, call.arguments)
 
     def _pass(self, out: Array) -> tuple[single_pass.Kernel, Callable[..., None]]:
-        """Return the kernel for rows of that length: a thread makes no more cells of a row than it has."""
+        """Return the kernel for rows as long as those of `out`, whose tile is no wider than a row."""
         from runner.device.cuda import kernel_of_text
 
         row = math.prod(out.shape[self._merged.axes - 1 :])
@@ -59,9 +60,9 @@ class DeviceKernel:
 
     @functools.cached_property
     def most_steps(self) -> int:
-        """The steps that one kernel best takes; 1 if there is no such kernel.
+        """Number of steps that one kernel takes fastest; 1 if no kernel takes several.
 
-        Over three axes one step at a time is as fast, and compiled in a tenth of the time.
+        Over three axes, kernels of one step are as fast and compile in a tenth of the time.
         """
         if self.program.axes > 2:
             return 1
@@ -69,15 +70,15 @@ class DeviceKernel:
         return max(min(most, best_steps(self.program)), 1)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
-        """Compile what `take_steps` calls for so many steps of own cells in arrays laid out like these."""
+        """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`."""
         self._step_kernel(steps, step_kernel.takes_vectors(arrays, tuning(self.program, True)))
 
     def take_steps(
         self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
     ) -> None:
-        """Fill the own cells of `outs` with the results after `steps` steps from those of `inputs`.
+        """Take `steps` steps from the own cells of `inputs`, and write the results to those of `outs`.
 
-        Both are views of own cells in blocks that hold what `axes` say beside them.
+        Both are views of own cells, in blocks with as many valid cells beside them as `axes` says.
         """
         axes = axes[: self.program.axes]
         vectors = step_kernel.takes_vectors([*inputs, *outs], tuning(self.program, True))
@@ -106,14 +107,14 @@ def _int64(value: int) -> Any:
 
 
 def _words(program: Program) -> int:
-    """Return the 32-bit registers that hold what a step needs of a column of the fields."""
+    """Return the number of 32-bit registers that hold the cells of a column that a step reads."""
     words = [(one.dtype.itemsize + 3) // 4 * one.components for one in program.inputs]
     reads = [max(program.footprint(number)[0]) + 1 for number in range(len(program.inputs))]
     return sum(a * b for a, b in zip(words, reads, strict=True))
 
 
 def tuning(program: Program, vectors: bool) -> Tuning:
-    """Return the choices that were the fastest on an H200 (benchmarks/fuse_steps_device.py)."""
+    """Return the tuning that was fastest on an H200 (benchmarks/fuse_steps_device.py)."""
     chosen = step_kernel.suggested(program, vectors=vectors)
     words = _words(program)
     if words <= 2:
@@ -122,7 +123,7 @@ def tuning(program: Program, vectors: bool) -> Tuning:
 
 
 def best_steps(program: Program) -> int:
-    """Return the steps of one kernel that were the fastest there, if its registers hold so many."""
+    """Return the number of steps of one kernel that was fastest on an H200, if registers suffice."""
     return 7 if _words(program) <= 2 else 6
 
 
@@ -154,7 +155,7 @@ def compile_for(
     boundary: str = "reflect",
     cval: float = 0.0,
 ) -> tuple[DeviceKernel | HostKernel, str]:
-    """Return the kernel for a rank's device, and what compiled it; raises NotTraceable if none can.
+    """Return the kernel for a rank's device, and the name of its compiler. Raises NotTraceable without one.
 
     device: `runner.device.api.Device`. The other arguments are those of `DeviceKernel`.
     """

@@ -1,4 +1,4 @@
-"""Compute a program's results with NumPy, node by node: to check a trace against the plain function."""
+"""Compute a program's results with NumPy, node by node, to check a trace against the plain function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Expression graph of a function on blocks: what each result cell is computed from.
+"""Expression graph of a function on blocks: how each result cell is computed.
 
-A node is one value per own cell. Nodes are made by a `Graph`, which returns the same node for the same
-expression, so that a common subexpression is computed once, and two programs are equal if their text is.
+A node is one value per own cell. A `Graph` makes nodes, and returns the same node for the same expression:
+a common subexpression is computed once, and programs of equal text are equal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Node:
 
 
 class Graph:
-    """Makes nodes, each expression once."""
+    """Make nodes, one for each distinct expression."""
 
     def __init__(self) -> None:
         self._nodes: dict[Key, Node] = {}
@@ -61,7 +61,7 @@ class Graph:
         )
 
     def operation(self, op: str, dtype: np.dtype[Any], operands: Sequence[Node], line: int = 0) -> Node:
-        """Return an operation; one on constants is computed here, by NumPy."""
+        """Return an operation. Compute it now, with NumPy, if all operands are constants."""
         if op == "cast" and operands[0].dtype == dtype:
             return operands[0]
         if all(node.op == "constant" for node in operands):
@@ -71,7 +71,7 @@ class Graph:
         return self._node(key, lambda: Node(op, dtype, tuple(operands), line=line))
 
     def shifted(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
-        """Return the values of other cells: those `shift` cells away along the grid axes."""
+        """Return the same values for the cell that is `shift` cells away along the grid axes."""
         if not any(shift):
             return list(nodes)
         wanted, done = list(nodes), dict[int, Node]()
@@ -93,7 +93,7 @@ class Graph:
 
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
-    """Return nodes and all that they are computed from, each once, operands before what uses them."""
+    """Return nodes and all nodes that they depend on, each once, operands before their users."""
     found: dict[int, Node] = {}
     open_nodes = list(nodes)[::-1]
     while open_nodes:
@@ -107,7 +107,7 @@ def in_order(nodes: Iterable[Node]) -> list[Node]:
 
 
 def compute(op: str, dtype: np.dtype[Any], values: Sequence[Any]) -> Any:
-    """Return what NumPy computes for one operation on arrays."""
+    """Compute one operation on arrays with NumPy."""
     with np.errstate(all="ignore"):
         if op == "cast":
             return values[0].astype(dtype)
@@ -145,7 +145,7 @@ class Program:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes, operands before what uses them."""
+        """All nodes, operands before their users."""
         return tuple(in_order(node for result in self.results for node in result))
 
     @property
@@ -154,7 +154,7 @@ class Program:
 
     @property
     def operations(self) -> int:
-        """Operations for each own cell, without loads, constants and casts."""
+        """Number of operations for each own cell, without loads, constants and casts."""
         return sum(node.op not in ("load", "constant", "cast") for node in self.nodes)
 
     def footprint(self, number: int) -> Extents:
@@ -191,10 +191,10 @@ def _text(node: Node, number: dict[int, int]) -> str:
 
 
 def merge_components(program: Program) -> tuple[Program, int]:
-    """Return the program for arrays whose trailing axes are merged into the last grid axis, and how many
-    elements a cell then is; the program as it is, and 1, if it does not treat all components alike.
+    """Merge the trailing axes of a program into its last grid axis, if it treats all components alike.
 
-    An offset of one cell along the last grid axis becomes one of so many elements.
+    Return the merged program and the number of elements that a cell had; otherwise the program unchanged, and
+    1. An offset of one cell along the last grid axis becomes an offset of that number of elements.
     """
     trailing = {one.trailing for one in (*program.inputs, *program.outputs)}
     count = program.outputs[0].components

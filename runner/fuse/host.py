@@ -1,7 +1,7 @@
-"""A traced program as a function of the host's processor, made by the host's C++ compiler.
+"""Compile a traced program for the host's processor, with the host's C++ compiler.
 
 Libraries are kept in a folder of this user, so that a program is compiled once for each kind of processor.
-What another user could have put there is not loaded.
+A file that another user could have written is not loaded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def source(programs: Sequence[Program]) -> str:
 
 
 def _cells(program: Program, merged: int) -> str:
-    """Return the generated part: the loop over a row, and the addresses of the rows that it reads.
+    """Generate the loop over a row, and the addresses of the rows that it reads.
 
     merged: elements that a cell had before its trailing axes became part of the row.
     """
@@ -103,9 +103,9 @@ def _address(number: int, offset: Sequence[int]) -> str:
 
 
 def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
-    """Return the library of a source text, from the folder or compiled. Raises NotCompiled.
+    """Load the library of a source text from the folder, or compile it. Raises NotCompiled.
 
-    folder: of compiled files, made if it is missing; None, or one that cannot be used, keeps nothing.
+    folder: of compiled files; created if it is missing. If it is None or not usable, nothing is kept.
     """
     with tempfile.TemporaryDirectory(prefix="meshrun-") as temporary:
         path = Path(temporary) / "kernel.so"
@@ -118,7 +118,7 @@ def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
             _compile(text, compiler, path)
             try:
                 cached_files.write(kept, path.read_bytes())
-            except OSError:  # of a full disk: the next run compiles again
+            except OSError:  # such as a full disk: the next run compiles again
                 return _load(path)
         return _load(kept)
 
@@ -147,7 +147,7 @@ def _load(path: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True)
 class Copy:
-    """One cell beyond the array and the one it equals, at an index along `axis` from the own cell 0."""
+    """A cell beyond the array, and the cell that it equals: indices along `axis`, from own cell 0."""
 
     axis: int
     target: int
@@ -171,8 +171,8 @@ class Kernel:
     def run(self, blocks: Sequence[HostArray], outs: Sequence[HostArray], widths: Extents) -> None:
         """Compute all outputs in one pass.
 
-        blocks: of each input, with the halo `widths` per grid axis. outs: arrays of the own cells, written;
-        they share no memory with the blocks. Of all, the last grid axis and what follows is contiguous.
+        blocks: of each input, with the halo `widths` per grid axis. outs: arrays of own cells to write; they
+        share no memory with the blocks. All are contiguous along the last grid axis and the trailing axes.
         """
         axes = self.program.axes
         own = outs[0].shape[:axes]
@@ -194,15 +194,15 @@ class Kernel:
         finals: Sequence[HostArray | None] = (),
         strip: int | None = None,
     ) -> None:
-        """Take a step for each of `boxes`, the cells that it computes.
+        """Take one step for each of `boxes`: the cells that the step computes.
 
-        blocks: two padded blocks of each input, of the same layout; the first step reads the first ones and
-        writes the second ones, the next step the other way round. An input that is not fed has one block,
-        given twice. firsts: of each input, the index of its own cell 0. feeds: of each output, the input it
-        feeds. copies: of each input, the cells beyond the array to fill after each step. widths: halo of one
-        step. finals: of each output that feeds nothing, an array for the last step's results, of the
-        cells of the last box. strip: rows along axis 0 that are computed at a time, before the next step
-        computes what depends on them; None: by the size of the cache.
+        blocks: two padded blocks of each input, of the same layout; the first step reads the first block and
+        writes the second, the next step reads the second and writes the first. An input that is not fed has
+        one block, given twice. firsts: for each input, the index of its own cell 0. feeds: for each output,
+        the input that it feeds. copies: for each input, the cells beyond the array to fill after each step.
+        widths: halo of one step. finals: for each output that feeds nothing, an array for the last step's
+        results, as large as the last box. strip: rows along axis 0 that each step computes before the next
+        step computes the rows that depend on them; None: chosen by the size of the cache.
         """
         axes, count = self.program.axes, len(boxes)
         if count > MOST_STEPS:
@@ -243,8 +243,8 @@ class Kernel:
 
 
 def _is_near(copy: Copy, first: int, last: int, width: tuple[int, int]) -> bool:
-    """Whether a copy along axis 0 can be made while steps follow one another at a distance of the wider
-    halo: it is there before the next step reads it, and after the step before has read the old one.
+    """Return whether a copy along axis 0 is possible while steps follow one another at the distance of the
+    wider halo: after the previous step has read the old cell, and before the next step reads the new one.
 
     first, last: rows that are computed.
     """
@@ -255,15 +255,15 @@ def _is_near(copy: Copy, first: int, last: int, width: tuple[int, int]) -> bool:
 
 
 def strip_rows(blocks: Sequence[HostArray], widths: Extents, count: int) -> int:
-    """Return how many rows along axis 0 to compute at a time, so that those of all steps fit a cache."""
+    """Return the number of rows along axis 0 for a strip, such that the strips of all steps fit a cache."""
     skew = max(widths[0])
     rows = cache_bytes() // 2 // max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
     return max(rows - (count + 2) * skew, 4 * skew, 1)
 
 
 def best_steps(blocks: Sequence[HostArray], widths: Extents) -> int:
-    """Return how many steps of one call to take: rows that do not fit a processor's own cache are read from
-    the one that processors share. blocks: those that a step reads."""
+    """Return the best number of steps for one call. Rows that do not fit a processor's own cache come from
+    the cache that processors share. blocks: those that a step reads."""
     skew = max(widths[0])
     row = max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
     return min(max(SHARED * cache_bytes() // row // max(2 * skew, 1), 1), MANY_STEPS)
@@ -285,8 +285,10 @@ def build(program: Program, compiler: Compiler, folder: Path | None) -> Kernel:
 def _unfed(
     program: Program, feeds: Sequence[int | None], finals: Sequence[HostArray | None], boxes: Sequence[Box]
 ) -> tuple[list[HostArray], list[int], list[int]]:
-    """Return memory, addresses of cell 0 and strides for outputs that feed nothing: before the last step a
-    row that is written again and again, in the last step the results."""
+    """Return memory, addresses of cell 0 and strides for outputs that feed nothing.
+
+    Before the last step they write to one row, again and again; in the last step, to `finals`.
+    """
     axes = program.axes
     lo, hi = min(box[0][-1] for box in boxes), max(box[1][-1] for box in boxes)
     scratch: list[HostArray] = []
@@ -309,7 +311,7 @@ def _unfed(
 
 
 def _pointer(array: HostArray, first: Sequence[int], axes: int) -> int:
-    """Return the address of a cell; ValueError if a row of the array is not contiguous."""
+    """Return the address of a cell. Raises ValueError if a row of the array is not contiguous."""
     wanted = array.itemsize
     for axis in reversed(range(axes - 1, array.ndim)):
         if array.strides[axis] != wanted and array.shape[axis] > 1:

@@ -1,4 +1,4 @@
-"""C++ text of a program's nodes, by the operations in kernels/operations.cuh; for CUDA and for the host."""
+"""Write a program's nodes as C++ for CUDA and the host, with the operations of kernels/operations.cuh."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ctype(dtype: np.dtype[Any]) -> str:
 
 
 def literal(value: Any, dtype: np.dtype[Any]) -> str:
-    """Return a constant of exactly these bits."""
+    """Return the C++ literal of a constant, to the bit."""
     scalar = np.asarray(value, dtype)
     if dtype.kind == "b":
         return "true" if scalar else "false"
@@ -41,7 +41,7 @@ def literal(value: Any, dtype: np.dtype[Any]) -> str:
 
 
 def expression(node: Node, names: Mapping[int, str]) -> str:
-    """Return the expression of an operation or a constant. names: of each operand, by its `id`."""
+    """Return the C++ expression of an operation or constant. names: of the operands, by their `id`."""
     if node.op == "constant":
         return literal(node.value, node.dtype)
     operands = [names[id(one)] for one in node.operands]

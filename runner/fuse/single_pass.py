@@ -1,7 +1,7 @@
-"""One CUDA kernel that computes all outputs of a program in one pass over its inputs.
+"""Generate a CUDA kernel that computes all outputs of a program in one pass over its inputs.
 
-`emit` writes the source text of the kernel, `launch_arguments` how it is called for arrays in memory.
-kernels/single_pass.cu says how the kernel works and what limits it.
+`emit` writes the kernel's source text; `launch_arguments` returns its arguments for arrays in memory.
+kernels/single_pass.cu explains how the kernel works and what limits it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MOST_NODES = 1500  # of a thread: the compiler takes 0.5 s for about so many
 
 @dataclass(frozen=True)
 class Description:
-    """What a kernel does for each own cell, on average; halos count as read by the cells of other tiles.
+    """Work of a kernel for each own cell, on average. Halos count as read by the cells of other tiles.
 
-    loads, stores: elements. load_instructions: of elements or words. operations: without casts.
-    bytes: that must be read or written at least, each input and output once.
+    loads, stores: number of elements. load_instructions: of elements or words. operations: without casts.
+    bytes: the least to read and write, each input and output once.
     """
 
     loads: float
@@ -43,10 +43,10 @@ class Description:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A kernel's text, and how it is cut.
+    """A kernel's text and the shape of its tiles and blocks.
 
-    source: for NVRTC, complete but for <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
-    makes, per grid axis. threads: of a block, along the last grid axis and the one before.
+    source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
+    computes, per grid axis. threads: of a block, along the last grid axis and the one before.
     """
 
     source: str = field(repr=False)
@@ -60,7 +60,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a kernel is called with. grid: (0,) if there is no cell: nothing is to be launched then."""
+    """Arguments of a launch. grid: (0,) if there are no cells; launch nothing then."""
 
     grid: tuple[int]
     block: tuple[int, int]
@@ -71,15 +71,15 @@ class Launch:
 
 
 def choose_tile(program: Program, width: int | None = None) -> Shape:
-    """Return the cells that a thread makes, per grid axis: PLANES x ROWS x COLUMNS.
+    """Choose the cells that a thread computes, per grid axis: PLANES x ROWS x COLUMNS.
 
-    COLUMNS: 16 bytes of the largest cell that is written or read. If cells of several rows are read, ROWS is
-    4, or 8 of half as many columns for cells of one byte, which are limited by instructions; if those of
-    several planes are, PLANES is 4, ROWS 2 and COLUMNS 8 bytes: the fastest in benchmarks/fuse_device.py.
-    All are halved, rows first, while what a thread loads takes more than 96 registers, or while it computes
-    more than 1500 nodes, which take the compiler half a second.
+    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest cell that is
+    read or written. For programs that read cells of several rows, ROWS is 4; for cells of one byte, which
+    instructions limit, it is 8, and COLUMNS is half as large. For programs that read cells of several planes,
+    PLANES is 4, ROWS 2 and COLUMNS 8 bytes. All are halved, rows first, while the loads of a thread need more
+    than 96 registers, or while a thread computes more than 1500 nodes, which take half a second to compile.
 
-    width: cells of the last axis, of which COLUMNS is no more.
+    width: cells of the last axis; COLUMNS is no larger.
     """
     operands = (*program.inputs, *program.outputs)
     largest = max(one.dtype.itemsize * one.components for one in operands)
@@ -110,7 +110,7 @@ def choose_tile(program: Program, width: int | None = None) -> Shape:
 
 
 def choose_threads(program: Program) -> tuple[int, int]:
-    """Return the threads of a block, along the last grid axis and the one before."""
+    """Choose the threads of a block, along the last grid axis and the one before."""
     return (32, 4) if program.axes > 2 else (64, 2)
 
 
@@ -120,7 +120,7 @@ def _reads_across(program: Program, axis: int) -> bool:
 
 
 def registers(program: Program, tile: Shape) -> int:
-    """Return how many 32-bit registers hold all that a thread loads."""
+    """Return the number of 32-bit registers for all elements that a thread loads."""
     total = 0
     for (number, _), elements in _window(program, tile).items():
         itemsize = program.inputs[number].dtype.itemsize
@@ -132,7 +132,7 @@ def registers(program: Program, tile: Shape) -> int:
 
 
 def _window(program: Program, tile: Shape) -> dict[tuple[int, Offset], set[int]]:
-    """Return which elements a thread loads: by input and row, places relative to the tile's first cell."""
+    """Return the elements that a thread loads, by input and row, relative to the tile's first cell."""
     found: dict[tuple[int, Offset], set[int]] = defaultdict(set)
     for node in program.loads:
         components = program.inputs[node.input].components
@@ -143,7 +143,7 @@ def _window(program: Program, tile: Shape) -> dict[tuple[int, Offset], set[int]]
 
 
 def _words(elements: set[int], itemsize: int) -> int:
-    """Return how many whole words a row's window takes from its first to its last element."""
+    """Return the number of whole 32-bit words from the first to the last element of a row."""
     return -(-(max(elements) - min(elements) + 1) * itemsize // 4)
 
 
@@ -152,7 +152,7 @@ def _words(elements: set[int], itemsize: int) -> int:
 
 @cache
 def _skeleton() -> tuple[str, str]:
-    """Return the headers in one text, and the kernel with its marks."""
+    """Return the text of all headers, and the kernel's text with placeholders."""
     texts = [path.read_text(encoding="utf-8") for path in (HEADER, KERNELS / "single_pass.cuh")]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
@@ -168,9 +168,10 @@ def emit(
 ) -> Kernel:
     """Write the kernel of a program.
 
-    tile: cells that a thread makes, per grid axis; by default as `choose_tile` says. width: cells of the
-    last grid axis, of which a tile has no more. threads: of a block, at most, along the last grid axis and
-    the one before. math: "strict" rounds as NumPy does; "fast" lets the compiler contract a * b + c.
+    tile: cells that a thread computes, per grid axis; default: `choose_tile`. width: cells of the last grid
+    axis; a tile is no wider. threads: most threads of a block along the last grid axis and the one before;
+    default: `choose_threads`. math: "strict" rounds as NumPy does; "fast" lets the compiler contract
+    a * b + c to one operation.
     """
     tile = choose_tile(program, width) if tile is None else tile
     threads = choose_threads(program) if threads is None else threads
@@ -229,7 +230,7 @@ class _Body:
         )
 
     def _find_place(self) -> None:
-        """Write which cells a thread makes: x<axis>, its first cell, and last<axis>, its last one's place."""
+        """Write the cells that a thread computes: x<axis>, the first, and last<axis>, the last."""
         add, last = self.lines.append, self.program.axes - 1
         add("uint32 place = blockIdx.x;")
         for axis in reversed(range(self.program.axes)):
@@ -256,14 +257,14 @@ class _Body:
                 add(f"const int last{axis} = ({left} < {most} ? int({left}) : {most}) - 1;")
 
     def _pointer(self, letter: str, number: int, operand: Operand) -> str:
-        """Return where the thread's first cell is."""
+        """Return the address of the thread's first cell."""
         last = self.program.axes - 1
         rows = [f"x{axis} * {letter}{number}_pitch{axis}" for axis in range(last)]
         return " + ".join([f"{letter}{number}", *rows, f"x{last} * {operand.components}"])
 
     def _row(self, base: str, name: str, at: Offset, last: Sequence[int] | None = None) -> str:
-        """Return the pointer to a row of the tile. last: of a row that is read, rows that exist after the
-        own ones, per grid axis."""
+        """Return the pointer to a row of the tile. last: for a row to read, the number of rows after the own
+        rows, per grid axis."""
         terms = [base]
         for axis, place in enumerate(at):
             if place and last is not None and place > last[axis] and self.tile[axis] > 1:
@@ -273,7 +274,7 @@ class _Body:
         return " + ".join(terms)
 
     def _load(self) -> int:
-        """Write all loads, then all shifts of words; return the number of load instructions."""
+        """Write all loads, then all shifts of words. Return the number of load instructions."""
         program, count = self.program, 0
         loads = {(node.input, node.offset, node.component): node for node in self._nodes if node.op == "load"}
         rows: dict[tuple[int, Offset], list[tuple[int, Node]]] = defaultdict(list)
@@ -307,7 +308,7 @@ class _Body:
         return count
 
     def _compute(self) -> None:
-        """Write the cells row by row: what they are computed from, as far as it is new, and the stores."""
+        """Write, row by row, the operations that are not written yet, and the stores."""
         program, done = self.program, set[int]()
         for number, output in enumerate(program.outputs):
             self.lines.append(f"auto* const to{number} = {self._pointer('o', number, output)};")
@@ -346,7 +347,7 @@ class _Body:
 
 
 def _ordered(results: Any, done: set[int] | None = None) -> list[Node]:
-    """Return all nodes that results are computed from and that are not `done`, operands first."""
+    """Return all nodes that results depend on and that are not `done`, operands before their users."""
     done = set() if done is None else done
     found: list[Node] = []
     for result in results:
@@ -370,11 +371,11 @@ def launch_arguments(
 ) -> Launch:
     """Return grid, block and arguments to compute all own cells.
 
-    blocks: an array per input, with its halo. outs: an array per output, of own cells. Both may be views of
-    larger arrays at any address and pitch, but a row is contiguous, with its trailing axes. If an array has
-    more trailing axes than its operand, they count as cells of the last grid axis (`merge_components`).
-    widths: of the halo, per grid axis, of all blocks; at least each input's footprint. Raises ValueError
-    for arrays that do not fit the kernel.
+    blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
+    views of larger arrays, at any address and pitch, but rows with their trailing axes are contiguous.
+    Trailing axes that the operand lacks count as cells of the last grid axis (`merge_components`). widths:
+    halo of all blocks, per grid axis; at least each input's footprint. Raises ValueError for arrays that do
+    not fit the kernel.
     """
     program, last = kernel.program, kernel.program.axes - 1
     targets = [_Rows(array, one, last) for array, one in zip(outs, program.outputs, strict=True)]
@@ -417,10 +418,10 @@ def launch_arguments(
 
 
 class _Rows:
-    """An array as the kernel sees it: rows of cells.
+    """The rows of cells of an array.
 
-    address: of its first element. lengths: cells per grid axis. strides: bytes from one cell to the next,
-    per grid axis. merged: cells of the last axis that one of the array's is.
+    address: of the first element. lengths: cells per grid axis. strides: bytes from one cell to the next, per
+    grid axis. merged: cells of the kernel's last axis for each one of the array's.
     """
 
     def __init__(self, array: Array, operand: Operand, last: int) -> None:
@@ -452,7 +453,7 @@ def _address(array: Array) -> int:
 
 
 def _shift(targets: Sequence[_Rows], columns: int) -> int:
-    """Return by how many cells tiles begin before the row, for most bytes to be stored as whole vectors."""
+    """Return the number of cells by which tiles begin before a row, so that most stores are whole vectors."""
 
     def aligned(shift: int) -> int:
         total = 0
@@ -467,8 +468,8 @@ def _shift(targets: Sequence[_Rows], columns: int) -> int:
 
 
 def _block(most: tuple[int, int], tiles: Sequence[int]) -> tuple[int, int]:
-    """Return the threads of a block along the last two grid axes: fewer along a short last axis, and more
-    along the other."""
+    """Return the threads of a block along the last two grid axes: for a short last axis, fewer along it and
+    more along the other."""
     along, across = most
     while along > 1 and along // 2 >= tiles[-1]:
         along //= 2

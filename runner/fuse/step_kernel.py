@@ -1,8 +1,8 @@
-"""One CUDA kernel for several time steps of a program: what is between two steps stays on chip.
+"""Generate a CUDA kernel that takes several time steps of a program and keeps the states between on chip.
 
-The program's outputs feed its inputs. A fed input's cells are read once and written once for all steps; the
-cells beyond the array are filled before each step, as the boundary says. How: kernels/steps_2d.cuh and
-steps_3d.cuh.
+The program's outputs feed its inputs. The cells of a fed input are read once and written once for all steps;
+cells beyond the array follow the boundary mode in each step. kernels/steps_2d.cuh and steps_3d.cuh explain
+the method.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from runner.region import Array
 LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis
 REGISTERS = 230  # of a thread that keeps none in memory
-GROWTH = {1: 1.35, 2: 1.35, 3: 1.1}  # per axes: what the compiler takes beside the state, as measured
-MOST_STEPS = 8  # more are limited by instructions alone
-PROCESSORS = 132  # that warps are spread over when their rows are chosen, and what one of them holds:
-THREADS, ALL_REGISTERS = 2048, 65536
+GROWTH = {1: 1.35, 2: 1.35, 3: 1.1}  # by number of axes: all registers over those counted, as measured
+MOST_STEPS = 8  # instructions limit kernels of more steps
+PROCESSORS = 132  # of an H200, to choose the rows of a warp
+THREADS, ALL_REGISTERS = 2048, 65536  # of a processor
 MOST_STRIPS = 200
 VECTOR_BYTES = 16
 SHARED_BYTES = 227 * 1024
@@ -35,18 +35,18 @@ Plane = tuple[int, int]  # an input and one of its components
 
 
 class NotFusable(Exception):
-    """Why a program's steps cannot be taken by one kernel."""
+    """Why no kernel can take several steps of a program."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """Choices that change the speed and not the results.
+    """Choices that change a kernel's speed but not its results.
 
-    columns: of a lane; a power of two. lane_rows: of a lane, over three axes. warps: of a block. ahead: rows
-    (over three axes, planes) that are asked for before they are used. blocks: that a processor holds at
-    least, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as keep
-    the processors busy to the end. vectors: whether blocks are read by
-    vectors, which needs blocks that `takes_vectors` allows.
+    columns: of a lane; a power of two. lane_rows: of a lane, over three axes. warps: of a block. ahead:
+    number of rows (over three axes, planes) to load before they are used. blocks: least number that a
+    processor holds, which limits the registers. rows: rows (planes) that a warp computes; 0: as many as
+    keep the processors busy to the end. vectors: whether to read blocks by vectors, which needs blocks that
+    `takes_vectors` accepts.
     """
 
     columns: int = 4
@@ -62,9 +62,9 @@ class Tuning:
 class Axis:
     """One axis of a rank's part of the array.
 
-    own: its cells. start: the first one's index in the array of `length` cells. before, after: neighbours'
-    cells in memory beside them, which are valid; at an end of the array none, except beyond a boundary that
-    wraps around, if the axis is split.
+    own: number of own cells. start: index of the first one in the array of `length` cells. before, after:
+    number of neighbours' cells that are valid in memory beside them: none at an end of the array, except
+    where the boundary wraps around and the axis is split.
     """
 
     own: int
@@ -76,12 +76,12 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class StepKernel:
-    """CUDA C++ of `steps` steps.
+    """CUDA C++ text that takes `steps` steps.
 
-    source: holds files of runner/fuse/kernels. name: of the kernel. threads: of a block. radius: cells
-    that are read on each side, per axis of the kernel. margin: columns on each side of a tile that another
-    tile computes; valid: columns between them; valid_rows: likewise, over three axes. shared: bytes of a
-    block's shared memory. registers: of a thread, estimated. wraps: whether the boundary does.
+    source: includes no files. name: of the kernel. threads: of a block. radius: cells to read on each side,
+    per axis of the kernel. margin: columns on each side of a tile that another tile computes; valid: columns
+    between the margins; valid_rows: rows between the margins, over three axes. shared: bytes of a block's
+    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around.
     """
 
     program: Program
@@ -102,7 +102,7 @@ class StepKernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """Arguments of a kernel: of its grid and block, as CUDA orders axes, and its own, all 64-bit integers."""
+    """Arguments of a launch. grid, block: in CUDA's order of axes. values: the kernel's, 64-bit integers."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -112,7 +112,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a program needs of a kernel. state: the planes that change; fixed: those that no output feeds."""
+    """The planes of a program. state: those that outputs feed; fixed: those that no output feeds."""
 
     program: Program
     feeds: tuple[int, ...]
@@ -129,8 +129,8 @@ class _Layout:
 
     @property
     def lag(self) -> int:
-        """Return how far behind a level the next one is, along axis 0. What is read of another warp's rows in
-        other planes has to be one plane older."""
+        """Return the distance along axis 0 between the levels of two steps. Cells of another warp's rows, if
+        read in other planes, must be one plane older."""
         slanting = any(one.offset[0] and one.offset[1] for one in self.program.loads)
         return self.radius[0] + (self.program.axes == 3 and slanting)
 
@@ -147,7 +147,7 @@ class _Layout:
 
     @property
     def beyond(self) -> int:
-        """Return how many rows more than of the state are read of inputs that no output feeds."""
+        """Return how many more rows are read of fixed inputs than of the state."""
         if self.program.axes < 2:
             return 0
         others = max((self.reach(place, 0) for place, _ in self.fixed), default=0)
@@ -157,7 +157,7 @@ class _Layout:
         return max(self.program.footprint(place)[axis])
 
     def registers(self, steps: int, tuning: Tuning) -> int:
-        """Return about how many registers a thread takes."""
+        """Estimate the registers of a thread."""
         streamed = self.program.axes > 1
         cells = tuning.columns * (tuning.lane_rows if self.program.axes == 3 else 1)
         lag = self.lag if streamed else 0
@@ -173,7 +173,7 @@ class _Layout:
 
 
 def suggested(program: Program, *, vectors: bool = False) -> Tuning:
-    """Return choices for a program: those that were fast for its number of axes."""
+    """Return a tuning that is fast for the program's number of axes."""
     if program.axes == 3:
         widest = max(one.dtype.itemsize for one in program.inputs)
         return Tuning(columns=2 if widest == 8 else 4, lane_rows=2, warps=16, vectors=vectors)
@@ -181,8 +181,10 @@ def suggested(program: Program, *, vectors: bool = False) -> Tuning:
 
 
 def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | None = None) -> int:
-    """Return the most steps of one kernel: as many as registers and shared memory hold while half of a tile
-    is of use; 0 if there can be no such kernel."""
+    """Return the largest number of steps of one kernel; 0 if no kernel is possible.
+
+    Registers and shared memory limit it, and the margins, which may take half of a tile.
+    """
     try:
         layout = _layout(program, feeds)
     except NotFusable:
@@ -206,7 +208,7 @@ def _fits(layout: _Layout, steps: int, tuning: Tuning, registers: int) -> bool:
 
 
 def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
-    """Return whether the rows of all arrays begin where a vector may."""
+    """Return whether the rows of all arrays begin at addresses of whole vectors."""
     arrays = list(arrays)
     items = _vector(max(one.dtype.itemsize for one in arrays), tuning.columns)
     return all(
@@ -225,7 +227,7 @@ def build(
     steps: int = 1,
     tuning: Tuning | None = None,
 ) -> StepKernel:
-    """Return the kernel of `steps` steps; raises NotFusable.
+    """Return the kernel of `steps` steps. Raises NotFusable.
 
     feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job.
     """
@@ -302,8 +304,9 @@ def arguments(
 ) -> Launch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
-    inputs, outs: the own cells of each input and output, as views of blocks that hold what `axes` say beside
-    them; with all trailing axes, which lie as in C order. registers: of a thread, of the compiled kernel.
+    inputs, outs: own cells of each input and output, as views of blocks with as many valid cells beside them
+    as `axes` says; with all trailing axes, in C order. registers: of a thread of the compiled kernel; None:
+    estimated.
     """
     layout = _layout(kernel.program, kernel.feeds)
     tuning = kernel.tuning
@@ -376,7 +379,7 @@ def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
 
 
 def resident_warps(kernel: StepKernel, registers: int) -> int:
-    """Return how many of its warps a processor holds at once. registers: of a thread."""
+    """Return the number of warps that a processor holds at once. registers: of a thread."""
     per_thread = math.ceil(registers / 8) * 8
     blocks = min(THREADS // kernel.threads, ALL_REGISTERS // (per_thread * kernel.threads))
     if kernel.shared:
@@ -385,9 +388,9 @@ def resident_warps(kernel: StepKernel, registers: int) -> int:
 
 
 def _height(kernel: StepKernel, columns: int, rows: int, registers: int) -> int:
-    """Return rows of a strip, of which the last ones end soonest if all strips take turns on the processors.
+    """Return the rows of a strip with which the last strip ends soonest.
 
-    columns: warps that share the rows.
+    columns: number of warps beside one another, each of which computes all rows, strip by strip.
     """
     at_once = PROCESSORS * resident_warps(kernel, registers)
     extra = 2 * kernel.steps * kernel.radius[0]  # rows before and after its own ones
@@ -463,12 +466,12 @@ def _source(layout: _Layout, boundary: str, cval: float, name: str, constants: d
 
 
 def _file(name: str) -> str:
-    """Return a file of kernels/, to be a part of a text: caches of compiled texts know what it is."""
+    """Return the text of a file of kernels/. Texts that include no files can be cached by their contents."""
     return (KERNELS / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
 def _cast(cval: float, dtype: np.dtype[Any]) -> Any:
-    """Return the constant as an assignment to an array makes it."""
+    """Convert the constant as an assignment to an array does."""
     array = np.empty((), dtype)
     array[...] = cval
     return array
@@ -476,7 +479,7 @@ def _cast(cval: float, dtype: np.dtype[Any]) -> Any:
 
 @dataclass
 class _Writer:
-    """Writes the statements that compute nodes, each node once. columns, rows: of a lane."""
+    """Write the statements that compute nodes, each node once. columns, rows: of a lane."""
 
     layout: _Layout
     columns: int
@@ -490,7 +493,7 @@ class _Writer:
         self._lines_of_memory: set[str] = set()
 
     def name(self, wanted: Node) -> str:
-        """Return the variable that holds a node, after the statements that compute it."""
+        """Write the statements that compute a node, and return the variable that holds it."""
         waiting = [wanted]
         while waiting:
             node = waiting[-1]
@@ -515,7 +518,7 @@ class _Writer:
         return self._load(node) if node.op == "load" else expression(node, self._names)
 
     def _of_other_lane(self, node: Node) -> Node | None:
-        """Return the node that the next lane computes alike, if all cells that are read are that lane's."""
+        """Return the equal node of the next lane, if the node reads that lane's cells only."""
         reads = node_reads(node, self._reads)
         if reads is None or (reads[1] >= 0 and reads[0] < self.columns):
             return None
@@ -555,7 +558,7 @@ class _Writer:
 
 
 def node_reads(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
-    """Return the first and last column that a node reads; None if it reads none. known: earlier answers."""
+    """Return the first and last column that a node reads; None if it reads none. known: earlier results."""
     waiting = [node]
     while waiting:
         one = waiting[-1]
@@ -588,5 +591,5 @@ def _body(layout: _Layout, constants: dict[str, int], cval: float) -> list[str]:
 
 
 def with_rows(kernel: StepKernel, rows: int) -> StepKernel:
-    """Return the same kernel, launched with so many rows of a warp."""
+    """Return the same kernel with `rows` rows for a warp."""
     return replace(kernel, tuning=replace(kernel.tuning, rows=rows))

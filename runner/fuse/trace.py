@@ -1,12 +1,12 @@
-"""Trace a user's function: call it once with stand-ins for its blocks that record what is done to them.
+"""Trace a user's function: call it with stand-ins for its blocks, which record the operations on them.
 
-The function is plain Python over plain arrays and does not know that it is traced: a stand-in answers NumPy's
-array protocols (NEP 13, NEP 18). What depends on the values of cells, or on how many there are, cannot be
-recorded: `NotTraceable` says why, where, and what to write instead.
+The function is plain Python over plain arrays. A stand-in implements NumPy's array protocols (NEP 13,
+NEP 18), so that the function runs unchanged. Operations that depend on the values of cells, or on their
+number, cannot be recorded: `NotTraceable` says why, on which line, and what to write instead.
 
-A traced array has axes of two sorts. Along a grid axis it is as long as the block, give or take a few cells,
-and all its cells are computed alike: it holds one node for all of them. Along any other axis it holds a node
-for each element.
+A traced array has two kinds of axes. Along a grid axis it is as long as the block, plus or minus a few
+cells, and all its cells are computed alike: one node stands for all of them. Along any other axis it holds a
+node for each element.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", 
 class NotTraceable(Exception):
     """Why a function cannot become one kernel.
 
-    line: of the user's file or 0. hint: what to write instead. shorter: by how many cells the result is
-    shorter than the own cells, per grid axis, if that is the reason.
+    line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
+    how many cells the result is shorter than the own cells, per grid axis; negative if it is longer.
     """
 
     def __init__(self, reason: str, hint: str | None = None, shorter: Shape = ()) -> None:
@@ -55,41 +55,43 @@ class NotTraceable(Exception):
 
 
 class _Storage:
-    """Memory of traced arrays that share cells. version: counts the changes made to it."""
+    """Memory that traced arrays share. version: number of changes made to it."""
 
     def __init__(self) -> None:
         self.version = 0
 
 
 class _Window:
-    """Cells of a storage that some traced arrays hold, all the same ones along grid axes: these share their
-    nodes. version: of the storage, when its nodes were up to date."""
+    """A part of a storage. Traced arrays of one window have the same cells along grid axes and share nodes.
+
+    version: of the storage when the nodes were up to date.
+    """
 
     def __init__(self, storage: _Storage) -> None:
         self.storage, self.version = storage, storage.version
 
 
 class _Recorder:
-    """One call of the function: its graph, and the lengths by which grid axes are recognised."""
+    """One call of the function: its graph, and the lengths that identify grid axes."""
 
     def __init__(self, function: Callable[..., Any], lengths: Shape, near: int) -> None:
         self._near = near
         self.graph, self.lengths, self._file = Graph(), lengths, _file_of(function)
 
     def line(self) -> int:
-        """Return the line of the user's file that is being run."""
+        """Return the line of the user's file that runs now; 0 if unknown."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self._file:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
 
     def axis_of(self, length: int) -> int | None:
-        """Return the grid axis along which an array is so long; None if it is along none."""
+        """Return the grid axis with about this length; None if there is none."""
         near = [axis for axis, own in enumerate(self.lengths) if abs(length - own) <= self._near]
         return near[0] if near else None
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
-        """Return what numpy.full does: a traced array if it is as large as the block."""
+        """Return numpy.full's result, as a traced array if it is as large as the block."""
         whole = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         grid = tuple(self.axis_of(length) for length in whole)
         if all(axis is None for axis in grid):
@@ -101,7 +103,7 @@ class _Recorder:
 
 
 class _Namespace:
-    """What a traced function gets as `xp`: NumPy, with traced arrays from zeros, ones, full and empty."""
+    """The `xp` of a traced function: NumPy, but zeros, ones, full and empty return traced arrays."""
 
     def __init__(self, recorder: _Recorder) -> None:
         self._recorder = recorder
@@ -112,7 +114,7 @@ class _Namespace:
     def zeros(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
         return self._recorder.filled(shape, 0, dtype)
 
-    empty = zeros  # cells that are read before they are written could hold anything
+    empty = zeros  # cells that are not written yet may have any value
 
     def ones(self, shape: Any, dtype: Any = float, order: str = "C") -> Any:
         return self._recorder.filled(shape, 1, dtype)
@@ -131,8 +133,8 @@ class _Namespace:
 class Traced(NDArrayOperatorsMixin):
     """A stand-in for an array.
 
-    nodes: what its cells are, one element along each grid axis. shape: as the function sees it. grid: of each
-    axis, which of the block's axes it is; None for one that is not.
+    nodes: of its cells, one element along each grid axis. shape: as the function sees it. grid: for each
+    axis, the grid axis that it is, or None.
     """
 
     __array_priority__ = 1000.0
@@ -292,13 +294,13 @@ class Traced(NDArrayOperatorsMixin):
         self._nodes[self._own_index(index)] = np.broadcast_to(nodes, part._nodes.shape).copy()
 
     def _has_all(self, shape: Shape, grid: tuple[int | None, ...], shift: tuple[int, ...]) -> bool:
-        """Whether a part has all cells along each grid axis."""
+        """Return whether a part has all cells along each grid axis."""
         lengths = [n for n, axis in zip(shape, grid, strict=True) if axis is not None]
         own = [n for n, axis in zip(self.shape, self._grid, strict=True) if axis is not None]
         return not any(shift) and lengths == own
 
     def _own_index(self, index: Any) -> tuple[Any, ...]:
-        """Return the index for `_nodes`: slices of grid axes become whole."""
+        """Return the index of a part in `_nodes`, which is whole along grid axes."""
         found: list[Any] = []
         axis = 0
         for one in _full_index(index, self.ndim):
@@ -374,7 +376,7 @@ class Traced(NDArrayOperatorsMixin):
         return self._nodes
 
     def _new(self, nodes: np.ndarray[Any, Any], dtype: np.dtype[Any] | None = None) -> Traced:
-        """Return an array of its own, which shares neither memory nor nodes."""
+        """Return a new array, which shares neither memory nor nodes."""
         nodes = nodes.copy()
         return Traced(self._recorder, nodes, self.shape, self._grid, self.dtype if dtype is None else dtype)
 
@@ -383,7 +385,7 @@ class Traced(NDArrayOperatorsMixin):
 
 
 def _full_index(index: Any, ndim: int) -> list[Any]:
-    """Return an index per axis, None for each new one: integers, slices, Ellipsis and None are taken."""
+    """Return an index for each axis, and None for each new axis. Raises NotTraceable for an array."""
     given = index if isinstance(index, tuple) else (index,)
     found: list[Any] = []
     for one in given:
@@ -407,7 +409,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _operand(recorder: _Recorder, value: Any, like: np.dtype[Any] | None = None) -> Traced:
-    """Return `value` as a traced array; like: the dtype of what it is written to, for a Python number."""
+    """Return `value` as a traced array. like: dtype for a Python number, of the array it is written to."""
     if isinstance(value, Traced):
         if value._recorder is not recorder:
             raise NotTraceable("keeps an array from one call to the next")
@@ -433,7 +435,7 @@ def _operand(recorder: _Recorder, value: Any, like: np.dtype[Any] | None = None)
 def _check_broadcast(
     operands: Sequence[Traced], target: Traced | None = None
 ) -> tuple[Shape, tuple[int | None, ...]]:
-    """Return shape and grid axes of what the operands broadcast to; ValueError as NumPy's if they do not."""
+    """Return shape and grid axes of the operands' broadcast result. Raises ValueError as NumPy does."""
     shape = np.broadcast_shapes(*(one.shape for one in operands))
     if target is not None and shape != target.shape:
         raise ValueError(f"could not broadcast to shape {target.shape} from {shape}")
@@ -449,7 +451,7 @@ def _check_broadcast(
 def _each(
     recorder: _Recorder, op: str, dtype: np.dtype[Any], *operands: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
-    """Return the nodes of an operation on each element of arrays of nodes, which broadcast."""
+    """Return the nodes of an elementwise operation on arrays of nodes, which are broadcast."""
     line = recorder.line()
     every = np.broadcast_arrays(*operands)
     found = np.empty(every[0].shape, object)
@@ -461,7 +463,7 @@ def _each(
 
 
 def _weak(value: Any) -> Any:
-    """Return what stands for an operand when the types of a loop are resolved (NEP 50)."""
+    """Return an operand's dtype, or the type of a Python number, to resolve a loop's types (NEP 50)."""
     if isinstance(value, (Traced, np.ndarray, np.generic)):
         return value.dtype
     if isinstance(value, bool):
@@ -494,8 +496,8 @@ def _apply(recorder: _Recorder, ufunc: Any, inputs: Sequence[Any], dtype: Any = 
 
 
 def _within_range(inputs: Sequence[Any]) -> Sequence[Any]:
-    """Return the operands of a comparison; an integer that the other one's dtype cannot hold as a float, as
-    which it compares as it does by value."""
+    """Return the operands of a comparison. An integer beyond the range of the other operand's dtype becomes
+    an infinite float, which compares alike."""
     a, b = inputs
     for number, other in ((a, b), (b, a)):
         if type(number) is int and isinstance(other, Traced) and other.dtype.kind in "iu":
@@ -536,7 +538,7 @@ def _stored(
 
 
 def _fast_power(base: Traced, exponent: Any) -> Any:
-    """Return the ufunc that NumPy's ** calls instead of power for some exponents, else None."""
+    """Return the ufunc that NumPy's ** calls instead of power for this exponent; None if it calls power."""
     if not isinstance(exponent, (int, float)) or isinstance(exponent, (bool, np.generic)):
         return None
     if base.dtype.kind == "f":
@@ -580,7 +582,7 @@ def _where(condition: Any, *values: Any) -> Any:
 
 
 def _common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
-    """Return NumPy's common dtype of values, of which Python's numbers are weak."""
+    """Return NumPy's common dtype of values, in which Python's numbers are weak (NEP 50)."""
     weak = [
         np.empty(0, value.dtype) if isinstance(value, (Traced, np.ndarray)) else value for value in values
     ]
@@ -588,7 +590,7 @@ def _common_dtype(values: Sequence[Any]) -> np.dtype[Any]:
 
 
 def _typed(value: Any, kind: np.dtype[Any]) -> Any:
-    """Return a Python number as one of that dtype, anything else as it is."""
+    """Return a Python number as a NumPy scalar of dtype `kind`, and any other value unchanged."""
     return value if isinstance(value, (Traced, np.ndarray, np.generic)) else kind.type(value)
 
 
@@ -620,7 +622,7 @@ def _round(array: Any, decimals: int = 0, out: Any = None) -> Any:
 
 
 def _like(value: Any) -> Callable[..., Any]:
-    """Return what stands for numpy.zeros_like and its kind."""
+    """Return the traced numpy.zeros_like, for any value."""
 
     def make(a: Traced, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None) -> Any:
         return _full_like(a, value, dtype, order, subok, shape)
@@ -688,7 +690,7 @@ def _reduce(
     dtype: Any = None,
     out: Any = None,
 ) -> Any:
-    """Record a reduction of the trailing axes: of few elements, from left to right as NumPy makes it."""
+    """Record a reduction of trailing axes, of few elements, from left to right as NumPy computes it."""
     axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     places = sorted({one % array.ndim for one in axes})
     if any(array._grid[place] is not None for place in places):
@@ -756,9 +758,12 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def _lengths(widths: Sequence[tuple[int, int]], near: int) -> tuple[Shape, Shape]:
-    """Return own cells along each grid axis of two traces: so far apart that a length tells its axis, halo
-    included; of one trace even, of the other odd; not too many, as a function may make arrays of them, but of
-    one trace as many as blocks have, if there are few axes."""
+    """Return the own cells along each grid axis for two traces.
+
+    The lengths of a trace are so far apart that each identifies its axis, halo included. They are odd in one
+    trace and even in the other. They are small, because a function may create arrays of this size, but over
+    few axes those of the second trace are as large as those of real blocks.
+    """
     apart, axes = 2 * near + 1, range(len(widths))
     least = MOST_COMPONENTS + near + 1
     large = {1: 2000, 2: 2000, 3: 150}.get(len(axes), 0)
@@ -777,11 +782,11 @@ def trace(
     names: Sequence[str] = ("output",),
     declared: Sequence[Operand] | None = None,
 ) -> Program:
-    """Return what `function` computes for each own cell; raises NotTraceable.
+    """Return the program that `function` computes for each own cell. Raises NotTraceable.
 
-    inputs: the function's arrays. widths: halo before and after the own cells, per grid axis. services: which
-    of `out` and `xp` the function takes. names: of its results. declared: dtype and trailing axes of each
-    result, for a function that fills `out`.
+    inputs: the function's arrays. widths: halo before and after the own cells, per grid axis. services: those
+    that the function takes, of `out`, `xp` and `here`. names: of its results. declared: dtype and trailing
+    axes of each result, for a function that fills `out`.
     """
     near = NEAR + max((low + high for low, high in widths), default=0)
     programs = [
@@ -799,7 +804,7 @@ def trace(
 
 
 def _first_difference(one: Program, other: Program) -> int:
-    """Return the line that computes with what differs between two programs first; 0 if none is known."""
+    """Return the line of the first node that differs between two programs; 0 if unknown."""
     for a, b, text, changed in zip(one.nodes, other.nodes, one.lines(), other.lines(), strict=False):
         if text != changed:
             users = (node for node in one.nodes if a in node.operands)
@@ -864,7 +869,7 @@ def _block(recorder: _Recorder, number: int, one: Operand, padded: Shape) -> Tra
 
 
 def _unwritten(recorder: _Recorder, one: Operand, lengths: Shape) -> Traced:
-    """Return a result to fill. Its cells are NaN or 0 until they are written."""
+    """Return an array for a result. Its cells are NaN or 0 until they are written."""
     empty = np.full((), np.nan if one.dtype.kind == "f" else 0)
     found: Traced = recorder.filled(lengths + one.trailing, empty.astype(one.dtype), one.dtype)
     return found
@@ -893,7 +898,7 @@ def _results(
 
 
 def _line_of(failure: BaseException, function: Callable[..., Any]) -> int:
-    """Return the line of the user's file in which `failure` was raised."""
+    """Return the line of the user's file that raised `failure`; 0 if unknown."""
     file, line = _file_of(function), 0
     trail = failure.__traceback__
     while trail is not None:
@@ -904,6 +909,6 @@ def _line_of(failure: BaseException, function: Callable[..., Any]) -> int:
 
 
 def _file_of(function: Callable[..., Any]) -> str:
-    """Return the file of a function's text; "" if it has none."""
+    """Return the source file of a function; "" if it has none."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code.co_filename if isinstance(code, types.CodeType) else ""

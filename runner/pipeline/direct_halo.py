@@ -1,4 +1,4 @@
-"""Halo exchange by the GPUs' own stores: each rank writes its cells into its neighbours' halos.
+"""Exchange halos by stores of the GPUs: each rank writes its cells into its neighbours' halos.
 
 The ranks of one host open each other's blocks once (both blocks of each fed input), and a page of flags. An
 exchange is then one kernel launch on each rank (kernels/halo.cu), without messages and without the host.
@@ -12,15 +12,15 @@ ones. In exchange n, the kernel of rank r
     4. waits for arrived[p] >= n of every neighbour p, in its own page.
 
 Flags are stored with release and loaded with acquire, at system scope; kernels of one stream follow each
-other. Neighbours of r are all ranks from which r copies a cell or that copy one of r's: a symmetric relation,
-so that whoever stores into a block is also waited for by the block's owner, and the reverse. Flags only grow.
+other. Neighbours of r are all ranks from which r copies a cell or that copy one of r's. The relation is
+symmetric: a block's owner waits for every rank that stores into the block, and the reverse. Flags only grow.
 
 Read after write: rank r reads halo cells in kernels after its exchange n, which ended after arrived[p] = n,
 which p raised after its stores of exchange n. The halo is complete, and of this step: p's stores follow p's
 step.
 
-Write after read: p may store into the halo of r's block B in exchange n only if r has done all that used the
-halo of B before, and will do nothing of the kind until its own exchange n has ended.
+Write after read: p may store into the halo of r's block B in exchange n only if r no longer uses the former
+halo of B, and will not use it until its own exchange n has ended.
 
 - With `handshake`, r raises ready[r] = n in the kernel of its exchange n, which follows in its stream all its
   earlier work, and p's stores follow that. Between this flag and the end of its exchange n, r uses no halo
@@ -70,7 +70,7 @@ class Peers(Protocol):
 
 
 class DirectHalos:
-    """Halos of a rank's blocks, whose cells are stored by their owners. See above.
+    """Fill the halos of a rank's blocks by stores of the cells' owners, as described above.
 
     fields: of each fed input. pairs: its two blocks, made by `peers.empty`; poisoned. cells: the boundary's
     constant. handshake: needed with several steps per exchange, or with work beside the exchange. patience:
@@ -147,7 +147,7 @@ class DirectHalos:
         self._launches[self._address(blocks[0])][2]()
 
     def check(self) -> None:
-        """Raise RunError if a neighbour was waited for in vain, as far as the device has come."""
+        """Raise RunError if a wait for a neighbour has ended without its halo, in exchanges done so far."""
         if self._failure[0]:
             peer = int(self._failure[0]) - 1
             raise RunError(

@@ -1,4 +1,4 @@
-"""Decide whether a task's function becomes one kernel, and build that kernel for this rank's device."""
+"""Decide whether a task's function becomes one kernel, and compile it for this rank's device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from runner.plan.task import ArrayType, Task, TaskKernel
 from runner.region import HostArray
 from runner.world.world import World
 
-WORTH_COMPILING = 2 << 30  # bytes for a CPU rank to compute: NumPy takes seconds for them
+WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
-# Functions that the platform's libraries round each in their own way.
+# Functions that each platform's mathematical library rounds in its own way.
 INEXACT = frozenset(
     (
         *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "power", "float_power", "hypot"),
@@ -37,11 +37,12 @@ INEXACT = frozenset(
 
 @dataclass(frozen=True)
 class Fusion:
-    """What became of a task's function, for the record.
+    """Whether a task's function became one kernel, for the record.
 
-    compiler: of its kernel; None if the function is called as it is. why: then; line and hint: where in the
-    user's file (0: unknown), and what to write instead. operations: for each cell. inexact: functions whose
-    last bits depend on the device. quiet: whether nobody needs to be told why.
+    compiler: of the kernel; None if the function is called as it is. why: reason for having no kernel. line:
+    of the user's file, to which the reason applies; 0 if unknown. hint: what to write instead. operations:
+    for each cell. inexact: functions whose last bits depend on the device. quiet: whether the summary leaves
+    the reason out.
     """
 
     compiler: str | None = None
@@ -54,12 +55,11 @@ class Fusion:
 
 
 def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
-    """Return the task with a kernel in place of its function, where that can be had. Collective.
+    """Return the task with a kernel in place of its function, where possible. Collective.
 
-    mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: how often the kernel is
-    called on the whole arrays. The kernel's results are the function's to the bit, but see
-    Fusion.inexact. Raises UserError on every rank if "require"
-    cannot be met.
+    The kernel's results equal the function's to the bit, except for Fusion.inexact and "fast" arithmetic.
+    mode: one of FUSE; None: as the job declares. arithmetic: one of FUSE_MATH. steps: number of calls on the
+    whole arrays. Raises UserError on every rank if the mode is "require" and there is no kernel.
     """
     wanted = mode or task.job.fuse
     if wanted == "off" or any(0 in field.shape for field in task.fields):
@@ -120,11 +120,11 @@ def _per_axis(numbers: Sequence[int]) -> str:
 
 
 def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[str, Any]) -> Job:
-    """Return the job with the halo that its function needs, where its decorator names none.
+    """Return the job with the halo that its function needs, if its decorator names none.
 
-    The function is traced on blocks without halo: what its result is shorter by is the halo, half of it
-    before and half after the own cells. A function that cannot be traced has none. inputs: shape and dtype
-    of each. Raises UserError for a result that is shorter by an odd number of cells.
+    Trace the function on blocks without halo. The halo is the number of cells by which the result is shorter,
+    half of it before and half after the own cells. A function that cannot be traced gets no halo. inputs:
+    shape and dtype of each. Raises UserError for a result that is shorter by an odd number of cells.
     """
     if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
         return job
@@ -158,7 +158,7 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
 
 
 def _slices(function: Any, seen: set[Any]) -> bool:
-    """Return whether a function, or one that it names, takes slices: only then it can need a halo."""
+    """Return whether a function, or one that it names, takes slices. Without slices it needs no halo."""
     code = getattr(function, "__code__", None)
     if code is None or code in seen:
         return False
@@ -192,9 +192,9 @@ def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:
 
 
 def traced(task: Task) -> Program:
-    """Return what the task's function computes for each own cell; raises NotTraceable.
+    """Return the program that the task's function computes for each own cell. Raises NotTraceable.
 
-    The trace is checked: on a small block, NumPy computes the same by it as by the function.
+    Check the program: on a small block, NumPy's results for it must equal the function's.
     """
     job = task.job
     axes = grid_axes(task)
@@ -226,9 +226,9 @@ def traced(task: Task) -> Program:
 
 
 def grid_axes(task: Task) -> int:
-    """Return how many leading axes have their cells computed alike; raises NotTraceable.
+    """Return the number of grid axes: leading axes along which all cells are computed alike.
 
-    The other axes are short: each of their elements is computed by operations of its own.
+    The other axes are short: each of their elements has operations of its own. Raises NotTraceable.
     """
     common = min(len(field.shape) for field in task.fields)
     first = task.fields[0].shape
@@ -242,7 +242,7 @@ def grid_axes(task: Task) -> int:
 
 
 def result_types(task: Task, program: Program) -> tuple[ArrayType, ...]:
-    """Return shape and dtype of each output array."""
+    """Return the shape and dtype of each output array."""
     return tuple((task.shape[: program.axes] + one.trailing, one.dtype) for one in program.outputs)
 
 

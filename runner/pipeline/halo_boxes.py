@@ -1,8 +1,8 @@
-"""Boxes of cells that fill halos, as bytes in memory: the rows of the table that kernels/halo.cu works on.
+"""Compute the boxes of cells that fill halos, as bytes in memory: the rows of the table of kernels/halo.cu.
 
-A halo cell is a copy of one cell that some rank owns, or the constant. `runner.plan.halo` says which, for any
-axes: also along axes that are whole, and in corners, a cell is copied from its owner's own cells, never from
-another halo cell. The copies of one exchange thus have no order among them.
+A halo cell is a copy of one cell that some rank owns, or the constant, as `runner.plan.halo` determines.
+Along axes that are whole, and in corners too, it is a copy of an own cell, never of another halo cell. The
+copies of one exchange may therefore be made in any order.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Box:
 
 @dataclass(frozen=True)
 class FieldHalos:
-    """One field's halos: how its array is split, and the halo of every rank's block.
+    """One field's halos: the partition of its array, and the halo of every rank's block.
 
     aligned: as of `BlockLayout`.
     """
@@ -65,15 +65,15 @@ class FieldHalos:
         return _layout(self, rank)
 
     def sent(self, rank: int) -> list[Transfer]:
-        """Return what a rank's neighbours copy of its cells."""
+        """Return the transfers of a rank's cells to its neighbours."""
         return list(sends(self.partition, rank, self.widths, self.boundary))
 
     def received(self, rank: int) -> list[Transfer]:
-        """Return what a rank copies of its neighbours' cells; of one of them, in the order it is sent."""
+        """Return the transfers of neighbours' cells to a rank, those of each in the order of sending."""
         return [one for one in self._needed(rank) if one.sender != rank]
 
     def kept(self, rank: int) -> list[Transfer]:
-        """Return what a rank copies of its own cells."""
+        """Return the transfers from a rank to itself."""
         return [one for one in self._needed(rank) if one.sender == rank]
 
     def _needed(self, rank: int) -> list[Transfer]:
@@ -81,7 +81,7 @@ class FieldHalos:
 
 
 def neighbours(fields: Sequence[FieldHalos], rank: int) -> list[int]:
-    """Return the ranks with which `rank` exchanges cells, in either direction: if a has b, then b has a."""
+    """Return the ranks with which `rank` exchanges cells in either direction: a symmetric relation."""
     to = {one.receiver for field in fields for one in field.sent(rank)}
     return sorted(to | {one.sender for field in fields for one in field.received(rank)})
 
@@ -90,7 +90,7 @@ class Tables(Protocol):
     """Addresses, tables and launches on a device; of GPUs, `runner.comm.peer_arrays.DeviceTables`."""
 
     def address(self, array: Array) -> int:
-        """Return where an array begins."""
+        """Return the address of an array."""
 
     def upload(self, table: np.ndarray[Any, Any]) -> Array:
         """Return a copy on the device."""
@@ -150,7 +150,7 @@ def from_message(field: FieldHalos, moved: Transfer, message: int, target: int) 
 
 
 def message_bytes(field: FieldHalos, moved: Transfer) -> int:
-    """Return the bytes of that message, with what aligns the next one."""
+    """Return the bytes of that message, including those that align the next one."""
     return -(-math.prod(_lengths(moved.target)) * field.itemsize // WIDEST) * WIDEST
 
 
@@ -213,7 +213,7 @@ def _simplified(box: Box) -> Box:
 
 
 def _aligned(box: Box) -> Iterator[Box]:
-    """Yield the parts of a box: where it can, a middle one that is copied in the widest units."""
+    """Yield the parts of a box: if possible, a middle part that is copied in the widest units."""
     (length, *steps), outer = box.axes[-1], box.axes[:-1]
     head = -box.source % WIDEST
     body = (length - head) // WIDEST * WIDEST
@@ -228,8 +228,8 @@ def _aligned(box: Box) -> Iterator[Box]:
 
 
 def _own_cells(field: FieldHalos, moved: Transfer, layout: BlockLayout) -> tuple[int, list[int]]:
-    """Return the offset of the first cell that is copied, in bytes, and the steps to the next along each
-    axis: backwards along flipped ones, none where one cell is repeated."""
+    """Return the offset of the first cell to copy, in bytes, and the step to the next along each axis:
+    negative along flipped axes, 0 where one cell is repeated."""
     strides = layout.strides(field.itemsize)
     offset, steps = 0, []
     for axis, (part, core, stride) in enumerate(zip(moved.source, layout.core, strides, strict=True)):

@@ -1,8 +1,7 @@
-"""Halo exchange by messages between devices: one for each neighbour, whatever the number of fields and faces.
+"""Exchange halos by messages: one for each neighbour, for all fields and faces.
 
-Two kernel launches (kernels/halo.cu) surround one group of messages. The first copies all that the neighbours
-need into buffers, and fills the halo cells that need no other rank; the second copies what arrived into the
-halo.
+A kernel launch (kernels/halo.cu) before the messages copies all cells that the neighbours need into buffers,
+and fills the halo cells that need no other rank. A second launch copies the received cells into the halo.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from runner.world.world import World
 
 
 class PackedHalos:
-    """Halos of a rank's blocks, packed into messages; as `DirectHalos`, but for memory of any kind.
+    """Fill the halos of a rank's blocks by messages: as `DirectHalos`, but for memory of any kind.
 
     fields: of each fed input. pairs: its two blocks. cells: the boundary's constant.
     """
@@ -69,10 +68,10 @@ class PackedHalos:
         self._launches[self._address(blocks[0])][2]()
 
     def check(self) -> None:
-        """Messages report their failures themselves."""
+        """Do nothing: messages report their failures themselves."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _exchange(self, blocks: Sequence[Array], pack: int) -> None:
         launches = self._launches[self._address(blocks[0])]

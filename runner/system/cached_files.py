@@ -1,7 +1,7 @@
-"""Files that are made once for a user and kept, such as compiled kernels.
+"""Keep files that are made once for a user, such as compiled kernels.
 
-What another user could have put there is not read. A file ends with its checksum: one that is cut short is
-made again.
+A file that another user could have written is not read. Each file ends with its checksum, so that a truncated
+one is not read either.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CHECKSUM = 32  # bytes at a file's end
 
 
 def is_usable(folder: Path) -> bool:
-    """Return whether the folder is this user's alone; makes it if it is missing."""
+    """Return whether only this user can write to the folder. Create it if it is missing."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return _is_own(folder, stat.S_ISDIR) and os.access(folder, os.W_OK | os.X_OK)
@@ -25,7 +25,7 @@ def is_usable(folder: Path) -> bool:
 
 
 def read(path: Path) -> bytes | None:
-    """Return a kept file's contents; None if there is none that is whole and this user's."""
+    """Return a kept file's contents; None if it is missing, truncated, or writable by others."""
     try:
         content = path.read_bytes() if _is_own(path, stat.S_ISREG) else b""
     except OSError:
@@ -35,7 +35,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Keep a file, for other ranks too, which may write the same one. Raises OSError."""
+    """Write a file atomically: other ranks may read or write the same file. Raises OSError."""
     made = path.with_name(f"{path.stem}.{os.urandom(8).hex()}.partial")
     try:
         handle = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o700)
@@ -47,7 +47,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
-    """Return whether it is there, no link, this user's, and nobody else can write to it."""
+    """Return whether the path exists, is no link, and belongs to this user, who alone can write to it."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""The host's C++ compiler, and the folder of what it made for this user."""
+"""Find the host's C++ compiler, and the folder of this user's compiled files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SECONDS = 60  # for one run of the compiler
 
 @dataclass(frozen=True)
 class Compiler:
-    """path: of the program. version: what it says of itself, and what tells this kind of processor."""
+    """A C++ compiler. path: of the program. version: its --version, and a hash of the kind of processor."""
 
     path: str
     version: str
 
 
 def find_compiler(variables: Mapping[str, str] | None = None) -> Compiler | None:
-    """Return the compiler that CXX names, else the first of NAMES on the PATH; None if it does not answer."""
+    """Return the compiler that CXX names, or the first of NAMES on the PATH; None if --version fails."""
     given = (environment() if variables is None else variables).get("CXX")
     found = next(filter(None, map(shutil.which, [given] if given else NAMES)), None)
     return None if found is None else _ask(found)
@@ -42,7 +42,7 @@ def _ask(path: str) -> Compiler | None:
 
 
 def _processor(proc: Path = Path("/proc")) -> str:
-    """Return a text that differs between processors for which `-march=native` means different things."""
+    """Return a hash that differs between processors for which `-march=native` differs."""
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
     lines = text(proc / "cpuinfo").partition("\n\n")[0].splitlines()
     found = [line for line in lines if line.partition(":")[0].strip() in wanted]
@@ -50,7 +50,7 @@ def _processor(proc: Path = Path("/proc")) -> str:
 
 
 def cache_folder(variables: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder of this user's compiled files, which may not be there yet; None without a home."""
+    """Return the folder for this user's compiled files, which may not exist; None without a home."""
     known = environment() if variables is None else variables
     base = known.get("XDG_CACHE_HOME", "")
     if base.startswith("/"):

@@ -43,7 +43,7 @@ def results(
     every: int | None = None,
     **parameters: Any,
 ) -> Arrays:
-    """What an example writes, every cell verified. every: steps between two exchanges; None: as meshrun chooses."""
+    """What an example writes, every cell verified. every: steps between two exchanges; None: the default."""
     job = example(name)
     inputs = [folder / f"in{number}.npy" for number in range(len(arrays))]
     for path, array in zip(inputs, arrays, strict=True):

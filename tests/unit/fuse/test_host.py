@@ -68,7 +68,7 @@ def computed(kernel: Kernel, blocks: list[HostArray], widths: tuple[tuple[int, i
     return outs
 
 
-@settings(max_examples=max(settings.default.max_examples // 10, 1))
+@settings(max_examples=max(settings.default.max_examples // 20, 1))
 @given(first=st.integers(0, 2**40))
 def test_random_functions_compile_to_what_they_compute(
     compiler: Compiler, libraries: Path, first: int

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fused import EXAMPLES, GXX, cases, example, halo, host, noise, same, shapes, view, widths_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import programs
 
@@ -59,7 +59,7 @@ def test_an_example_gives_the_bits_of_its_function(
 
 
 @needs_compiler
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=max(settings.default.max_examples // 4, 1))
 @given(program=programs(), data=st.data())
 def test_any_program_gives_the_bits_of_numpy(
     program: Program, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -42,10 +42,14 @@ def log_of(kernel: Kernel, architecture: str) -> str:
     return log
 
 
-# All on one architecture, each program in one dtype on the others.
+# All on one architecture, each program in one dtype on the others, at night.
 ONCE = [*{case[0]: case for case in EXAMPLES}.values()]
-CASES = [(*case, ARCHITECTURES[0]) for case in EXAMPLES]
-CASES += [(*case, architecture) for case in ONCE for architecture in ARCHITECTURES[1:]]
+CASES: list[Any] = [(*case, ARCHITECTURES[0]) for case in EXAMPLES]
+CASES += [
+    pytest.param(*case, architecture, marks=pytest.mark.nightly)
+    for case in ONCE
+    for architecture in ARCHITECTURES[1:]
+]
 
 
 @pytest.mark.parametrize(("name", "dtype", "axes", "trailing", "architecture"), CASES)

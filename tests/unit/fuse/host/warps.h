@@ -6,6 +6,7 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <vector>
