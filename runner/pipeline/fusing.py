@@ -62,6 +62,8 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     whole arrays. Raises UserError on every rank if the mode is "require" and there is no kernel.
     """
     wanted = mode or task.job.fuse
+    if task.job.fuse == "off" and wanted == "auto":  # a function with kernels of its own, or to be called
+        wanted = "off"
     if wanted == "off" or any(0 in field.shape for field in task.fields):
         return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
     bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)

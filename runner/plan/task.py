@@ -18,6 +18,7 @@ from runner.plan.grid import Partition, parse_grid
 from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.region import Array, Region, Shape
 
+WIDEST_HINT = 16  # cells of a halo that a result may lack
 NUMBERS = "biufc"  # kinds of dtypes
 MANY = 1 << 30  # times as many cells: one more or less does not show in a factor
 DENOMINATOR_MOST = 10_000  # of a factor
@@ -290,10 +291,20 @@ class Task:
                 f"job {name} returned a block of the wrong shape{which}",
                 got=result.shape,
                 expected=f"{leading} first: the block without its halo",
-                hint=f"halo=({self.job.halo}, {self.job.halo}): one number is for every axis, channels too"
-                if isinstance(self.job.halo, int) and self.job.halo and len(self.shape) > 2
-                else "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant",
+                hint=self._shape_hint(tuple(result.shape[: self.leading]), leading),
             )
+
+    def _shape_hint(self, got: Shape, expected: Shape) -> str:
+        """Return what the decorator may lack, for a result of another shape."""
+        halo = self.job.halo
+        if isinstance(halo, int) and halo and len(self.shape) > 2:
+            return f"halo=({halo}, {halo}): one number is for every axis, channels too"
+        missing = [b - a for a, b in zip(got, expected, strict=False)]
+        if len(got) == len(expected) and min(missing) >= 0 and max(missing) <= 2 * WIDEST_HINT:
+            sums = [sum(width) + n for width, n in zip(self.widths, missing, strict=False)]
+            widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n})" for n in sums)
+            return f"halo=({widths}{',' * (len(sums) == 1)}) in the decorator, if the function needs so many neighbours"
+        return "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant"
 
 
 def plan_task(
