@@ -303,7 +303,7 @@ class Task:
         if len(got) == len(expected) and min(missing) >= 0 and max(missing) <= 2 * WIDEST_HINT:
             sums = [sum(width) + n for width, n in zip(self.widths, missing, strict=False)]
             widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n})" for n in sums)
-            return f"halo=({widths}{',' * (len(sums) == 1)}) in the decorator, if the function needs so many neighbours"
+            return f"halo=({widths}{',' * (len(sums) == 1)}) in the decorator, if it needs so many neighbours"
         return "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant"
 
 
