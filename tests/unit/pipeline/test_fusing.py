@@ -12,6 +12,7 @@ import pytest
 from step_runs import PAD
 
 import meshrun
+from launch.cli.main import main
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.device.cpu import CpuBackend
@@ -23,6 +24,7 @@ from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import plan_task
 from runner.report.summary import _fusion_notes
+from runner.run import map_run
 from runner.run.execute import Options, run
 from runner.system.compiler import find_compiler
 from runner.world.world import open_world, single_rank_world
@@ -278,19 +280,21 @@ def test_functions_without_slices_are_not_called_for_their_halo() -> None:
     assert calls == []
 
 
-def test_a_halo_that_is_too_small_is_an_error_before_anything_runs(tmp_path: Path) -> None:
+def test_a_halo_that_is_too_small_is_an_error_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.save(tmp_path / "in.npy", np.zeros((40, 30), np.float32))
     job = meshrun.map_blocks(halo=1)(wide)
+    source, target = tmp_path / "in.npy", tmp_path / "out.npy"
+    with pytest.raises(RunError, match="wrong shape"):  # small work is not traced: the first call fails
+        job.run(source, target, device="cpu")
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
     for mode in ("require", "auto"):
-        if mode == "auto":
-            continue  # small work is not traced: the first call fails
         with pytest.raises(UserError) as failure:
-            job.run(tmp_path / "in.npy", tmp_path / "out.npy", device="cpu", fuse=mode)
+            job.run(source, target, device="cpu", fuse=mode)
         assert "its halo is too small" in str(failure.value)
         assert "halo=(2, 1) in the decorator" in str(failure.value)
-    with pytest.raises(RunError, match="wrong shape"):
-        job.run(tmp_path / "in.npy", tmp_path / "out.npy", device="cpu")
-    assert not (tmp_path / "out.npy").exists()
+    assert not target.exists()
 
 
 # Several ranks
@@ -383,4 +387,89 @@ def test_runs_by_a_kernel_have_the_same_bits(
     if ranks == 1 and not options:
         padded = np.pad(array, 1, PAD["wrap"])
         assert found[1].tobytes() == flow.function(padded).tobytes()
-    assert len([*kept.rglob("*.so"), *kept.rglob("*.library")]) <= 1
+    assert len([*(kept / "meshrun").iterdir()]) == 1
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_arrays_of_another_byte_order_are_fused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path, order: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    array = np.random.default_rng(1).normal(0, 2, (48, 21)).astype(f"{order}f4")
+    target = tmp_path / "out.npy"
+    found = []
+    for mode in ("off", "require"):
+        flow.run(array, target, device="cpu", fuse=mode)
+        found.append(np.load(target))
+    assert found[0].dtype == found[1].dtype
+    np.testing.assert_array_equal(found[1], found[0])
+
+
+# Options
+
+
+PROGRAM = """
+import meshrun
+
+@meshrun.map_blocks(halo=1)
+def flow(block):
+    return block[1:-1, 1:-1] + 1
+
+@meshrun.map_blocks
+def peak(block):
+    return block / block.max()
+"""
+
+
+def test_the_command_takes_fuse_and_fuse_math(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    decisions = []
+
+    def decide_only(world: Any, task: Any, mode: Any, arithmetic: str, steps: int = 1) -> Any:
+        decisions.append((mode, arithmetic, steps))
+        return fused(world, task, mode, arithmetic, steps)
+
+    monkeypatch.setattr(map_run, "fused", decide_only)
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(PROGRAM)
+    np.save("in.npy", np.ones((9, 7), np.float32))
+
+    def command(job: str, *options: str) -> int:
+        arguments = ["run", f"mine.py:{job}", "in.npy", "out.npy", "--device", "cpu", *options]
+        return main(arguments)
+
+    assert command("flow") == 0
+    assert command("flow", "--fuse-math", "fast", "--steps", "3") == 0
+    assert command("flow", "--fuse", "off") == 0  # is not asked at all
+    assert decisions == [(None, "strict", 1), (None, "fast", 3)]
+    capfd.readouterr()
+    assert command("peak", "--fuse", "require") == 2
+    said = capfd.readouterr().err
+    assert "job peak cannot be one kernel" in said
+    assert f"{Path('mine.py').resolve()}, line 10: " in said
+    for wrong in (("--fuse", "always"), ("--fuse-math", "loose")):
+        assert command("flow", *wrong) == 2
+        assert wrong[1] in capfd.readouterr().err
+    assert len(decisions) == 3
+
+
+def test_python_takes_them_as_keywords(tmp_path: Path, no_compiler: list[Any]) -> None:
+    array = np.ones((9, 7), np.float32)
+    with pytest.raises(UserError, match="cannot be one kernel"):
+        meshrun.map_blocks(sorts).run(array, tmp_path / "out.npy", device="cpu", fuse="require")
+    for wrong in ({"fuse": "always"}, {"fuse_math": "loose"}):
+        with pytest.raises(UserError, match=next(iter(wrong.values()))):
+            meshrun.map_blocks(plus_one).run(array, tmp_path / "out.npy", device="cpu", **wrong)
+    with pytest.raises(UserError, match="unknown value of fuse="):
+        meshrun.map_blocks(fuse="always")(plus_one)  # type: ignore[call-overload]
+    assert no_compiler == []
+
+
+@pytest.mark.parametrize("name", ["fuse", "fuse_math"])
+def test_a_jobs_parameter_cannot_have_their_names(name: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def function(block, *, {name}=1):\n    return block", names)
+    with pytest.raises(UserError, match=f"(?s){name}"):
+        meshrun.map_blocks(names["function"])
+    meshrun.reduce_blocks(combine=lambda a, b: a + b)(names["function"])  # these options are not its own
