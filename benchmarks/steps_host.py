@@ -5,7 +5,8 @@
 A five-point stencil over float32, from a .npy file to a .npy file, each method a command of its own with its
 start. The methods take turns; figures are medians of the wall seconds of the commands.
 
-meshrun: `meshrun -n RANKS run heat.py IN OUT --steps STEPS`.
+meshrun: `meshrun -n RANKS run heat.py IN OUT --steps STEPS`: compiled, the library kept by the first round.
+called: the same with `--fuse off`: the function is called with NumPy.
 mpi4py: `mpirun -n RANKS python hand.py`: NumPy with a block of rows for each rank, two Sendrecv a step and
 the same expression over the whole block.
 dask: map_overlap for each step in one graph, a chunk of rows for each worker thread. Needs the package dask.
@@ -112,6 +113,7 @@ def measure(folder: Path, side: int, steps: int, ranks: int, rounds: int) -> lis
     launch = [*mpirun, "-n", str(ranks), sys.executable]
     methods = {
         "meshrun": [*meshrun, "in.npy", "meshrun.npy", "--steps", str(steps)],
+        "called": [*meshrun, "in.npy", "called.npy", "--steps", str(steps), "--fuse", "off"],
         "mpi4py": [*launch, "hand.py", "in.npy", "mpi4py.npy", str(steps)],
         "small": [*meshrun, "small.npy", "small-out.npy", "--steps", "100"],
     }
@@ -124,6 +126,7 @@ def measure(folder: Path, side: int, steps: int, ranks: int, rounds: int) -> lis
             subprocess.run(command, cwd=folder, check=True, capture_output=True)
             seconds[name].append(time.perf_counter() - begin)
     expected = np.load(folder / "meshrun.npy")
+    np.testing.assert_array_equal(np.load(folder / "called.npy"), expected)
     for name in ("mpi4py", "dask"):
         if name in methods:
             np.testing.assert_allclose(np.load(folder / f"{name}.npy"), expected, rtol=1e-4)
