@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from runner.fuse import host, single_pass, step_kernel
 from runner.fuse.graph import Extents, Program, merge_components
+from runner.fuse.operations import compiler_options
 from runner.fuse.step_kernel import Axis, StepKernel, Tuning
 from runner.fuse.trace import NotTraceable
 from runner.region import Array
@@ -35,7 +38,7 @@ class DeviceKernel:
     boundary: str = "reflect"
     cval: float = 0.0
     _passes: dict[int, tuple[single_pass.Kernel, Callable[..., None]]] = field(default_factory=dict)
-    _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None]]] = field(default_factory=dict)
+    _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._merged, _ = merge_components(self.program)
@@ -59,6 +62,11 @@ class DeviceKernel:
         return self._passes[width]
 
     @functools.cached_property
+    def _tunings(self) -> dict[bool, Tuning]:
+        """The tuning of step kernels, by whether they read vectors."""
+        return {vectors: tuning(self.program, vectors) for vectors in (False, True)}
+
+    @functools.cached_property
     def most_steps(self) -> int:
         """Number of steps that one kernel takes fastest; 1 if no kernel takes several.
 
@@ -66,12 +74,12 @@ class DeviceKernel:
         """
         if self.program.axes > 2:
             return 1
-        most = step_kernel.most_steps(self.program, self.feeds, tuning(self.program, True))
+        most = step_kernel.most_steps(self.program, self.feeds, self._tunings[True])
         return max(min(most, best_steps(self.program)), 1)
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
         """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`."""
-        self._step_kernel(steps, step_kernel.takes_vectors(arrays, tuning(self.program, True)))
+        self._step_kernel(steps, step_kernel.takes_vectors(arrays, self._tunings[True]))
 
     def take_steps(
         self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
@@ -80,30 +88,23 @@ class DeviceKernel:
 
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says.
         """
-        axes = axes[: self.program.axes]
-        vectors = step_kernel.takes_vectors([*inputs, *outs], tuning(self.program, True))
+        vectors = step_kernel.takes_vectors([*inputs, *outs], self._tunings[True])
+        kernel, launch, registers = self._step_kernel(steps, vectors)
+        call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers)
+        launch(call.grid, call.block, tuple(map(np.int64, call.values)), shared_mem=call.shared)
+
+    def _step_kernel(self, steps: int, vectors: bool) -> tuple[StepKernel, Callable[..., None], int]:
+        """Return the kernel, what launches it, and the registers of a thread."""
+        from runner.device.cuda import kernel_of_text
         from runner.device.nvrtc import registers_of
 
-        kernel, launch = self._step_kernel(steps, vectors)
-        call = step_kernel.arguments(kernel, inputs, outs, axes, registers_of(launch))
-        launch(call.grid, call.block, tuple(map(_int64, call.values)), shared_mem=call.shared)
-
-    def _step_kernel(self, steps: int, vectors: bool) -> tuple[StepKernel, Callable[..., None]]:
-        from runner.device.cuda import kernel_of_text
-
         if (steps, vectors) not in self._steps:
-            chosen = tuning(self.program, vectors)
+            chosen = self._tunings[vectors]
             kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, steps, chosen)
-            options = ("--fmad=true",) if self.arithmetic == "fast" else ()
+            options = compiler_options(self.arithmetic)
             launch = kernel_of_text(kernel.source, kernel.name, options, kernel.shared)
-            self._steps[steps, vectors] = kernel, launch
+            self._steps[steps, vectors] = kernel, launch, registers_of(launch)
         return self._steps[steps, vectors]
-
-
-def _int64(value: int) -> Any:
-    import numpy as np
-
-    return np.int64(value)
 
 
 def _words(program: Program) -> int:

@@ -53,3 +53,8 @@ def expression(node: Node, names: Mapping[int, str]) -> str:
     else:
         types = kind
     return f"numpy::{node.op}<{types}>({', '.join(operands)})"
+
+
+def compiler_options(arithmetic: str) -> tuple[str, ...]:
+    """Return NVRTC's options for "strict" arithmetic, or for "fast", which contracts a * b + c."""
+    return ("--fmad=true",) if arithmetic == "fast" else ()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from runner.fuse.graph import Extents, Node, Offset, Operand, Program
-from runner.fuse.operations import HEADER, KERNELS, ctype, expression
+from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype, expression
 from runner.region import Array, Shape
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
@@ -186,7 +186,7 @@ def emit(
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
-    options = ("--fmad=true",) if math == "fast" else ()
+    options = compiler_options(math)
     return Kernel(text, "single_pass", options, program, tile, threads, body.description)
 
 

@@ -19,7 +19,7 @@ from runner.fuse.graph import Operand, Program
 from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
-from runner.plan.task import ArrayType, Task, TaskKernel
+from runner.plan.task import ArrayType, Task, TaskKernel, halo_hint
 from runner.region import HostArray
 from runner.world.world import World
 
@@ -107,14 +107,9 @@ def _halo_too_small(task: Task, shorter: tuple[int, ...]) -> UserError:
         f"job {task.job.name}: its halo is too small",
         got=f"a result that is {_per_axis(shorter)} cells shorter than the block without its halo",
         expected=f"a halo of {_per_axis(needed)} cells in all along these axes",
-        hint=_halo_hint(needed),
+        hint=halo_hint(needed),
         everywhere=True,
     )
-
-
-def _halo_hint(needed: Sequence[int]) -> str:
-    widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n}) or ({n}, 0)" for n in needed)
-    return f"halo=({widths}{',' if len(needed) == 1 else ''}) in the decorator"
 
 
 def _per_axis(numbers: Sequence[int]) -> str:
@@ -152,7 +147,7 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
                 raise UserError(
                     f"job {job.name} needs a halo, and its decorator names none",
                     got=f"a result that is {_per_axis(needed)} cells shorter than its block",
-                    hint=_halo_hint(needed),
+                    hint=halo_hint(needed),
                 ) from None
             return replace(job, halo=tuple(cells // 2 for cells in needed))
         break

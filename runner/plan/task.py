@@ -302,9 +302,14 @@ class Task:
         missing = [b - a for a, b in zip(got, expected, strict=False)]
         if len(got) == len(expected) and min(missing) >= 0 and max(missing) <= 2 * WIDEST_HINT:
             sums = [sum(width) + n for width, n in zip(self.widths, missing, strict=False)]
-            widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n})" for n in sums)
-            return f"halo=({widths}{',' * (len(sums) == 1)}) in the decorator, if it needs so many neighbours"
+            return f"{halo_hint(sums)}, if it needs so many neighbours"
         return "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant"
+
+
+def halo_hint(needed: Sequence[int]) -> str:
+    """Return the halo to declare. needed: cells before and after the own ones together, per axis."""
+    widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n}) or ({n}, 0)" for n in needed)
+    return f"halo=({widths}{',' if len(needed) == 1 else ''}) in the decorator"
 
 
 def plan_task(

@@ -84,8 +84,7 @@ def _stepper(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
 ) -> Stepper:
     task = _planned(job, arrays, parameters)
-    if job.fuse != "off":
-        task, _ = fused(world, task, None, "strict", steps)
+    task, _ = fused(world, task, None, "strict", steps)
     task = with_known_results(task, world.backend)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
@@ -127,8 +126,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
             )
         )
     task = _planned(job, arrays, parameters)
-    if job.fuse != "off":
-        task, _ = fused(world, task, None, "strict")
+    task, _ = fused(world, task, None, "strict")
     pipeline = Pipeline(world, task, phases)
     blocks = _blocks(world, pipeline.halos.plans, arrays)
     task = pipeline.prepare(blocks)

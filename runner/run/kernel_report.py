@@ -9,6 +9,7 @@ from runner.errors import UserError
 from runner.fuse import host, single_pass, step_kernel
 from runner.fuse.compiled import tuning
 from runner.fuse.graph import Program, merge_components
+from runner.fuse.operations import compiler_options
 from runner.fuse.step_kernel import NotFusable
 from runner.fuse.trace import NotTraceable
 from runner.pipeline.fusing import INEXACT, not_one_kernel, result_types, traced
@@ -40,7 +41,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     facts = _facts(program)
     if cpu:
         return KernelReport(host.source([program]), facts)
-    options = ("--fmad=true",) if arithmetic == "fast" else ()
+    options = compiler_options(arithmetic)
     if steps is None:
         kernel = single_pass.emit(merge_components(program)[0], math=arithmetic)
         tile = " x ".join(map(str, kernel.tile))

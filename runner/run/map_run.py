@@ -30,6 +30,8 @@ from runner.system.host_memory import host_memory
 def run_map(run: RunContext) -> Record:
     world, options = run.world, run.options
     world.collective_call(options.steps.check)
+    types = [(source.shape, source.dtype) for source in run.sources]
+    run.job = world.collective_call(lambda: with_inferred_halo(run.job, types, run.parameters))
     if options.steps.steps is not None:
         from runner.run.step_run import run_steps
 
@@ -60,11 +62,10 @@ def fuse(run: RunContext, task: Task, steps: int = 1) -> Task:
 def planned(run: RunContext, blocks: int, grid: str | None) -> Task:
     """Return the task cut into so many blocks; raises UserError if inputs and options do not fit."""
     options = run.options
-    types = [(source.shape, source.dtype) for source in run.sources]
     return plan_task(
-        with_inferred_halo(run.job, types, run.parameters),
+        run.job,
         run.parameters,
-        types,
+        [(source.shape, source.dtype) for source in run.sources],
         blocks,
         grid=grid,
         boundary=options.boundary,
