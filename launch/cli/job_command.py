@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +107,49 @@ def files_of(job: Job) -> list[click.Argument]:
         click.Argument(["input"]),
         click.Argument(["output"], required=False, metavar="OUTPUT" if job.kind == "map" else None),
     ]
+
+
+def inputs_command(
+    name: str,
+    problem: str,
+    help: str,
+    options: Callable[[Container[str]], list[click.Option]],
+    show: Callable[..., None],
+) -> click.Command:
+    """Return a command that shows something of the job `name` without running it, for inputs or their shape.
+
+    problem: says that it cannot, where an option has the name of a parameter. help: after the job's summary.
+    options: besides the job's own, whose names are passed. show: called with the job, the inputs, the job's
+    parameters and the values of `options`. Raises UserError if there is no such job or it cannot be loaded.
+    """
+    from runner.errors import UserError
+    from runner.job.discover import find
+
+    job = find(name)
+    own = [job_option(parameter) for parameter in job.parameters]
+    ours = options({parameter.name for parameter in job.parameters})
+    twice = {option.name for option in own} & {option.name for option in ours}
+    if twice:
+        raise UserError(
+            problem, got=", ".join(sorted(str(option) for option in twice)), hint="rename the job's parameter"
+        )
+
+    def run(inputs: tuple[str, ...], **values: Any) -> None:
+        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        show(job, inputs, parameters, **values)
+
+    return JobCommand(
+        name,
+        callback=run,
+        params=[click.Argument(["inputs"], nargs=-1, metavar=_inputs_metavar(job)), *own, *ours],
+        help=f"{job.summary}\n\n{help}",
+        short_help=job.summary,
+        own=len(own),
+    )
+
+
+def _inputs_metavar(job: Job) -> str:
+    return "[INPUT]" if len(job.arrays) == 1 else f"[{' '.join(name.upper() for name in job.arrays)}]"
 
 
 class JobCommand(click.Command):

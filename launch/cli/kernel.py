@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.job_command import JobCommand, Jobs, fuse_math_option, grid_options, input_option, job_option
+from launch.cli.job_command import Jobs, fuse_math_option, grid_options, input_option, inputs_command
 from launch.cli.params import debug_option
-from launch.cli.plan import describe_inputs, inputs_metavar
+from launch.cli.plan import describe_inputs
 
 if TYPE_CHECKING:
     from runner.job.declaration import Job
@@ -37,31 +37,12 @@ def kernel() -> None:
 
 def kernel_command(name: str) -> click.Command:
     """The command `meshrun kernel NAME`. Raises UserError if there is no such job or it cannot be loaded."""
-    from runner.errors import UserError
-    from runner.job.discover import find
-
-    job = find(name)
-    own = [job_option(parameter) for parameter in job.parameters]
-    ours = kernel_options({parameter.name for parameter in job.parameters})
-    twice = {option.name for option in own} & {option.name for option in ours}
-    if twice:
-        raise UserError(
-            f"the kernel of job {name} cannot be shown: meshrun kernel has options with the same names",
-            got=", ".join(sorted(str(option) for option in twice)),
-            hint="rename the job's parameter",
-        )
-
-    def run(inputs: tuple[str, ...], **values: Any) -> None:
-        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
-        show(job, inputs, parameters, **values)
-
-    return JobCommand(
+    return inputs_command(
         name,
-        callback=run,
-        params=[click.Argument(["inputs"], nargs=-1, metavar=inputs_metavar(job)), *own, *ours],
-        help=f"{job.summary}\n\nPrints the kernel of meshrun run {name}.",
-        short_help=job.summary,
-        own=len(own),
+        f"the kernel of job {name} cannot be shown: meshrun kernel has options with the same names",
+        f"Prints the kernel of meshrun run {name}.",
+        kernel_options,
+        show,
     )
 
 

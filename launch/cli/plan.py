@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.cli.errors import JOB_ERRORS
-from launch.cli.job_command import JobCommand, Jobs, depth_option, grid_options, input_option, job_option
+from launch.cli.job_command import Jobs, depth_option, grid_options, input_option, inputs_command
 from launch.cli.params import SIZE, debug_option
 
 if TYPE_CHECKING:
@@ -71,36 +71,13 @@ def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int |
 
 def plan_command(name: str) -> click.Command:
     """The command `meshrun plan NAME`. Raises UserError if there is no such job or it cannot be loaded."""
-    from runner.errors import UserError
-    from runner.job.discover import find
-
-    job = find(name)
-    own = [job_option(parameter) for parameter in job.parameters]
-    ours = plan_options({parameter.name for parameter in job.parameters})
-    twice = {option.name for option in own} & {option.name for option in ours}
-    if twice:
-        raise UserError(
-            f"job {name} cannot be planned: meshrun plan has options with the same names",
-            got=", ".join(sorted(str(option) for option in twice)),
-            hint="rename the job's parameter",
-        )
-
-    def run(inputs: tuple[str, ...], **values: Any) -> None:
-        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
-        forecast(job, inputs, parameters, **values)
-
-    return JobCommand(
+    return inputs_command(
         name,
-        callback=run,
-        params=[click.Argument(["inputs"], nargs=-1, metavar=inputs_metavar(job)), *own, *ours],
-        help=f"{job.summary}\n\nPredicts what meshrun run {name} will take.",
-        short_help=job.summary,
-        own=len(own),
+        f"job {name} cannot be planned: meshrun plan has options with the same names",
+        f"Predicts what meshrun run {name} will take.",
+        plan_options,
+        forecast,
     )
-
-
-def inputs_metavar(job: Job) -> str:
-    return "[INPUT]" if len(job.arrays) == 1 else f"[{' '.join(name.upper() for name in job.arrays)}]"
 
 
 def plan_options(taken: Container[str]) -> list[click.Option]:
