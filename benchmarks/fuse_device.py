@@ -29,7 +29,7 @@ from runner.device.cuda import CudaBackend, kernel_of_text
 from runner.device.nvrtc import local_bytes_of, registers_of
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Program, merge_components
-from runner.fuse.single_pass import Kernel, Launch, emit, launch_arguments
+from runner.fuse.single_pass import PassKernel, PassLaunch, emit, launch_arguments
 from runner.report.record import write_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "facts"))
@@ -75,13 +75,13 @@ class Measured:
     def copy(self) -> None:
         self.target.data.copy_from_device_async(self.source.data, self.target.nbytes)
 
-    def action(self, kernel: Kernel) -> tuple[Callable[[], None], Any]:
+    def action(self, kernel: PassKernel) -> tuple[Callable[[], None], Any]:
         """Return what launches the kernel, and the compiled kernel."""
         compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
         call = launch_arguments(kernel, self.blocks, self.outs, self.widths)
         return (lambda: launch(compiled, call)), compiled
 
-    def check(self, kernel: Kernel) -> None:
+    def check(self, kernel: PassKernel) -> None:
         """Compare small arrays of odd pitches, and a corner of the large ones, with NumPy."""
         compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
         for odd in (0, 1):
@@ -109,7 +109,7 @@ def pitched(grid: tuple[int, ...], dtype: Any, widths: Any) -> Any:
     return memory[..., each - before : each - before + grid[-1]]
 
 
-def launch(compiled: Any, call: Launch) -> None:
+def launch(compiled: Any, call: PassLaunch) -> None:
     compiled(call.grid, call.block, call.arguments)
 
 
@@ -151,7 +151,7 @@ def shape(axes: int, side: int) -> tuple[int, ...]:
 
 
 def row(
-    case: tuple[str, str, int], layout: str, kernel: Kernel, compiled: Any, times: list[float], size: int
+    case: tuple[str, str, int], layout: str, kernel: PassKernel, compiled: Any, times: list[float], size: int
 ) -> dict[str, Any]:
     name, dtype, _ = case
     seconds, copying = times

@@ -37,7 +37,7 @@ class DeviceKernel:
     feeds: Feeds = ()
     boundary: str = "reflect"
     cval: float = 0.0
-    _passes: dict[int, tuple[single_pass.Kernel, Callable[..., None]]] = field(default_factory=dict)
+    _passes: dict[int, tuple[single_pass.PassKernel, Callable[..., None]]] = field(default_factory=dict)
     _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class DeviceKernel:
         if call.grid != (0,):
             launch(call.grid, call.block, call.arguments)
 
-    def _pass(self, out: Array) -> tuple[single_pass.Kernel, Callable[..., None]]:
+    def _pass(self, out: Array) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for rows as long as those of `out`, whose tile is no wider than a row."""
         from runner.device.cuda import kernel_of_text
 
@@ -132,7 +132,7 @@ def best_steps(program: Program) -> int:
 class HostKernel:
     """Compiled loops of a program, on one processor. widths: of the blocks' halo, per grid axis."""
 
-    kernel: host.Kernel
+    kernel: host.HostProgram
     widths: Extents
 
     @property

@@ -158,7 +158,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # first and last + 1 cell, per ax
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class HostProgram:
     """A compiled program. Calls release Python's lock and use one processor.
 
     loaded: the library; number: of the program in it.
@@ -277,9 +277,9 @@ def cache_bytes() -> int:
         return SMALLEST_CACHE
 
 
-def build(program: Program, compiler: Compiler, folder: Path | None) -> Kernel:
+def build(program: Program, compiler: Compiler, folder: Path | None) -> HostProgram:
     """Compile a program. Raises NotCompiled."""
-    return Kernel(program, library(source([program]), compiler, folder))
+    return HostProgram(program, library(source([program]), compiler, folder))
 
 
 def _unfed(

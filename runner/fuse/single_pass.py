@@ -42,7 +42,7 @@ class Description:
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class PassKernel:
     """A kernel's text and the shape of its tiles and blocks.
 
     source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
@@ -59,7 +59,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class Launch:
+class PassLaunch:
     """Arguments of a launch. grid: (0,) if there are no cells; launch nothing then."""
 
     grid: tuple[int]
@@ -165,7 +165,7 @@ def emit(
     threads: tuple[int, int] | None = None,
     width: int | None = None,
     math: str = "strict",
-) -> Kernel:
+) -> PassKernel:
     """Write the kernel of a program.
 
     tile: cells that a thread computes, per grid axis; default: `choose_tile`. width: cells of the last grid
@@ -187,7 +187,7 @@ def emit(
     ):
         text = text.replace(mark, instead)
     options = compiler_options(math)
-    return Kernel(text, "single_pass", options, program, tile, threads, body.description)
+    return PassKernel(text, "single_pass", options, program, tile, threads, body.description)
 
 
 def _parameters(program: Program) -> Iterator[tuple[str, str, type[np.generic]]]:
@@ -367,8 +367,8 @@ def _ordered(results: Any, done: set[int] | None = None) -> list[Node]:
 
 
 def launch_arguments(
-    kernel: Kernel, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
-) -> Launch:
+    kernel: PassKernel, blocks: Sequence[Array], outs: Sequence[Array], widths: Extents
+) -> PassLaunch:
     """Return grid, block and arguments to compute all own cells.
 
     blocks: an array for each input, with its halo. outs: an array for each output, of own cells. Both may be
@@ -394,7 +394,7 @@ def launch_arguments(
     if any(one.lengths != lengths for one in (*sources, *targets)):
         raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
     if math.prod(lengths) == 0:
-        return Launch((0,), (1, 1), ())
+        return PassLaunch((0,), (1, 1), ())
     columns = kernel.tile[last]
     if lengths[last] < columns:
         raise ValueError(f"rows of {lengths[last]} cells for a tile of {columns}")
@@ -414,7 +414,7 @@ def launch_arguments(
     values += [*lengths, *tiles[1:], shift]
     kinds = [kind for _, _, kind in _parameters(program)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
-    return Launch((math.prod(tiles),), block, arguments)
+    return PassLaunch((math.prod(tiles),), block, arguments)
 
 
 class _Rows:

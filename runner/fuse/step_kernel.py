@@ -101,7 +101,7 @@ class StepKernel:
 
 
 @dataclass(frozen=True)
-class Launch:
+class StepLaunch:
     """Arguments of a launch. grid, block: in CUDA's order of axes. values: the kernel's, 64-bit integers."""
 
     grid: tuple[int, int, int]
@@ -301,7 +301,7 @@ def arguments(
     outs: Sequence[Array],
     axes: Sequence[Axis],
     registers: int | None = None,
-) -> Launch:
+) -> StepLaunch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
     inputs, outs: own cells of each input and output, as views of blocks with as many valid cells beside them
@@ -338,7 +338,7 @@ def arguments(
             values += [_address(array, component), *_pitches(array, len(axes))]
     for place, component in layout.fixed:
         values += [_address(inputs[place], component), *_pitches(inputs[place], len(axes))]
-    return Launch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
+    return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 
 def _layout(program: Program, feeds: Sequence[int | None]) -> _Layout:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from runner.fuse.graph import Extents, Operand, Program
-from runner.fuse.single_pass import Kernel, launch_arguments
+from runner.fuse.single_pass import PassKernel, launch_arguments
 from runner.fuse.trace import trace
 from runner.job.discover import find
 
@@ -30,7 +30,7 @@ FLAGS = (
     f"-I{SHIM}",
 )
 Array = np.ndarray[Any, Any]
-Run = Callable[[Kernel, Sequence[Any], Sequence[Any], Extents], None]
+Run = Callable[[PassKernel, Sequence[Any], Sequence[Any], Extents], None]
 
 
 # Programs
@@ -146,7 +146,7 @@ def same(found: Array, expected: Array) -> None:
 # Kernels on the host
 
 
-def host(folder: Path, kernels: Sequence[Kernel]) -> list[Run]:
+def host(folder: Path, kernels: Sequence[PassKernel]) -> list[Run]:
     """Compile kernels with g++, in one library; return for each a function that runs all its threads."""
     assert GXX is not None
     headers, *_ = kernels[0].source.partition("__global__")
@@ -164,7 +164,7 @@ def host(folder: Path, kernels: Sequence[Kernel]) -> list[Run]:
     library = ctypes.CDLL(str(made))
 
     def runner(number: int) -> Run:
-        def run(kernel: Kernel, blocks: Sequence[Any], outs: Sequence[Any], widths: Extents) -> None:
+        def run(kernel: PassKernel, blocks: Sequence[Any], outs: Sequence[Any], widths: Extents) -> None:
             launch = launch_arguments(kernel, blocks, outs, widths)
             pointers = [np.array(one) for one in launch.arguments]
             array = (ctypes.c_void_p * len(pointers))(*[one.ctypes.data for one in pointers])

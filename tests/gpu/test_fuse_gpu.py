@@ -13,12 +13,12 @@ from random_programs import programs
 
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Program, merge_components
-from runner.fuse.single_pass import Kernel, emit, launch_arguments
+from runner.fuse.single_pass import PassKernel, emit, launch_arguments
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
 
-def launch(kernel: Kernel, blocks: list[Any], outs: list[Any], widths: Any) -> None:
+def launch(kernel: PassKernel, blocks: list[Any], outs: list[Any], widths: Any) -> None:
     from runner.device.cuda import kernel_of_text
 
     compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
@@ -26,7 +26,7 @@ def launch(kernel: Kernel, blocks: list[Any], outs: list[Any], widths: Any) -> N
     compiled(call.grid, call.block, call.arguments)
 
 
-def check(program: Program, kernel: Kernel, own: tuple[int, ...], odd: int) -> None:
+def check(program: Program, kernel: PassKernel, own: tuple[int, ...], odd: int) -> None:
     """Compare all outputs of own cells, and that nothing else is written."""
     blocks, outs = cases(program, own, odd, cupy)
     widths = widths_of(program)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import meshrun
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Operand, Program
-from runner.fuse.host import Box, Copy, Kernel, NotCompiled, build, library, source
+from runner.fuse.host import Box, Copy, HostProgram, NotCompiled, build, library, source
 from runner.fuse.trace import NotTraceable, trace
 from runner.plan.halo import source_index
 from runner.region import HostArray
@@ -59,7 +59,9 @@ def refused(one: Sample, blocks: list[HostArray]) -> bool:
     return False
 
 
-def computed(kernel: Kernel, blocks: list[HostArray], widths: tuple[tuple[int, int], ...]) -> list[HostArray]:
+def computed(
+    kernel: HostProgram, blocks: list[HostArray], widths: tuple[tuple[int, int], ...]
+) -> list[HostArray]:
     axes = kernel.program.axes
     own = tuple(n - low - high for n, (low, high) in zip(blocks[0].shape, widths, strict=False))
     outs = [np.full((*own, *one.trailing), 77).astype(one.dtype) for one in kernel.program.outputs]
@@ -87,7 +89,7 @@ def test_random_functions_compile_to_what_they_compute(
     loaded = library(source([program for _, _, program in taken]), compiler, None)
     for number, (one, blocks, program) in enumerate(taken):
         results = one(blocks), evaluate(program, blocks, one.widths), computed(
-            Kernel(program, loaded, number), blocks, one.widths
+            HostProgram(program, loaded, number), blocks, one.widths
         )  # fmt: skip
         kinds = [(operand.dtype.str, operand.trailing) for operand in one.inputs]
         for plain, by_numpy, by_host in zip(*results, strict=True):
@@ -147,7 +149,7 @@ def line(field):
 
 @dataclass(frozen=True)
 class Case:
-    """A function that takes steps. feeds: as `Kernel.steps`."""
+    """A function that takes steps. feeds: as `HostProgram.steps`."""
 
     function: Callable[..., Any]
     inputs: tuple[str, ...]
@@ -206,7 +208,7 @@ def by_loop(
 
 
 @pytest.fixture(scope="module")
-def kernels(compiler: Compiler) -> dict[str, Kernel]:
+def kernels(compiler: Compiler) -> dict[str, HostProgram]:
     programs = [
         trace(
             case.function,
@@ -219,12 +221,12 @@ def kernels(compiler: Compiler) -> dict[str, Kernel]:
     ]
     loaded = library(source(programs), compiler, None)
     return {
-        name: Kernel(one, loaded, number)
+        name: HostProgram(one, loaded, number)
         for number, (name, one) in enumerate(zip(CASES, programs, strict=True))
     }
 
 
-def check_steps(kernel: Kernel, case: Case, boundary: str, count: int, strip: int | None) -> None:
+def check_steps(kernel: HostProgram, case: Case, boundary: str, count: int, strip: int | None) -> None:
     """Compare the steps of one call with the plain function's, one by one."""
     kind = np.dtype(case.kind)
     rng = np.random.default_rng(3)
@@ -249,7 +251,9 @@ BOUNDARIES = "reflect", "nearest", "mirror", "wrap", "constant"
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_steps_in_one_call_are_single_steps(kernels: dict[str, Kernel], name: str, boundary: str) -> None:
+def test_steps_in_one_call_are_single_steps(
+    kernels: dict[str, HostProgram], name: str, boundary: str
+) -> None:
     for count, strip in itertools.product((1, 2, 7), (None, 1, 3, 1000)):
         check_steps(kernels[name], CASES[name], boundary, count, strip)
 
@@ -263,7 +267,12 @@ def test_steps_in_one_call_are_single_steps(kernels: dict[str, Kernel], name: st
     strip=st.integers(1, 5),
 )
 def test_steps_of_small_arrays(
-    kernels: dict[str, Kernel], name: str, boundary: str, lengths: tuple[int, ...], count: int, strip: int
+    kernels: dict[str, HostProgram],
+    name: str,
+    boundary: str,
+    lengths: tuple[int, ...],
+    count: int,
+    strip: int,
 ) -> None:
     case = CASES[name]
     small = replace(case, shape=lengths[: len(case.shape)])

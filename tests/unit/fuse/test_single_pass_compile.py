@@ -11,7 +11,7 @@ import pytest
 from fused import EXAMPLES, example
 
 from runner.fuse.graph import merge_components
-from runner.fuse.single_pass import Kernel, emit
+from runner.fuse.single_pass import PassKernel, emit
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
 ARCHITECTURES = ("90", "80", "100")
@@ -24,7 +24,7 @@ def done(answer: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def log_of(kernel: Kernel, architecture: str) -> str:
+def log_of(kernel: PassKernel, architecture: str) -> str:
     """Compile a kernel as a device does; return what the compiler says."""
     spec = importlib.util.find_spec("nvidia")
     places = list(spec.submodule_search_locations or []) if spec else []
