@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from queued_device import QueuedBackend
 
+import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.plan.step_options import StepOptions
@@ -85,3 +86,17 @@ def weighted(widths: Any) -> Any:
         return total, block[low : low + rows, left : left + columns] ^ np.uint32(1)
 
     return function
+
+
+def weighted_job(function: Any, widths: Any, boundary: str, feeds: Any, *, in_place: bool) -> Any:
+    """A job of `weighted`. in_place: it overwrites the blocks that it may change."""
+
+    def job_function(block: Any, other: Any) -> Any:
+        found = function(block, other)
+        if in_place:
+            block[...] = 0x5A5A
+            if feeds[1] is not None:
+                other[...] = 0x5A5A
+        return found
+
+    return meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2, feeds=feeds)(job_function)

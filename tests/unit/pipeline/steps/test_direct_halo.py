@@ -18,7 +18,7 @@ from host_halo import HostPeers, HostTables, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from queued_device import QueuedBackend
-from step_runs import padded, plain_loop, stepped, weighted
+from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
 import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
@@ -203,15 +203,7 @@ def test_any_steps_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any, 
     feeds = data.draw(st.sampled_from([("block", "other"), ("other", "block"), ("block", None)]))
     function = weighted(widths)
 
-    def job_function(block: Any, other: Any) -> Any:
-        found = function(block, other)
-        if in_place:
-            block[...] = 0x5A5A
-            if feeds[1] is not None:
-                other[...] = 0x5A5A
-        return found
-
-    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2, feeds=feeds)(job_function)
+    job = weighted_job(function, widths, boundary, feeds, in_place=in_place)
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
     places = [None if name is None else ("block", "other").index(name) for name in feeds]
