@@ -19,7 +19,6 @@ from runner.region import Array
 from runner.system.compiler import cache_folder, find_compiler
 
 Feeds = Sequence[int | None]
-HOST_STEPS = 8  # of one call; more gain little, and need wider halos
 
 
 @dataclass
@@ -138,7 +137,7 @@ class HostKernel:
     @property
     def most_steps(self) -> int:
         """The steps of one call whose rows stay in a cache while they are computed."""
-        return HOST_STEPS if self.kernel.program.axes < 3 else HOST_STEPS // 2
+        return host.MANY_STEPS if self.kernel.program.axes < 3 else host.MANY_STEPS // 2
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)

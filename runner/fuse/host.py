@@ -30,8 +30,7 @@ FLAGS = (
     "-w", "-shared", "-fPIC",
 )  # fmt: skip
 MOST_STEPS = 256  # of one call
-MANY_STEPS = 8  # of one call; more are hardly faster
-SHARED = 8  # processors' own caches that the shared one is as large as
+MANY_STEPS = 8  # of one call; more are hardly faster, and need wider halos
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
 
 
@@ -259,14 +258,6 @@ def strip_rows(blocks: Sequence[HostArray], widths: Extents, count: int) -> int:
     skew = max(widths[0])
     rows = cache_bytes() // 2 // max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
     return max(rows - (count + 2) * skew, 4 * skew, 1)
-
-
-def best_steps(blocks: Sequence[HostArray], widths: Extents) -> int:
-    """Return the best number of steps for one call. Rows that do not fit a processor's own cache come from
-    the cache that processors share. blocks: those that a step reads."""
-    skew = max(widths[0])
-    row = max(2 * sum(block.nbytes // max(len(block), 1) for block in blocks), 1)
-    return min(max(SHARED * cache_bytes() // row // max(2 * skew, 1), 1), MANY_STEPS)
 
 
 def cache_bytes() -> int:

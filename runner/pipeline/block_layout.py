@@ -29,7 +29,8 @@ class BlockLayout:
 
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
     itself. shape: of the padded block. core: slices of its own cells. outside: of those with the constant.
-    An empty block has no halo. aligned: whether in memory from `empty` the own cells of each row begin at a
+    An empty block has no halo. within: the copies of own cells that fill the halo of each axis that is not
+    cut. aligned: whether in memory from `empty` the own cells of each row begin at a
     multiple of ALIGNED bytes.
     """
 
@@ -50,7 +51,7 @@ class BlockLayout:
         self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
         self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
         one_block = Partition(whole, (1,) * len(whole))
-        self._within: list[tuple[int, AxisCopy]] = [
+        self.within: list[tuple[int, AxisCopy]] = [
             (axis, copy)
             for axis, is_cut in enumerate(cut)
             if not is_cut
@@ -73,10 +74,6 @@ class BlockLayout:
         before = -self.widths[-1][0] % unit
         return before, -(-(before + self.shape[-1]) // unit) * unit
 
-    def within(self) -> list[tuple[int, AxisCopy]]:
-        """Return the copies that fill the halo of each axis that is not cut. Their sources are own cells."""
-        return self._within
-
     def strides(self, itemsize: int) -> list[int]:
         """Return the bytes from one cell to the next, per axis."""
         lengths = (*self.shape[:-1], self.row(itemsize)[1])
@@ -95,7 +92,7 @@ class BlockLayout:
 
     def fill_whole_axes(self, block: Array) -> None:
         """Copy the halo of the uncut axes, in the block or a part of it that includes those axes whole."""
-        for axis, copy in self._within:
+        for axis, copy in self.within:
             low = self.widths[axis][0]
             self.copy_along(block, axis, replace(copy, target=copy.target - low), low)
 

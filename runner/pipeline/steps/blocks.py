@@ -78,7 +78,7 @@ class StepBlocks:
         """Return which own cell each cell beyond the array equals, counted from the own cell 0."""
         layout = self.layouts[place]
         found = []
-        for axis, copy in layout.within():
+        for axis, copy in layout.within:
             low = layout.widths[axis][0]
             found += [
                 Copy(axis, copy.target - low + n, copy.source + n * copy.step) for n in range(copy.count)
