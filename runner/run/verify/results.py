@@ -24,13 +24,15 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.pipeline.in_memory import OnProgress, no_progress, result_buffers
+from runner.pipeline.in_memory import OnProgress, no_progress
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
+from runner.pipeline.result_type import result_buffers
 from runner.pipeline.streamed.dispatch import threads_of
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.verify.compare import differs, unlike
+from runner.run.verify.tiles import sources
 from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from runner.world.world import World, single_rank_world
 
@@ -236,24 +238,6 @@ def _stretches(positions: HostArray) -> list[tuple[slice, slice]]:
     """Split ascending positions into runs of neighbours; return each run's indices and its positions."""
     cuts = [0, *(np.flatnonzero(np.diff(positions) > 1) + 1), positions.size]
     return [(slice(a, b), slice(int(positions[a]), int(positions[b - 1]) + 1)) for a, b in pairwise(cuts)]
-
-
-def sources(wanted: HostArray, length: int, boundary: str) -> HostArray:
-    """Return the cells that the positions `wanted` of an axis copy; -1 for the constant.
-
-    Follows scipy.ndimage's documentation of the modes, for positions up to `length` beyond either end.
-    """
-    last = length - 1
-    if boundary == "constant":
-        return np.where((wanted < 0) | (wanted > last), -1, wanted)
-    if boundary == "wrap":
-        return np.where(wanted < 0, wanted + length, np.where(wanted > last, wanted - length, wanted))
-    if boundary == "reflect":
-        return np.where(wanted < 0, -1 - wanted, np.where(wanted > last, 2 * length - 1 - wanted, wanted))
-    if boundary == "mirror":
-        below = np.abs(wanted)
-        return np.minimum(np.abs(np.where(below > last, 2 * last - below, below)), last)
-    return np.clip(wanted, 0, last)
 
 
 def expect(
