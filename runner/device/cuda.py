@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -19,6 +20,7 @@ from runner.device.copy_streams import CudaCopyStreams
 from runner.device.nvrtc import compile_kernel
 from runner.errors import RunError, first_line
 from runner.region import Array, Shape
+from runner.system.compiler import NotCompiled
 
 
 def count() -> int:
@@ -186,7 +188,7 @@ def on_own_stream(backend: CudaBackend) -> Iterator[None]:
 
 
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Compile the kernel `name` (a template instance such as "laplacian<float, float>") of a .cu file.
+    """Compile the kernel `name` (a template instance such as "convolve<float, float, float>") of a .cu file.
 
     Call the result with (grid, block, arguments, stream=...). Fused multiply-add is off unless an option
     turns it on, so that CPU and GPU round in the same way.
@@ -200,9 +202,17 @@ def kernel_of_text(
 ) -> Callable[..., None]:
     """Compile the kernel `name` of a text without files of its own to include; as `kernel` otherwise.
 
-    shared: bytes of dynamic shared memory of a block.
+    shared: bytes of dynamic shared memory of a block. Raises NotCompiled if CUDA's compiler refuses the text,
+    or the device the kernel.
     """
-    return _compiled(source, name, options, cupy.cuda.runtime.getDevice(), shared)
+    try:
+        return _compiled(source, name, options, cupy.cuda.runtime.getDevice(), shared)
+    except cupy.cuda.compiler.CompileException as reason:
+        found = re.search(r"\((\d+)\): [\w ]*error[^:]*: (.*)", str(reason))
+        error, at = (found[2], int(found[1])) if found else (first_line(reason), 0)
+        raise NotCompiled(f"CUDA's compiler fails: {error}", at) from reason
+    except RuntimeError as reason:  # CUDA's and NVRTC's errors
+        raise NotCompiled(f"CUDA refuses the kernel: {first_line(reason)}") from reason
 
 
 @functools.cache

@@ -4,21 +4,71 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from runner.fuse import host, single_pass, step_kernel
+from runner.device.api import Backend
+from runner.fuse import host, single_pass
 from runner.fuse.graph import Extents, Program, merge_components
 from runner.fuse.operations import compiler_options
-from runner.fuse.step_kernel import Axis, StepKernel, Tuning
+from runner.fuse.steps import choice as step_choice
+from runner.fuse.steps import kernel as step_kernel
+from runner.fuse.steps.choice import Choice
+from runner.fuse.steps.layout import Axis, StepKernel, Tuning
 from runner.fuse.trace import NotTraceable
-from runner.region import Array
-from runner.system.compiler import cache_folder, find_compiler
+from runner.region import Array, Shape
+from runner.system.compiler import NotCompiled, cache_folder, find_compiler
 
 Feeds = Sequence[int | None]
+Rows = tuple[int, int]
+
+
+class StepState(Protocol):
+    """The two blocks of each field of which steps read one and write the other, the spare one.
+
+    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
+    """
+
+    feeds: list[int | None]
+    fed: list[int]
+
+    def swap(self) -> None:
+        """Swap the two blocks of each fed input."""
+
+    def rows(self, more: int) -> Rows:
+        """Return the rows that `more` steps to follow need, counted from the first own row; none: (0, 0)."""
+
+    # For kernels that read own cells and what is valid beside them
+
+    def inputs(self, rows: Rows) -> list[Array]:
+        """Return these rows of each input's block; views."""
+
+    def outputs(self, rows: Rows) -> list[Array]:
+        """Return these rows of the spare block that each output writes; views."""
+
+    def axes(self, rows: Rows, valid: int) -> list[Axis]:
+        """Return what lies beside these rows along each axis. valid: steps for which the halo suffices."""
+
+    # For kernels that read whole blocks, with the cells beyond the array
+
+    def both(self) -> tuple[list[Array], list[Array]]:
+        """Return the block of each input that the next step reads, and the one that it writes."""
+
+    def fill_beyond(self) -> None:
+        """Give the cells beyond the array the value of a constant boundary, in both blocks of each input."""
+
+    def first_cells(self) -> list[list[int]]:
+        """Return the index of each block's first own cell, per axis."""
+
+    def box(self, more: int) -> host.Box:
+        """Return the cells that a step computes after which `more` follow, counted from the first own one."""
+
+    def edge_cells(self, place: int) -> list[host.Copy]:
+        """Return which own cell of input `place` each cell beyond the array equals."""
 
 
 @dataclass
@@ -27,7 +77,8 @@ class DeviceKernel:
 
     widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does; "fast" lets the
     compiler fuse a multiplication and an addition. feeds: for each output, the number of the input that it
-    becomes in the next step, or None. boundary, cval: of the steps.
+    becomes in the next step, or None. boundary, cval: of the steps. choice: how many steps a kernel takes,
+    and its tuning; None: as predicted.
     """
 
     program: Program
@@ -36,49 +87,100 @@ class DeviceKernel:
     feeds: Feeds = ()
     boundary: str = "reflect"
     cval: float = 0.0
-    _passes: dict[int, tuple[single_pass.PassKernel, Callable[..., None]]] = field(default_factory=dict)
+    choice: Choice | None = None
+    aligned: ClassVar[bool] = True
+    takes_rows: ClassVar[bool] = True
+    _passes: dict[Shape, tuple[single_pass.PassKernel, Callable[..., None]]] = field(default_factory=dict)
     _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._merged, _ = merge_components(self.program)
-        self._widest = single_pass.choose_tile(self._merged)[-1]
+        self._tile = single_pass.choose_tile(self._merged)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        kernel, launch = self._pass(outs[0])
+        kernel, launch = self._pass(outs[0].shape)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
         if call.grid != (0,):
             launch(call.grid, call.block, call.arguments)
 
-    def _pass(self, out: Array) -> tuple[single_pass.PassKernel, Callable[..., None]]:
-        """Return the kernel for rows as long as those of `out`, whose tile is no wider than a row."""
+    def prepare(self, shape: Shape) -> None:
+        """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
+        self._pass(shape)
+
+    def _pass(self, shape: Shape) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
+        last = self._merged.axes - 1
+        row = math.prod(shape[last:]) // self._merged.outputs[0].components
+        lengths = (*shape[:last], row)
+        if not single_pass.marches(self._merged):  # all longer ones have the same tile
+            lengths = tuple(map(min, lengths, self._tile))
+        if lengths not in self._passes:
+            kernel = single_pass.emit(self._merged, lengths=lengths, math=self.arithmetic)
+            self._passes[lengths] = kernel, self._compiled(kernel.source, kernel.name, kernel.options)
+        return self._passes[lengths]
+
+    def _compiled(
+        self, source: str, name: str, options: tuple[str, ...], shared: int = 0
+    ) -> Callable[..., None]:
         from runner.device.cuda import kernel_of_text
 
-        row = math.prod(out.shape[self._merged.axes - 1 :])
-        width = min(max(row // self._merged.outputs[0].components, 1), self._widest)
-        if width not in self._passes:
-            kernel = single_pass.emit(self._merged, width=width, math=self.arithmetic)
-            self._passes[width] = kernel, kernel_of_text(kernel.source, kernel.name, kernel.options)
-        return self._passes[width]
+        try:
+            return kernel_of_text(source, name, options, shared)
+        except NotCompiled as reason:
+            reason.line = line_of(self.program, source, reason.at)
+            raise
 
-    @functools.cached_property
-    def _tunings(self) -> dict[bool, Tuning]:
-        """The tuning of step kernels, by whether they read vectors."""
-        return {vectors: tuning(self.program, vectors) for vectors in (False, True)}
+    def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
+        """Return the choice for so many steps of blocks with so many own cells; see `step_choice.chosen`."""
+        guess = self._chosen
+        if guess is None:
+            return None
+        kernel = step_kernel.build(
+            self.program, self.feeds, self.boundary, self.cval, guess.steps, guess.tuning
+        )
 
-    @functools.cached_property
+        def taker(choice: Choice) -> step_choice.Steps:
+            other = replace(self, choice=choice, _passes={}, _steps={})
+            return functools.partial(other.take_steps, choice.steps)
+
+        text = "\0".join([self.arithmetic, kernel.source])
+        folder = cache_folder()
+        return step_choice.chosen(self.program, self.feeds, shape, steps, text, backend, taker, folder)
+
+    @property
     def most_steps(self) -> int:
-        """Number of steps that one kernel takes fastest; 1 if no kernel takes several.
+        """Number of steps that one kernel takes fastest; 1 if no kernel takes several."""
+        return self._chosen.steps if self._chosen else 1
 
-        Over three axes, kernels of one step are as fast and compile in a tenth of the time.
-        """
-        if self.program.axes > 2:
-            return 1
-        most = step_kernel.most_steps(self.program, self.feeds, self._tunings[True])
-        return max(min(most, best_steps(self.program)), 1)
+    @property
+    def _chosen(self) -> Choice | None:
+        return self.choice or self._predicted
+
+    @functools.cached_property
+    def _predicted(self) -> Choice | None:
+        return next(iter(step_choice.choices(self.program, self.feeds)), None)
+
+    def _tuning(self, *, vectors: bool) -> Tuning:
+        chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)
+        return replace(chosen, vectors=vectors)
+
+    def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
+        apart = all(one.components == 1 for one in self.program.inputs)
+        return apart and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
-        """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`."""
-        self._step_kernel(steps, step_kernel.takes_vectors(arrays, self._tunings[True]))
+        """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`.
+
+        Raises NotCompiled.
+        """
+        self._step_kernel(steps, self._takes_vectors(arrays))
+
+    def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
+        """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read."""
+        part = blocks.rows(more) if rows is None else rows
+        if part[0] < part[1]:
+            axes = blocks.axes(part, steps + more)
+            self.take_steps(steps, blocks.inputs(part), blocks.outputs(part), axes)
 
     def take_steps(
         self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
@@ -87,44 +189,22 @@ class DeviceKernel:
 
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says.
         """
-        vectors = step_kernel.takes_vectors([*inputs, *outs], self._tunings[True])
+        vectors = self._takes_vectors([*inputs, *outs])
         kernel, launch, registers = self._step_kernel(steps, vectors)
         call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers)
         launch(call.grid, call.block, tuple(map(np.int64, call.values)), shared_mem=call.shared)
 
     def _step_kernel(self, steps: int, vectors: bool) -> tuple[StepKernel, Callable[..., None], int]:
         """Return the kernel, what launches it, and the registers of a thread."""
-        from runner.device.cuda import kernel_of_text
         from runner.device.nvrtc import registers_of
 
         if (steps, vectors) not in self._steps:
-            chosen = self._tunings[vectors]
+            chosen = self._tuning(vectors=vectors)
             kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, steps, chosen)
             options = compiler_options(self.arithmetic)
-            launch = kernel_of_text(kernel.source, kernel.name, options, kernel.shared)
+            launch = self._compiled(kernel.source, kernel.name, options, kernel.shared)
             self._steps[steps, vectors] = kernel, launch, registers_of(launch)
         return self._steps[steps, vectors]
-
-
-def _words(program: Program) -> int:
-    """Return the number of 32-bit registers that hold the cells of a column that a step reads."""
-    words = [(one.dtype.itemsize + 3) // 4 * one.components for one in program.inputs]
-    reads = [max(program.footprint(number)[0]) + 1 for number in range(len(program.inputs))]
-    return sum(a * b for a, b in zip(words, reads, strict=True))
-
-
-def tuning(program: Program, vectors: bool) -> Tuning:
-    """Return the tuning that was fastest on an H200 (benchmarks/fuse_steps_device.py)."""
-    chosen = step_kernel.suggested(program, vectors=vectors)
-    words = _words(program)
-    if words <= 2:
-        return replace(chosen, ahead=2, rows=256)
-    return replace(chosen, columns=4 if words == 3 else 2, blocks=4)
-
-
-def best_steps(program: Program) -> int:
-    """Return the number of steps of one kernel that was fastest on an H200, if registers suffice."""
-    return 7 if _words(program) <= 2 else 6
 
 
 @dataclass
@@ -133,6 +213,8 @@ class HostKernel:
 
     kernel: host.HostProgram
     widths: Extents
+    aligned: ClassVar[bool] = False
+    takes_rows: ClassVar[bool] = False
 
     @property
     def most_steps(self) -> int:
@@ -145,6 +227,25 @@ class HostKernel:
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
         """Do nothing: the library holds all."""
 
+    def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
+        """Take steps of all rows, and write both blocks in turn; see `TaskKernel`.
+
+        The halo must be valid: along the cut axes as wide as so many steps need, along the others of one
+        step. Along these it is valid in the results, too.
+        """
+        if blocks.rows(more) == (0, 0):
+            return
+        axes = self.kernel.program.axes
+        boxes = [blocks.box(remaining) for remaining in reversed(range(more, more + steps))]
+        states = blocks.both()
+        blocks.fill_beyond()
+        copies = [blocks.edge_cells(place) if place in blocks.fed else [] for place in range(len(states[0]))]
+        firsts = [first[:axes] for first in blocks.first_cells()]
+        cut = [(low[:axes], high[:axes]) for low, high in boxes]
+        self.kernel.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
+        if steps % 2 == 0:  # the last step wrote the blocks
+            blocks.swap()
+
 
 def compile_for(
     device: Any,
@@ -154,17 +255,31 @@ def compile_for(
     feeds: Feeds = (),
     boundary: str = "reflect",
     cval: float = 0.0,
+    shape: Shape = (1,),
 ) -> tuple[DeviceKernel | HostKernel, str]:
     """Return the kernel for a rank's device, and the name of its compiler. Raises NotTraceable without one.
 
-    device: `runner.device.api.Device`. The other arguments are those of `DeviceKernel`.
+    device: `runner.device.api.Device`. shape: of a result; the kernel of one pass is compiled for rows
+    as long. The other arguments are those of `DeviceKernel`. Raises NotCompiled if the compiler fails.
     """
     if device.kind == "cuda":
-        return DeviceKernel(program, widths, arithmetic, feeds, boundary, cval), "CUDA"
+        kernel = DeviceKernel(program, widths, arithmetic, feeds, boundary, cval)
+        kernel.prepare(shape)
+        return kernel, "CUDA"
     compiler = find_compiler()
     if compiler is None:
         raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
     try:
         return HostKernel(host.build(program, compiler, cache_folder()), widths), compiler.path
-    except host.NotCompiled as reason:
-        raise NotTraceable(str(reason)) from reason
+    except NotCompiled as reason:
+        reason.line = line_of(program, host.source([program]), reason.at)
+        raise
+
+
+def line_of(program: Program, source: str, at: int) -> int:
+    """Return the line of the user's file that line `at` of a kernel's text computes; 0 if it is not one."""
+    lines = source.splitlines()
+    text = lines[at - 1] if 0 < at <= len(lines) else ""
+    operations = set(re.findall(r"(?:numpy|packed)::(\w+)<", text))
+    found = {node.line for node in program.nodes if node.op in operations and node.line}
+    return found.pop() if len(found) == 1 else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from runner.fuse.graph import Extents, Program, merge_components
 from runner.fuse.operations import HEADER, KERNELS, ctype, expression
 from runner.region import HostArray
 from runner.system import cached_files
-from runner.system.compiler import SECONDS, Compiler
+from runner.system.compiler import SECONDS, Compiler, NotCompiled
 
 # None of these changes a bit of a result, as -ffast-math would, or -fno-trapping-math: with it, GCC 12 makes
 # (double)(int64)x a trunc(x), which may be -0.0.
@@ -32,10 +33,6 @@ FLAGS = (
 MOST_STEPS = 256  # of one call
 MANY_STEPS = 8  # of one call; more are hardly faster, and need wider halos
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
-
-
-class NotCompiled(Exception):
-    """Why there is no library; a run goes on with NumPy."""
 
 
 def source(programs: Sequence[Program]) -> str:
@@ -134,7 +131,9 @@ def _compile(text: str, compiler: Compiler, path: Path) -> None:
         first = next(
             (line for line in done.stderr.decode(errors="replace").splitlines() if "error" in line), ""
         )
-        raise NotCompiled(f"{compiler.path} failed with status {done.returncode}: {first}")
+        found = re.match(r"<stdin>:(\d+):", first)
+        at = int(found[1]) if found else 0
+        raise NotCompiled(f"{compiler.path} failed with status {done.returncode}: {first}", at)
 
 
 def _load(path: Path) -> ctypes.CDLL:

@@ -7,23 +7,27 @@ kernels/single_pass.cu explains how the kernel works and what limits it.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 
-from runner.fuse.graph import Extents, Node, Offset, Operand, Program
-from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype, expression
+from runner.fuse.graph import Extents, Offset, Operand, Program, in_order
+from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype
+from runner.fuse.strips import WORD, Placed, Strips, find_places
+from runner.fuse.values import Row, Value, Values, element_name
 from runner.region import Array, Shape
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
+MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
 MOST_REGISTERS = 96  # that hold what a thread loads
-MOST_NODES = 1500  # of a thread: the compiler takes 0.5 s for about so many
+MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
+TURNS = 64  # of a thread that marches through planes
+MOST_THREADS = 2**18  # of a large GPU at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class PassKernel:
     """A kernel's text and the shape of its tiles and blocks.
 
     source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
-    computes, per grid axis. threads: of a block, along the last grid axis and the one before.
+    computes, per grid axis. march: whether it does so in a loop along the first axis. threads: of a block,
+    along the last grid axis and the one before.
     """
 
     source: str = field(repr=False)
@@ -54,6 +59,7 @@ class PassKernel:
     options: tuple[str, ...]
     program: Program = field(repr=False)
     tile: Shape
+    march: bool
     threads: tuple[int, int]
     description: Description
 
@@ -70,53 +76,102 @@ class PassLaunch:
 # Choosing a tile
 
 
-def choose_tile(program: Program, width: int | None = None) -> Shape:
+def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     """Choose the cells that a thread computes, per grid axis: PLANES x ROWS x COLUMNS.
 
-    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest cell that is
-    read or written. For programs that read cells of several rows, ROWS is 4; for cells of one byte, which
-    instructions limit, it is 8, and COLUMNS is half as large. For programs that read cells of several planes,
-    PLANES is 4, ROWS 2 and COLUMNS 8 bytes. All are halved, rows first, while the loads of a thread need more
-    than 96 registers, or while a thread computes more than 1500 nodes, which take half a second to compile.
+    The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements that
+    are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
+    share but read beside their own cells, elements of 4 bytes or more. Pixels of three or more elements of 4
+    bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If planes share what they read, a thread
+    marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved, rows first,
+    while the loads of a thread need more than 96 registers, or while it computes more than 1500 values, which
+    take half a second to compile.
 
-    width: cells of the last axis; COLUMNS is no larger.
+    lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
+    a whole GPU, but not less than 8.
     """
     operands = (*program.inputs, *program.outputs)
-    largest = max(one.dtype.itemsize * one.components for one in operands)
-    across = [_reads_across(program, axis) for axis in range(program.axes)]
-    planes = 4 if program.axes > 2 and across[-3] else 1
-    rows = 1 if program.axes == 1 or not across[-2] else 2 if planes > 1 else 4
-    row = LARGEST_ROW // 2 if planes > 1 or (largest == 1 and rows > 1) else LARGEST_ROW
-    if largest == 1 and rows == 4:
-        rows = 8
-    columns = 1 << max(1, row // largest).bit_length() - 1
-    while width is not None and columns > max(width, 1):
-        columns //= 2
-    nodes = sum(node.op not in ("load", "constant") for node in program.nodes)
+    largest = max(one.dtype.itemsize for one in operands)
+    march = marches(program)
+    planes, columns = (TURNS, max(2, 8 // largest)) if march else (1, LARGEST_ROW // largest)
+    rows = _rows(program, largest, march)
+    if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
+        rows, columns = 8, 2
 
     def tile() -> Shape:
         return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
 
     def fits() -> bool:
-        return registers(program, tile()) <= MOST_REGISTERS and nodes * math.prod(tile()) <= MOST_NODES
+        together = (*tile()[:-3], 1, *tile()[-2:]) if march else tile()
+        few = registers(program, together) <= MOST_REGISTERS
+        return few and _values(program) * math.prod(together) <= MOST_VALUES
 
     while rows > 1 and not fits():
         rows //= 2
-    while planes > 1 and not fits():
-        planes //= 2
     while columns > 1 and not fits():
         columns //= 2
-    return tile()
+    if lengths is None:
+        return tile()
+    while march and planes > 8 and math.prod(lengths) < MOST_THREADS * math.prod(tile()):
+        planes //= 2
+    if march:  # threads make as many planes each, as far as possible
+        planes = -(-lengths[0] // -(-lengths[0] // planes)) if lengths[0] else 1
+        return planes, *map(_within, tile()[1:], lengths[1:])
+    return tuple(map(_within, tile(), lengths))
+
+
+def marches(program: Program) -> bool:
+    """Return whether a thread makes its planes one after the other: if they share what they read."""
+    return program.axes == 3 and _shares(program, 0)
+
+
+def _rows(program: Program, largest: int, march: bool) -> int:
+    if program.axes == 1:
+        return 1
+    if march:
+        return 2
+    if _shares(program, program.axes - 2):
+        return 16 if largest == 1 else 4
+    beside = any(node.offset[-2] for node in program.loads)
+    return 2 if beside and largest >= WORD else 1
+
+
+def _shares(program: Program, axis: int) -> bool:
+    """Return whether neighbours along an axis read the same cells."""
+    read: dict[tuple[int, Offset], int] = {}
+    return any(
+        read.setdefault((one.input, one.offset[:axis] + one.offset[axis + 1 :]), one.offset[axis])
+        != one.offset[axis]
+        for one in program.loads
+    )
+
+
+def _values(program: Program) -> float:
+    """Return how many values a thread computes for a cell, a word of small elements as one."""
+    strips = Strips(packed=True, components=[one.components for one in program.inputs])
+    strips.of(program.nodes)
+    return sum(1 / max(one.lanes, 1) for one in strips.all if one.node.op not in ("load", "constant"))
+
+
+def _within(tile: int, length: int) -> int:
+    """Return the tile, a power of two, halved until it is no longer than an axis."""
+    return tile if tile <= max(length, 1) else 1 << max(length, 1).bit_length() - 1
 
 
 def choose_threads(program: Program) -> tuple[int, int]:
     """Choose the threads of a block, along the last grid axis and the one before."""
-    return (32, 4) if program.axes > 2 else (64, 2)
+    if marches(program):
+        return 32, 8
+    return (64, 2) if program.axes == 2 else (128, 1)
 
 
-def _reads_across(program: Program, axis: int) -> bool:
-    """Return whether cells beside the own one are read along an axis."""
-    return any(program.footprint(number)[axis] != (0, 0) for number in range(len(program.inputs)))
+def _apart(program: Program) -> int:
+    """Return the cells of the last axis from one column that is read to the next.
+
+    More than 1 for pixels whose components are cells (`merge_components`): columns of a tile that is no wider
+    share no loads.
+    """
+    return math.gcd(*(node.offset[-1] for node in program.loads))
 
 
 def registers(program: Program, tile: Shape) -> int:
@@ -125,7 +180,7 @@ def registers(program: Program, tile: Shape) -> int:
     for (number, _), elements in _window(program, tile).items():
         itemsize = program.inputs[number].dtype.itemsize
         if itemsize < 4:
-            total += _words(elements, itemsize) + 1
+            total += _words(elements, itemsize)
         else:
             total += len(elements) * itemsize // 4
     return total
@@ -153,7 +208,10 @@ def _words(elements: set[int], itemsize: int) -> int:
 @cache
 def _skeleton() -> tuple[str, str]:
     """Return the text of all headers, and the kernel's text with placeholders."""
-    texts = [path.read_text(encoding="utf-8") for path in (HEADER, KERNELS / "single_pass.cuh")]
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (HEADER, KERNELS / "packed.cuh", KERNELS / "single_pass.cuh")
+    ]
     headers = "\n".join(text.replace("#pragma once\n", "") for text in texts)
     return headers, (KERNELS / "single_pass.cu").read_text(encoding="utf-8")
 
@@ -163,21 +221,27 @@ def emit(
     *,
     tile: Shape | None = None,
     threads: tuple[int, int] | None = None,
-    width: int | None = None,
+    lengths: Shape | None = None,
+    march: bool | None = None,
     math: str = "strict",
 ) -> PassKernel:
     """Write the kernel of a program.
 
-    tile: cells that a thread computes, per grid axis; default: `choose_tile`. width: cells of the last grid
-    axis; a tile is no wider. threads: most threads of a block along the last grid axis and the one before;
-    default: `choose_threads`. math: "strict" rounds as NumPy does; "fast" lets the compiler contract
-    a * b + c to one operation.
+    tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
+    axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
+    before; default: `choose_threads`. march: whether a thread makes the cells of its tile in a loop along the
+    first axis; default: `marches`, if it chooses the tile. math: "strict" rounds as NumPy does; "fast" lets
+    the compiler contract a * b + c to one operation.
     """
-    tile = choose_tile(program, width) if tile is None else tile
+    if march is None:
+        march = tile is None and marches(program)
+    tile = choose_tile(program, lengths) if tile is None else tile
     threads = choose_threads(program) if threads is None else threads
     if len(tile) != program.axes or min(tile) < 1:
         raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
-    body = _Body(program, tile)
+    if march and program.axes < 2:
+        raise ValueError("a march over one axis, which has no rows")
+    body = _Body(program, tile, march)
     headers, text = _skeleton()
     for mark, instead in (
         ("// @headers@", headers),
@@ -187,7 +251,7 @@ def emit(
     ):
         text = text.replace(mark, instead)
     options = compiler_options(math)
-    return PassKernel(text, "single_pass", options, program, tile, threads, body.description)
+    return PassKernel(text, "single_pass", options, program, tile, march, threads, body.description)
 
 
 def _parameters(program: Program) -> Iterator[tuple[str, str, type[np.generic]]]:
@@ -199,38 +263,65 @@ def _parameters(program: Program) -> Iterator[tuple[str, str, type[np.generic]]]
             for axis in range(last):
                 yield "int64", f"{letter}{number}_pitch{axis}", np.int64
     for axis in range(program.axes):
-        yield "int64", f"length{axis}", np.int64
+        yield "int64" if axis == last else "uint32", f"length{axis}", np.int64 if axis == last else np.uint32
     for axis in range(1, program.axes):
         yield "uint32", f"tiles{axis}", np.uint32
     yield "int64", "shift", np.int64
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What is read of a row.
+
+    loads: C++ of each load, by the name of its variable. windows: the names of those that are words of small
+    elements. instructions: number of load instructions.
+    """
+
+    row: Row
+    loads: dict[str, str]
+    windows: list[str]
+    instructions: int
+
+
 class _Body:
     """The lines of a kernel's body, for one tile."""
 
-    def __init__(self, program: Program, tile: Shape) -> None:
+    def __init__(self, program: Program, tile: Shape, march: bool) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._names: dict[int, str] = {}
-        self._made = 0
-        self._high = [program.footprint(number) for number in range(len(program.inputs))]
+        self._strips = Strips(tile[-1] % WORD == 0, [one.components for one in program.inputs])
         flat = [node for result in program.results for node in result]
-        self._cells = {place: program.graph.shifted(flat, place) for place in product(*map(range, tile))}
-        self._nodes = _ordered(node for cell in self._cells.values() for node in cell)
+        self._rows: dict[Offset, list[Placed]] = {}
+        for at in product(*map(range, (1, *tile[1:-1]) if march else tile[:-1])):
+            nodes = program.graph.shifted(flat, (*at, 0))
+            self._strips.of(in_order(nodes))
+            self._rows[at] = [self._strips[node] for node in nodes]
+        find_places(((one, tile[-1]) for row in self._rows.values() for one in row), self._strips)
+        values = Values(program, self._strips)
+        self._compute(values)
         self._find_place()
-        words = self._load()
-        self._compute()
-        cells = len(self._cells)
+        reads = self._reads(values)
+        if march:
+            self._march(values, reads)
+        else:
+            for read in reads:
+                self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
+            self.lines += [f"align({name});" for read in reads for name in read.windows]
+            self.lines += values.lines
+        cells = math.prod(tile) // (tile[0] if march else 1)
+        places = Counter[str]()
+        for strip in self._strips.all:
+            places[strip.node.op] += strip.high - strip.low
         operands = (*program.inputs, *program.outputs)
         self.description = Description(
-            loads=sum(node.op == "load" for node in self._nodes) / cells,
-            load_instructions=words / cells,
+            loads=places["load"] / cells,
+            load_instructions=sum(read.instructions for read in reads) / cells,
             stores=len(flat),
-            operations=sum(node.op not in ("load", "constant", "cast") for node in self._nodes) / cells,
+            operations=sum(n for op, n in places.items() if op not in ("load", "constant", "cast")) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
         )
 
     def _find_place(self) -> None:
-        """Write the cells that a thread computes: x<axis>, the first, and last<axis>, the last."""
+        """Write the first cell that a thread computes: x<axis>."""
         add, last = self.lines.append, self.program.axes - 1
         add("uint32 place = blockIdx.x;")
         for axis in reversed(range(self.program.axes)):
@@ -239,22 +330,22 @@ class _Body:
                 thread = f"int64({tiles}) * blockDim.x + threadIdx.x"
                 add(f"int64 x{axis} = ({thread}) * {self.tile[axis]} - shift;")
             elif axis == last - 1:
-                add(f"const int64 x{axis} = (int64({tiles}) * blockDim.y + threadIdx.y) * {self.tile[axis]};")
+                add(f"uint32 x{axis} = ({tiles} * blockDim.y + threadIdx.y) * {self.tile[axis]};")
             else:
-                add(f"const int64 x{axis} = int64({tiles}) * {self.tile[axis]};")
+                add(f"uint32 x{axis} = {tiles} * {self.tile[axis]};")
             if axis:
                 add(f"place /= tiles{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
         add(f"if ({outside}) return;")
-        columns = self.tile[last]
-        if columns > 1:
-            add(f"if (x{last} > length{last} - {columns}) x{last} = length{last} - {columns};")
+        for axis, cells in enumerate(self.tile):
+            if cells > 1:
+                kind = "int64" if axis == last else "uint32"
+                most = f"{kind}(length{axis} - {cells})"
+                add(f"if (x{axis} > {most}) x{axis} = {most};")
+        if self.tile[last] > 1:
             add(f"if (x{last} < 0) x{last} = 0;")
-        for axis in range(last):
-            if self.tile[axis] > 1:
-                most = self.tile[axis]
-                left = f"length{axis} - x{axis}"
-                add(f"const int last{axis} = ({left} < {most} ? int({left}) : {most}) - 1;")
+        for number, output in enumerate(self.program.outputs):
+            add(f"auto* to{number} = {self._pointer('o', number, output)};")
 
     def _pointer(self, letter: str, number: int, operand: Operand) -> str:
         """Return the address of the thread's first cell."""
@@ -262,105 +353,91 @@ class _Body:
         rows = [f"x{axis} * {letter}{number}_pitch{axis}" for axis in range(last)]
         return " + ".join([f"{letter}{number}", *rows, f"x{last} * {operand.components}"])
 
-    def _row(self, base: str, name: str, at: Offset, last: Sequence[int] | None = None) -> str:
-        """Return the pointer to a row of the tile. last: for a row to read, the number of rows after the own
-        rows, per grid axis."""
-        terms = [base]
-        for axis, place in enumerate(at):
-            if place and last is not None and place > last[axis] and self.tile[axis] > 1:
-                terms.append(f"clamped({place}, last{axis} + {last[axis]}) * {name}_pitch{axis}")
-            elif place:
-                terms.append(f"{place} * {name}_pitch{axis}")
-        return " + ".join(terms)
+    def _row(self, base: str, name: str, at: Offset) -> str:
+        """Return the pointer to a row of the tile, or beside it."""
+        return " + ".join(
+            [base, *(f"{place} * {name}_pitch{axis}" for axis, place in enumerate(at) if place)]
+        )
 
-    def _load(self) -> int:
-        """Write all loads, then all shifts of words. Return the number of load instructions."""
-        program, count = self.program, 0
-        loads = {(node.input, node.offset, node.component): node for node in self._nodes if node.op == "load"}
-        rows: dict[tuple[int, Offset], list[tuple[int, Node]]] = defaultdict(list)
-        for (number, offset, component), node in loads.items():
-            place = offset[-1] * program.inputs[number].components + component
-            rows[number, offset[:-1]].append((place, node))
-        for number in sorted({number for number, _ in rows}):
-            pointer = self._pointer("i", number, program.inputs[number])
-            self.lines.append(f"const auto* const from{number} = {pointer};")
-        aligned = []
-        ordered = sorted(rows.items(), key=lambda item: (item[0][1], item[0][0]))
-        for line, ((number, at), found) in enumerate(ordered):
-            operand, elements = program.inputs[number], {place for place, _ in found}
-            kind, itemsize, first = ctype(operand.dtype), operand.dtype.itemsize, min(elements)
-            row = self._row(f"from{number}", f"i{number}", at, [high for _, high in self._high[number]])
-            if itemsize < 4:
-                size = (max(elements) - first + 1) * itemsize
-                self.lines.append(f"auto row{line} = fetch<{size}>({row} + {first});")
-                aligned.append(f"align(row{line});")
-                count += _words(elements, itemsize) + 1
-                for place, node in found:
-                    byte = (place - first) * itemsize
-                    self._names[id(node)] = f"element<{kind}, {byte}>(row{line})"
-                continue
-            self.lines.append(f"const auto* const row{line} = {row};")
-            for place, node in sorted(found, key=lambda item: item[0]):
-                name = self._new(node)
-                self.lines.append(f"const {kind} {name} = __ldg(row{line} + {place});")
-                count += 1
-        self.lines += aligned
-        return count
+    def _reads(self, values: Values) -> list[_Read]:
+        """Write the inputs' addresses, and return what is read of each row."""
+        found = []
+        for number in sorted({number for number, _ in values.rows}):
+            pointer = self._pointer("i", number, self.program.inputs[number])
+            self.lines.append(f"auto* from{number} = {pointer};")
+        for (number, at), line in values.rows.items():
+            itemsize = self.program.inputs[number].dtype.itemsize
+            row = self._row(f"from{number}", f"i{number}", at)
+            if itemsize < WORD:
+                first, last = values.windows[number, at]
+                size = (last - first + 1) * itemsize
+                loads = {f"row{line}": f"fetch<{size}>({row} + {first})"}
+                found.append(_Read((number, at), loads, [f"row{line}"], -(-size // WORD) + 1))
+            else:
+                elements = sorted(values.loaded[number, at])
+                loads = {element_name(line, one): f"__ldg({row} + {one})" for one in elements}
+                found.append(_Read((number, at), loads, [], len(loads)))
+        return found
 
-    def _compute(self) -> None:
-        """Write, row by row, the operations that are not written yet, and the stores."""
-        program, done = self.program, set[int]()
-        for number, output in enumerate(program.outputs):
-            self.lines.append(f"auto* const to{number} = {self._pointer('o', number, output)};")
-        for at in product(*map(range, self.tile[:-1])):
-            places = [(*at, column) for column in range(self.tile[-1])]
-            cells = [self._cells[place] for place in places]
-            for node in _ordered((node for cell in cells for node in cell), done):
-                self._value(node)
-            inside = [f"last{axis} >= {place}" for axis, place in enumerate(at) if place]
-            self.lines.append(f"if ({' && '.join(inside)}) {{" if inside else "{")
+    def _march(self, values: Values, reads: list[_Read]) -> None:
+        """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
+        numbers = {read.row: read for read in reads}
+        kept: dict[str, str] = {}  # what is in which other variable one turn before
+        for (number, at), line in values.rows.items():
+            after = number, (at[0] + 1, *at[1:])
+            if after in values.rows:
+                there = values.rows[after]
+                if not numbers[number, at].windows:
+                    common = values.loaded[number, at] & values.loaded[after]
+                    kept |= {element_name(line, one): element_name(there, one) for one in common}
+                elif values.windows[number, at] == values.windows[after]:
+                    kept[f"row{line}"] = f"row{there}"
+        loads = {name: text for read in reads for name, text in read.loads.items()}
+        windows = [name for read in reads for name in read.windows]
+        add = self.lines.append
+        for name, text in loads.items():
+            add(f"auto {name if name in kept else 'next_' + name} = {text};")
+        self.lines += [f"align({name});" for name in windows if name in kept]
+        add("for (int turn = 1;; ++turn) {")
+        self.lines += [f"auto {name} = next_{name};" for name in loads if name not in kept]
+        inputs = sorted({number for number, _ in values.rows})
+        self.lines += [f"if (turn < {self.tile[0]}) from{one} += i{one}_pitch0;" for one in inputs]
+        self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
+        self.lines += [f"align({name});" for name in windows if name not in kept]
+        self.lines += values.lines
+        add(f"if (turn == {self.tile[0]}) break;")
+        for read in sorted(reads, key=lambda read: read.row[1]):
+            self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
+        self.lines += [f"to{number} += o{number}_pitch0;" for number in range(len(self.program.outputs))]
+        add("}")
+
+    def _compute(self, values: Values) -> None:
+        """Write, row by row, the operations that are not written yet; then all stores.
+
+        Stores between the rows would let the compiler load the rows one after the other.
+        """
+        columns = self.tile[-1]
+        aligned, vectors, others = list[str](), list[str](), list[str]()
+        for line, (at, row) in enumerate(self._rows.items()):
             begin = 0
-            for number, output in enumerate(program.outputs):
-                end = begin + output.components
-                values = ", ".join(self._names[id(node)] for cell in cells for node in cell[begin:end])
-                kind, count = ctype(output.dtype), len(cells) * output.components
-                self.lines.append(f"    const {kind} results{number}[{count}] = {{{values}}};")
-                row = self._row(f"to{number}", f"o{number}", at)
-                self.lines.append(f"    store({row}, results{number});")
-                begin = end
-            self.lines.append("}")
-
-    def _value(self, node: Node) -> None:
-        if node.op == "constant":
-            self._names[id(node)] = expression(node, self._names)
-            return
-        if id(node) in self._names and not self._names[id(node)].startswith("element"):
-            return
-        text = self._names[id(node)] if node.op == "load" else expression(node, self._names)
-        name = self._new(node)
-        self.lines.append(f"const {ctype(node.dtype)} {name} = {text};")
-
-    def _new(self, node: Node) -> str:
-        self._made += 1
-        name = self._names[id(node)] = f"v{self._made}"
-        return name
-
-
-def _ordered(results: Any, done: set[int] | None = None) -> list[Node]:
-    """Return all nodes that results depend on and that are not `done`, operands before their users."""
-    done = set() if done is None else done
-    found: list[Node] = []
-    for result in results:
-        stack = [(result, False)]
-        while stack:
-            node, ready = stack.pop()
-            if ready:
-                found.append(node)
-            elif id(node) not in done:
-                done.add(id(node))
-                stack.append((node, True))
-                stack += [(one, False) for one in reversed(node.operands) if id(one) not in done]
-    return found
+            for number, output in enumerate(self.program.outputs):
+                results = row[begin : begin + output.components]
+                begin += output.components
+                size = output.dtype.itemsize
+                if size < WORD and output.components == 1 and columns * size % WORD == 0:
+                    kind, store, form, step = "uint32", f"store_words<{size}>", "memory", WORD // size
+                else:
+                    kind, store, form, step = ctype(output.dtype), "store_elements", "scalar", 1
+                places = range(0, columns, step)
+                wanted = [Value(form, one.strip, one.place + place) for place in places for one in results]
+                names = ", ".join(map(values.name, wanted))
+                target = self._row(f"to{number}", f"o{number}", at)
+                values.lines.append(f"const {kind} results{number}_{line}[{len(wanted)}] = {{{names}}};")
+                aligned.append(f"misaligned<{columns * output.components * size}>({target})")
+                vectors.append(f"store_vectors({target}, results{number}_{line});")
+                others.append(f"{store}({target}, results{number}_{line});")
+        values.lines.append(f"if (({' | '.join(aligned)}) == 0) {{")
+        values.lines += [*vectors, "} else {", *others, "}"]
 
 
 # Calling it
@@ -395,10 +472,11 @@ def launch_arguments(
         raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
     if math.prod(lengths) == 0:
         return PassLaunch((0,), (1, 1), ())
+    if any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
+        raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
+    if max(lengths[:last], default=0) > MOST_ROWS:
+        raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
     columns = kernel.tile[last]
-    if lengths[last] < columns:
-        raise ValueError(f"rows of {lengths[last]} cells for a tile of {columns}")
-
     shift = _shift(targets, columns)
     tiles = [-(-n // step) for n, step in zip(lengths, kernel.tile, strict=True)]
     tiles[last] = -(-(lengths[last] + shift) // columns)

@@ -49,7 +49,7 @@ import numpy as np
 
 from runner.errors import RunError
 from runner.pipeline import halo_boxes
-from runner.pipeline.halo_boxes import Box, FieldHalos, Tables
+from runner.pipeline.halo_boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
 from runner.world.world import World
 
@@ -163,7 +163,7 @@ class DirectHalos:
 
 def sent_boxes(
     fields: Sequence[FieldHalos], rank: int, blocks: Sequence[int], theirs: dict[int, list[int]]
-) -> list[Box]:
+) -> list[HaloBox]:
     """Return the stores of this rank's cells into its neighbours' halos; blocks, theirs: addresses."""
     return [
         halo_boxes.between_blocks(field, sent, blocks[n], theirs[sent.receiver][n], sent.receiver)

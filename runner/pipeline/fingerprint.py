@@ -16,7 +16,7 @@ from runner.pipeline.inputs import Inputs, input_key
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.report.record import plain
-from runner.storage.formats.registry import Source
+from runner.storage.formats.registry import ComputedSource, Source
 from runner.world.world import World
 
 
@@ -31,12 +31,9 @@ def fingerprint(
         **task_fingerprint(world, task, inputs),
         "inputs": {
             field.name: {
-                "path": str(source.path.resolve()),
-                "array": source.name,
-                "order": source.form.order or "C",
+                **_origin(source, inputs, number),
                 "shape": list(field.shape),
                 "dtype": str(field.dtype),
-                **_state(inputs, number),
             }
             for number, (field, source) in enumerate(zip(task.fields, sources, strict=True))
         },
@@ -46,6 +43,18 @@ def fingerprint(
         },
         "halo": [list(width) for width in task.widths],
         **({} if chunks is None else {"grid": list(task.partition.grid), "rows": chunks.rows}),
+    }
+
+
+def _origin(source: Source, inputs: Inputs, number: int) -> dict[str, Any]:
+    """Return where an input comes from."""
+    if isinstance(source, ComputedSource):
+        return {"computed": plain(dict(source.description))}
+    return {
+        "path": str(source.path.resolve()),
+        "array": source.name,
+        "order": source.form.order or "C",
+        **_state(inputs, number),
     }
 
 

@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from runner.device.api import Device
 from runner.errors import UserError
-from runner.fuse.compiled import compile_for
+from runner.fuse.compiled import DeviceKernel, compile_for
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Operand, Program
 from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
-from runner.plan.task import ArrayType, Task, TaskKernel, halo_hint
+from runner.plan.task import ArrayType, Task, halo_hint
 from runner.region import HostArray
+from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
@@ -42,7 +44,7 @@ class Fusion:
     compiler: of the kernel; None if the function is called as it is. why: reason for having no kernel. line:
     of the user's file, to which the reason applies; 0 if unknown. hint: what to write instead. operations:
     for each cell. inexact: functions whose last bits depend on the device. quiet: whether the summary leaves
-    the reason out.
+    the reason out. refused: whether a compiler failed on the kernel.
     """
 
     compiler: str | None = None
@@ -52,6 +54,7 @@ class Fusion:
     operations: int = 0
     inexact: tuple[str, ...] = ()
     quiet: bool = False
+    refused: bool = False
 
 
 def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: int = 1) -> tuple[Task, Fusion]:
@@ -70,8 +73,21 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     on_host = world.backend.device.kind != "cuda"
     if on_host and wanted == "auto" and bytes_of_arrays * steps < WORTH_COMPILING * world.size:
         return task, Fusion(why="too little work for a compiler", quiet=True)
-    kernel: TaskKernel | None = None
-    fusion = Fusion()
+    typed, fusion = _fused_here(world.backend.device, task, arithmetic)
+    failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
+    if failed is None:
+        if steps > 1 and isinstance(typed.kernel, DeviceKernel):
+            shape, kernel = task.partition[0].shape, typed.kernel
+            kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
+        return typed, fusion
+    if wanted == "require":
+        raise not_one_kernel(task, failed)
+    return task, failed
+
+
+def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusion]:
+    """Return the task with a kernel for this rank's device, or as it is, and why. Raises UserError if the
+    task's halo is too small."""
     try:
         program = traced(task)
         typed = replace(task, results=result_types(task, program))
@@ -79,25 +95,54 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
         names = [field.name for field in task.fields]
         feeds = [None if name is None else names.index(name) for name in task.job.feeds]
         kernel, compiler = compile_for(
-            world.backend.device,
+            device,
             program,
             task.widths[: program.axes],
             arithmetic,
             feeds,
             task.boundary,
             task.cval,
+            typed.known[0][0],
         )
-        fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
     except NotTraceable as reason:
         if any(cells > 0 for cells in reason.shorter):
             raise _halo_too_small(task, reason.shorter) from None
-        fusion = Fusion(None, reason.reason, reason.line, reason.hint)
-    failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
-    if failed is None:
-        return replace(typed, kernel=kernel), fusion
-    if wanted == "require":
-        raise not_one_kernel(task, failed)
-    return task, failed
+        return task, Fusion(None, reason.reason, reason.line, reason.hint)
+    except NotCompiled as reason:
+        return task, Fusion(None, reason.reason, reason.line, refused=True)
+    fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
+    return replace(typed, kernel=kernel), fusion
+
+
+class ImageKernels:
+    """Kernels for a job's images: one for all that have the same dtype, channels and axes. Not collective.
+
+    must_fuse: raise UserError for an image whose function cannot become one.
+    """
+
+    def __init__(self, device: Device, arithmetic: str, *, must_fuse: bool) -> None:
+        self._device, self._arithmetic, self._must_fuse = device, arithmetic, must_fuse
+        self._made: dict[Any, Task] = {}
+
+    def fuse(self, task: Task) -> Task:
+        """Return an image's task with a kernel in place of its function, where possible."""
+        if 0 in task.shape:
+            return task
+        try:
+            axes = grid_axes(task)
+        except NotTraceable:
+            axes = 0  # never one kernel
+        key = task.dtype, axes, len(task.shape), task.shape[axes:] if axes else (), task.widths
+        if key not in self._made:
+            made, fusion = _fused_here(self._device, task, self._arithmetic)
+            if fusion.compiler is None and self._must_fuse:
+                raise not_one_kernel(task, fusion)
+            self._made[key] = made
+        made = self._made[key]
+        if made.kernel is None:
+            return task
+        results = tuple((task.shape[:axes] + shape[axes:], dtype) for shape, dtype in made.known)
+        return replace(task, kernel=made.kernel, results=results)
 
 
 def _halo_too_small(task: Task, shorter: tuple[int, ...]) -> UserError:
@@ -175,17 +220,32 @@ def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
 
 def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:
     """Return the error for a function that must become one kernel and cannot."""
-    why = reason.reason if isinstance(reason, NotTraceable) else reason.why
-    function = inspect.unwrap(task.job.function)
-    code = getattr(function, "__code__", None)
-    place = f"{code.co_filename}, line {reason.line}: " if code is not None and reason.line else ""
+    why = reason.reason if isinstance(reason, NotTraceable) else str(reason.why)
+    if isinstance(reason, Fusion) and reason.refused:
+        return not_compiled(task, why, reason.line)
     return UserError(
         f"job {task.job.name} cannot be one kernel",
-        got=f"{place}{why}",
+        got=f"{_place(task, reason.line) if reason.line else ''}{why}",
         expected="a function that can be traced",
         hint=reason.hint,
         everywhere=True,
     )
+
+
+def not_compiled(task: Task, why: str, line: int) -> UserError:
+    """Return the error for a function that must become one kernel, which no compiler takes."""
+    return UserError(
+        f"job {task.job.name}: the kernel made of its function does not compile",
+        got=f"{_place(task, line)}{why}",
+        hint="--fuse off, which calls the function as it is; `meshrun kernel` prints the kernel",
+        everywhere=True,
+    )
+
+
+def _place(task: Task, line: int) -> str:
+    """Return the function's file, and the line if it is not 0, to write before a reason."""
+    code = getattr(inspect.unwrap(task.job.function), "__code__", None)
+    return f"{code.co_filename}{f', line {line}' if line else ''}: " if code is not None else ""
 
 
 def traced(task: Task) -> Program:

@@ -33,7 +33,7 @@ Axis = tuple[int, int, int]  # cells, and bytes between two of them at the sourc
 
 
 @dataclass(frozen=True)
-class Box:
+class HaloBox:
     """Cells to copy. source, target: addresses of the first one. axes: the outermost first; the last one is
     of the bytes of a cell. peer: rank whose memory `target` is; -1 for this rank's own."""
 
@@ -100,7 +100,7 @@ class Tables(Protocol):
 
 
 def launch(
-    tables: Tables, kernel: Callable[..., None], boxes: Iterable[Box], *more: Any
+    tables: Tables, kernel: Callable[..., None], boxes: Iterable[HaloBox], *more: Any
 ) -> Callable[[], None]:
     """Return a call that launches `kernel` on these boxes, with more arguments."""
     rows = tables.upload(table(boxes))
@@ -118,35 +118,35 @@ def constant_cells(backend: Backend, dtypes: Iterable[Any], boundary: str, cval:
 
 def own_boxes(
     fields: Sequence[FieldHalos], rank: int, blocks: Sequence[int], cells: Sequence[int]
-) -> list[Box]:
+) -> list[HaloBox]:
     """Return the copies to halo cells that need no other rank. blocks, cells: addresses, of each field."""
-    found: list[Box] = []
+    found: list[HaloBox] = []
     for field, block, cell in zip(fields, blocks, cells, strict=True):
         found += constants(field, rank, cell, block)
         found += [between_blocks(field, kept, block, block) for kept in field.kept(rank)]
     return found
 
 
-def between_blocks(field: FieldHalos, moved: Transfer, source: int, target: int, peer: int = -1) -> Box:
+def between_blocks(field: FieldHalos, moved: Transfer, source: int, target: int, peer: int = -1) -> HaloBox:
     """Return the copy from the sender's block at address `source` into the receiver's at `target`."""
     sender, receiver = field.layout(moved.sender), field.layout(moved.receiver)
     start, steps = _own_cells(field, moved, sender)
     place, strides = _cells(moved.target, receiver, field.itemsize)
-    return Box(source + start, target + place, _axes(moved.target, steps, strides, field.itemsize), peer)
+    return HaloBox(source + start, target + place, _axes(moved.target, steps, strides, field.itemsize), peer)
 
 
-def to_message(field: FieldHalos, moved: Transfer, source: int, message: int) -> Box:
+def to_message(field: FieldHalos, moved: Transfer, source: int, message: int) -> HaloBox:
     """Return the copy from the sender's block at address `source` to a C-contiguous message."""
     start, steps = _own_cells(field, moved, field.layout(moved.sender))
     strides = _strides(_lengths(moved.target), field.itemsize)
-    return Box(source + start, message, _axes(moved.target, steps, strides, field.itemsize))
+    return HaloBox(source + start, message, _axes(moved.target, steps, strides, field.itemsize))
 
 
-def from_message(field: FieldHalos, moved: Transfer, message: int, target: int) -> Box:
+def from_message(field: FieldHalos, moved: Transfer, message: int, target: int) -> HaloBox:
     """Return the copy from that message into the receiver's block at address `target`."""
     place, strides = _cells(moved.target, field.layout(moved.receiver), field.itemsize)
     steps = _strides(_lengths(moved.target), field.itemsize)
-    return Box(message, target + place, _axes(moved.target, steps, strides, field.itemsize))
+    return HaloBox(message, target + place, _axes(moved.target, steps, strides, field.itemsize))
 
 
 def message_bytes(field: FieldHalos, moved: Transfer) -> int:
@@ -154,16 +154,16 @@ def message_bytes(field: FieldHalos, moved: Transfer) -> int:
     return -(-math.prod(_lengths(moved.target)) * field.itemsize // WIDEST) * WIDEST
 
 
-def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[Box]:
+def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[HaloBox]:
     """Yield the copies of the constant, at address `cell`, to the cells beyond the array."""
     layout = field.layout(rank)
     for slab in layout.outside:
         whole = tuple(slice(*part.indices(n)) for part, n in zip(slab, layout.shape, strict=True))
         place, strides = _cells(whole, layout, field.itemsize)
-        yield Box(cell, target + place, _axes(whole, [0] * len(whole), strides, field.itemsize))
+        yield HaloBox(cell, target + place, _axes(whole, [0] * len(whole), strides, field.itemsize))
 
 
-def table(boxes: Iterable[Box]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def table(boxes: Iterable[HaloBox]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the rows of int64 for the kernel, at least one. Raises ValueError for a box it cannot copy."""
     parts = [part for box in boxes if box.nbytes for part in _aligned(_simplified(box))]
     rows = [row for part in parts for row in _rows(part)]
@@ -181,7 +181,7 @@ def _layout(field: FieldHalos, rank: int) -> BlockLayout:
     return layout
 
 
-def _rows(box: Box) -> Iterator[list[int]]:
+def _rows(box: HaloBox) -> Iterator[list[int]]:
     length, *_ = box.axes[-1]
     outer = box.axes[:-1]
     parts = [length, box.source, box.target, WIDEST, *(part for axis in outer for part in axis[1:])]
@@ -196,7 +196,7 @@ def _rows(box: Box) -> Iterator[list[int]]:
         yield [box.source, box.target, unit, first, last, box.peer, len(axes), *chain(*columns)]
 
 
-def _simplified(box: Box) -> Box:
+def _simplified(box: HaloBox) -> HaloBox:
     """Return the same copy with as few axes as possible."""
     found: list[Axis] = []
     for axis in reversed(box.axes):
@@ -212,7 +212,7 @@ def _simplified(box: Box) -> Box:
     return replace(box, axes=tuple(reversed(found)))
 
 
-def _aligned(box: Box) -> Iterator[Box]:
+def _aligned(box: HaloBox) -> Iterator[HaloBox]:
     """Yield the parts of a box: if possible, a middle part that is copied in the widest units."""
     (length, *steps), outer = box.axes[-1], box.axes[:-1]
     head = -box.source % WIDEST
@@ -224,7 +224,7 @@ def _aligned(box: Box) -> Iterator[Box]:
     for first, count in ((0, head), (head, body), (head + body, length - head - body)):
         if count:
             axes = (*outer, (count, steps[0], steps[1]))
-            yield Box(box.source + first, box.target + first, axes, box.peer)
+            yield HaloBox(box.source + first, box.target + first, axes, box.peer)
 
 
 def _own_cells(field: FieldHalos, moved: Transfer, layout: BlockLayout) -> tuple[int, list[int]]:

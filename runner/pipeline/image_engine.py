@@ -19,6 +19,7 @@ import numpy as np
 
 from runner.device.api import poison
 from runner.errors import MeshrunError, RunError, UserError, describe
+from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.in_memory import call_rows, slabs, windows
 from runner.pipeline.result_type import types_of, types_without_cells
 from runner.pipeline.streamed.endpoints import Step
@@ -35,7 +36,8 @@ PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # plans an image as one block
 
 @dataclass(frozen=True)
 class ImageEndpoints:
-    """Source and target folders of a run. written: files that are not synced to the disk yet."""
+    """Source and target folders of a run. written: files that are not synced to the disk yet. kernels: are
+    called in place of the job's function; None: it is called itself."""
 
     world: World
     folder: Folder
@@ -43,6 +45,7 @@ class ImageEndpoints:
     plan_task: PlanTask
     spans: Spans = field(default_factory=Spans)
     written: deque[Path] = field(default_factory=deque)
+    kernels: ImageKernels | None = None
 
 
 @dataclass
@@ -73,7 +76,9 @@ class ImageEngine:
         assert slot.task is not None
         assert slot.block is not None
         with naming(self._path(slot)):
-            slot.result = self._result(slot.number, slot.task, slot.block)
+            kernels = self._endpoints.kernels
+            task = slot.task if kernels is None else kernels.fuse(slot.task)
+            slot.result = self._result(slot.number, task, slot.block)
         slot.block = None
 
     def finish(self, slot: ImageSlot) -> list[Step]:

@@ -8,6 +8,7 @@ runs, the results of the other images stay valid.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.pipeline.fingerprint import task_fingerprint
+from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.chunk_agreement import known_results, limits
@@ -44,7 +46,11 @@ from runner.world.world import World
 
 @dataclass
 class StreamedFolder:
-    """One run over a folder, for `write` and then `commit`; collective."""
+    """One run over a folder, for `write` and then `commit`; collective.
+
+    fuse: returns the task of the largest image with a kernel in place of its function, or as it is.
+    kernels: those of the other images, if the largest has one.
+    """
 
     world: World
     folder: Folder
@@ -54,6 +60,8 @@ class StreamedFolder:
     transaction: OutputTransaction
     phases: Phases
     inputs: Inputs
+    fuse: Callable[[Task], Task]
+    kernels: ImageKernels
     show: OnStreamProgress = no_stream_progress
     partial: Path = field(init=False)
 
@@ -79,7 +87,14 @@ class StreamedFolder:
             "finished images are kept; continue with the same command and --resume"
         )
         todo = [number for number in range(len(images)) if number not in finished]
-        endpoints = ImageEndpoints(world, self.folder, self.partial, self.plan_task, self._spans)
+        endpoints = ImageEndpoints(
+            world,
+            self.folder,
+            self.partial,
+            self.plan_task,
+            self._spans,
+            kernels=None if task.kernel is None else self.kernels,
+        )
         log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, lambda: self._sync(endpoints))) as syncer:
             counts = process_chunks(
@@ -140,7 +155,7 @@ class StreamedFolder:
             with naming(path, error=UserError):
                 sink_for(self.partial, path.name, *task.known[0], world.run_id)
 
-        task = known_results(world, world.collective_call(plan_task), [source])
+        task = known_results(world, self.fuse(world.collective_call(plan_task)), [source])
         world.on_root(lambda: check(task))
         return task
 

@@ -17,13 +17,12 @@ from itertools import islice
 import numpy as np
 
 from runner.comm.api import Message
-from runner.device.api import Backend, poison
 from runner.errors import RunError
 from runner.job.block_context import BlockContext
 from runner.pipeline.halo_exchange import HaloPlan, Halos
-from runner.pipeline.result_type import ResultType, types_of, types_without_cells
+from runner.pipeline.result_type import ResultType, result_buffers, types_of, types_without_cells
 from runner.plan.task import Task
-from runner.region import Array, Region, Shape
+from runner.region import Array, Region
 from runner.report.phases import Phases
 from runner.world.world import World
 
@@ -243,18 +242,6 @@ def agreed_results(world: World, task: Task, found: tuple[ResultType, ...] | Non
 def halo_plans(task: Task, rank: int) -> list[HaloPlan]:
     """Return the plans by which a rank fills the halo of its block of each input."""
     return [HaloPlan(field.partition, rank, field.widths, task.boundary, task.cval) for field in task.fields]
-
-
-def result_buffers(task: Task, cells: Shape, backend: Backend) -> list[Array] | None:
-    """Return poisoned results for own cells of shape `cells`; None for a job that returns its results."""
-    if not task.fills:
-        return None
-    declared = task.declared(cells)
-    assert declared is not None
-    outs = [backend.empty(*one) for one in declared]
-    for out in outs:
-        poison(out)
-    return outs
 
 
 def call_rows(

@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.comm.api import Message
 from runner.pipeline import halo_boxes
-from runner.pipeline.halo_boxes import Box, FieldHalos, Tables
+from runner.pipeline.halo_boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
 from runner.world.world import World
 
@@ -91,7 +91,7 @@ def _message_sizes(fields: Sequence[FieldHalos], rank: int, *, sends: bool) -> d
 
 def _message_boxes(
     fields: Sequence[FieldHalos], rank: int, blocks: Sequence[int], messages: dict[int, int], *, sends: bool
-) -> list[Box]:
+) -> list[HaloBox]:
     """Return the copies between blocks and messages, all given by their addresses; sender and receiver of a
     message go through the same fields and faces in the same order."""
     found, places = [], dict(messages)

@@ -37,7 +37,7 @@ Combine = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
-class Node:
+class Subtree:
     """Combined partial result of tiles first .. first + count - 1; count is a power of two."""
 
     first: int
@@ -70,22 +70,22 @@ def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
     return Region(start, stop)
 
 
-def fold(nodes: Iterable[Node], combine: Combine) -> list[Node]:
-    """Combine neighbouring nodes that are a pair of the tree; return the remaining roots."""
-    roots: list[Node] = []
-    for node in nodes:
-        roots.append(node)
+def fold(subtrees: Iterable[Subtree], combine: Combine) -> list[Subtree]:
+    """Combine neighbouring subtrees that are a pair of the tree; return the remaining ones."""
+    roots: list[Subtree] = []
+    for subtree in subtrees:
+        roots.append(subtree)
         while len(roots) > 1 and _are_pair(roots[-2], roots[-1]):
             right, left = roots.pop(), roots.pop()
-            roots.append(Node(left.first, 2 * left.count, combine(left.partial, right.partial)))
+            roots.append(Subtree(left.first, 2 * left.count, combine(left.partial, right.partial)))
     return roots
 
 
-def _are_pair(left: Node, right: Node) -> bool:
+def _are_pair(left: Subtree, right: Subtree) -> bool:
     return left.count == right.count and left.first % (2 * left.count) == 0
 
 
-def finish(roots: list[Node], combine: Combine) -> Any:
+def finish(roots: list[Subtree], combine: Combine) -> Any:
     """Combine the remaining roots: more than one if the number of tiles is not a power of two."""
     if not roots:
         return None
@@ -136,17 +136,17 @@ class Tiles:
         """
         placed = _names_here(function)
 
-        def leaves() -> Iterator[Node]:
+        def leaves() -> Iterator[Subtree]:
             for number, block in self._blocks():
                 services = {"here": self._context(number)} if placed else {}
                 with self.phases("kernel", block.nbytes):
                     partial = to_host(function(block, **services))
-                yield Node(number, 1, partial)
+                yield Subtree(number, 1, partial)
 
         roots = fold(leaves(), combine)
         with self.phases("combine"):
             everyone = self.world.control.allgather(roots)
-            return finish(fold((node for roots in everyone for node in roots), combine), combine)
+            return finish(fold((root for roots in everyone for root in roots), combine), combine)
 
     def _context(self, number: int) -> BlockContext:
         world, region = self.world, tile_region(self.shape, self._tile, number)

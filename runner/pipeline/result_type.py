@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import Backend
+from runner.device.api import Backend, poison
 from runner.job.block_context import BlockContext
 from runner.plan.task import Task
 from runner.region import Array, Region, Shape
@@ -94,3 +94,15 @@ def hide_output(*, failures: bool = True) -> Iterator[None]:
         if failures:
             sys.stdout.write(printed.getvalue())
         raise
+
+
+def result_buffers(task: Task, cells: Shape, backend: Backend) -> list[Array] | None:
+    """Return poisoned results for own cells of shape `cells`; None for a job that returns its results."""
+    if not task.fills:
+        return None
+    declared = task.declared(cells)
+    assert declared is not None
+    outs = [backend.empty(*one) for one in declared]
+    for out in outs:
+        poison(out)
+    return outs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Operand, Program
 from runner.fuse.single_pass import PassKernel, launch_arguments
 from runner.fuse.trace import trace
@@ -30,6 +32,7 @@ FLAGS = (
     f"-I{SHIM}",
 )
 Array = np.ndarray[Any, Any]
+Launch = Callable[[tuple[int], tuple[int, int], Sequence[np.generic]], None]
 Run = Callable[[PassKernel, Sequence[Any], Sequence[Any], Extents], None]
 
 
@@ -53,9 +56,78 @@ def grayscale(block: Any) -> Any:
     return (0.299 * weighted[..., 0] + 0.587 * weighted[..., 1] + 0.114 * weighted[..., 2]).astype("uint8")
 
 
+def seven_point(field: Any, *, rate: float = 0.1) -> Any:
+    """Return one step of heat in a cube."""
+    centre = field[1:-1, 1:-1, 1:-1]
+    sides = field[:-2, 1:-1, 1:-1] + field[2:, 1:-1, 1:-1] + field[1:-1, :-2, 1:-1]
+    sides = sides + field[1:-1, 2:, 1:-1] + field[1:-1, 1:-1, :-2] + field[1:-1, 1:-1, 2:]
+    return centre + rate * (sides - 6 * centre)
+
+
+def velocities(axes: int) -> list[tuple[int, ...]]:
+    """Return those of D2Q9 or D3Q19, in cells a step: at rest, along an axis, then along two."""
+    every = itertools.product((0, 1, -1), repeat=axes)
+    return sorted((one for one in every if sum(map(abs, one)) < 3), key=lambda one: sum(map(abs, one)))
+
+
+def lattice(*arrays: Any, xp: Any, rate: float = 1.2) -> Any:
+    """Return one step of a lattice-Boltzmann method with walls that send back.
+
+    Bhatnagar, Gross and Krook's collision with the incompressible equilibrium of X. He, L.-S. Luo, J. Stat.
+    Phys. 88 (1997), 927-944. arrays: for each velocity, what moves with it, and a mask that is 1 in walls.
+    Computes in float32.
+    """
+    (*fields, wall), own = arrays, slice(1, -1)
+    wall = wall[(own,) * wall.ndim] == 1
+    moves = velocities(wall.ndim)
+    came = [
+        field[tuple(slice(1 - one, -1 - one or None) for one in move)].astype("float32")
+        for field, move in zip(fields, moves, strict=True)
+    ]
+    density = sum(came[1:], came[0])
+    speed = []  # three times that
+    for axis in range(wall.ndim):
+        ahead = [one for one, move in zip(came, moves, strict=True) if move[axis] > 0]
+        behind = [one for one, move in zip(came, moves, strict=True) if move[axis] < 0]
+        speed.append((sum(ahead[1:], ahead[0]) - sum(behind[1:], behind[0])) * 3)
+    least = density - sum((one * one for one in speed[1:]), speed[0] * speed[0]) * (1 / 6)
+    weights = {2: (4 / 9, 1 / 9, 1 / 36), 3: (1 / 3, 1 / 18, 1 / 36)}[wall.ndim]
+    scales = [rate * one for one in weights]
+    results = []
+    for one, move in zip(came, moves, strict=True):
+        back = came[moves.index(tuple(-each for each in move))]
+        part = (1 - rate) * one + _equilibrium(move, scales, least, speed)
+        results.append(xp.where(wall, back, part).astype(fields[0].dtype))
+    return tuple(results)
+
+
+def _equilibrium(move: tuple[int, ...], scales: list[float], least: Any, speed: list[Any]) -> Any:
+    """Return what `lattice` relaxes to, times the rate."""
+    axes = [axis for axis, one in enumerate(move) if one]
+    scale = scales[len(axes)]
+    if not axes:
+        return scale * least
+    sign = move[axes[0]]
+    along = speed[axes[0]]
+    for axis in axes[1:]:
+        along = along + speed[axis] if move[axis] == sign else along - speed[axis]
+    even, odd = scale * (least + 0.5 * (along * along)), scale * along
+    return even + odd if sign > 0 else even - odd
+
+
+def traced_lattice(dtype: str, axes: int) -> Program:
+    """Trace `lattice` with fields of a dtype, of D2Q9 or D3Q19."""
+    names = [f"f{number}" for number in range(len(velocities(axes)))]
+    inputs = [*(Operand(one, np.dtype(dtype)) for one in names), Operand("wall", np.dtype(np.uint8))]
+    return trace(lattice, inputs, halo("lattice", axes), {}, frozenset({"xp"}), names)
+
+
 def example(name: str, dtype: str, axes: int = 2, trailing: tuple[int, ...] = ()) -> Program:
-    """Trace `edges`, `axpy`, `grayscale`, or one of the examples, with the halo that it needs."""
-    kind, own = np.dtype(dtype), {"edges": edges, "axpy": axpy, "grayscale": grayscale}
+    """Trace one of the functions above, or one of the examples, with the halo that it needs."""
+    if name == "lattice":
+        return traced_lattice(dtype, axes)
+    kind = np.dtype(dtype)
+    own = {"edges": edges, "axpy": axpy, "grayscale": grayscale, "seven_point": seven_point}
     if name in own:
         arrays = ("x", "y") if name == "axpy" else ("block",)
         inputs = [Operand(one, kind, trailing) for one in arrays]
@@ -79,7 +151,8 @@ EXAMPLES = [
     ("wave", "float64", 2, ()), ("diffusion3d", "float32", 3, ()), ("diffusion3d", "float64", 3, ()),
     ("axpy", "float32", 1, ()), ("axpy", "float64", 2, ()), ("axpy", "uint8", 4, ()),
     ("axpy", "int64", 2, ()), ("axpy", "uint32", 1, ()), ("blend", "uint8", 2, (3,)),
-    ("grayscale", "uint8", 2, (3,)),
+    ("grayscale", "uint8", 2, (3,)), ("seven_point", "float32", 3, ()), ("lattice", "float32", 2, ()),
+    ("lattice", "float16", 2, ()), ("lattice", "float16", 3, ()),
 ]  # fmt: skip
 
 
@@ -146,8 +219,8 @@ def same(found: Array, expected: Array) -> None:
 # Kernels on the host
 
 
-def host(folder: Path, kernels: Sequence[PassKernel]) -> list[Run]:
-    """Compile kernels with g++, in one library; return for each a function that runs all its threads."""
+def launchers(folder: Path, kernels: Sequence[PassKernel]) -> list[Launch]:
+    """Compile kernels with g++, in one library; return for each what runs all its threads."""
     assert GXX is not None
     headers, *_ = kernels[0].source.partition("__global__")
     parts = ['#include "cuda.h"', headers]
@@ -163,16 +236,40 @@ def host(folder: Path, kernels: Sequence[PassKernel]) -> list[Run]:
     subprocess.run([GXX, *FLAGS, str(folder / "kernels.cpp"), "-o", str(made)], check=True)
     library = ctypes.CDLL(str(made))
 
-    def runner(number: int) -> Run:
-        def run(kernel: PassKernel, blocks: Sequence[Any], outs: Sequence[Any], widths: Extents) -> None:
-            launch = launch_arguments(kernel, blocks, outs, widths)
-            pointers = [np.array(one) for one in launch.arguments]
+    def launcher(number: int) -> Launch:
+        def launch(grid: tuple[int], block: tuple[int, int], arguments: Sequence[np.generic]) -> None:
+            pointers = [np.array(one) for one in arguments]
             array = (ctypes.c_void_p * len(pointers))(*[one.ctypes.data for one in pointers])
-            library[f"run{number}"](*launch.grid, *launch.block, array)
+            library[f"run{number}"](*grid, *block, array)
+
+        return launch
+
+    return [launcher(number) for number in range(len(kernels))]
+
+
+def host(folder: Path, kernels: Sequence[PassKernel]) -> list[Run]:
+    """Compile kernels with g++; return for each a function that computes its results."""
+
+    def runner(launch: Launch) -> Run:
+        def run(kernel: PassKernel, blocks: Sequence[Any], outs: Sequence[Any], widths: Extents) -> None:
+            call = launch_arguments(kernel, blocks, outs, widths)
+            launch(call.grid, call.block, call.arguments)
 
         return run
 
-    return [runner(number) for number in range(len(kernels))]
+    return [runner(launch) for launch in launchers(folder, kernels)]
+
+
+def check_in_memory(program: Program, run: Run, kernel: PassKernel, own: tuple[int, ...], odd: int) -> None:
+    """Compare all outputs of own cells, and that nothing else is written."""
+    blocks, outs = cases(program, own, odd)
+    widths = widths_of(program)
+    around = [out.base.copy() if out.base is not None else out.copy() for out in outs]
+    run(kernel, blocks, outs, widths)
+    for out, expected, before in zip(outs, evaluate(program, blocks, widths), around, strict=True):
+        same(out, expected)
+        out[...] = 1
+        np.testing.assert_array_equal(out.base if out.base is not None else out, before)
 
 
 def shapes(axes: int) -> list[tuple[int, ...]]:

@@ -17,14 +17,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from measured_kernels import INSTANCES
 
 import jobs.kernels
-from jobs.filters import elementwise, grayscale, laplacian
-from jobs.filters.dtypes import SUPPORTED, WIDE, floating, result
-from jobs.filters.expression import cpp, parse
+from jobs.filters.dtypes import SUPPORTED, WIDE
 from jobs.kernels import instance
 from jobs.measure.exact_reductions import RecipeKind
 
@@ -34,21 +32,6 @@ SHIM = Path(__file__).parents[1] / "unit" / "kernels" / "host"
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wno-unknown-pragmas",
          "-Wno-sign-compare", f"-I{SHIM}", f"-I{KERNELS}")  # fmt: skip
 
-# What the tests of elementwise compute.
-EXPRESSION = "where(x > 10, x * 3.5 - 0.1, min(max(-x, floor(x / 7)), 1e30)) + abs(x) // 1.5 % -0.7"
-# Elements and `--dtype`: every type of elements, and every way in which a result is stored.
-EXPRESSED = (
-    *((source, "float") for source in SUPPORTED),
-    *((source, "same") for source in ("bool", "int8", "int16", "uint32", "uint64", "int64", "float16")),
-    ("uint8", "uint8"), ("float32", "uint8"), ("int32", "int32"), ("float64", "int32"), ("float64", "int64"),
-    ("uint16", "float16"),
-)  # fmt: skip
-DIVISORS = ("0", "0.1", "(-0.1)", "3.5", "(-7)", "1e30", "(1/x)", "(x - 1)")
-FILTERED = (
-    *((source, "same") for source in SUPPORTED),
-    ("uint8", "int16"), ("uint32", "int64"), ("int32", "float32"), ("int64", "int16"), ("int64", "float64"),
-    ("uint64", "float32"), ("float16", "float32"), ("float32", "int64"), ("float64", "int16"),
-)  # fmt: skip
 # Elements, sums and results of what the tests of convolve compute.
 CONVOLVED = (
     ("uint8", "int32", "uint8"), ("uint8", "int32", "int16"), ("uint8", "float64", "uint8"),
@@ -68,22 +51,10 @@ def instances(file: str) -> Iterator[Instance]:
     if file == "bench_data.cu":
         for kernel, word, kind in product(("fill", "verify"), ("u1", "u2", "u4", "u8"), RecipeKind):
             yield instance(kernel, word, int(kind)), ()
-    elif file == "laplacian.cu":
-        for (element, name), channels in product(FILTERED, (0, 1, 3)):
-            source = np.dtype(element)
-            for columns in {1, laplacian.COLUMNS[source.itemsize]}:
-                yield laplacian.instance(source, result(source, name), columns, channels), ()
-    elif file == "grayscale.cu":
-        yield from ((grayscale.instance(source), ()) for source in sources)
-    elif file == "elementwise.cu":
-        for element, name in EXPRESSED:
-            source = np.dtype(element)
-            _, made = elementwise.elementwise.out((1,), source, expression=EXPRESSION, dtype=name)
-            yield _fused(source, made, EXPRESSION)
-        for operator, divisor in product(("//", "%"), DIVISORS):
-            yield _fused(np.dtype(np.float32), np.dtype(np.float32), f"x {operator} {divisor}")
     elif file == "convolve.cu":
         yield from ((instance("convolve", *dtypes), ()) for dtypes in CONVOLVED)
+    elif file == "links.cu":
+        yield from ((name, ()) for name in INSTANCES[file])
     elif file in ("moments.cu", "histogram.cu"):
         yield from ((instance(file.removesuffix(".cu"), source), ()) for source in sources)
 
@@ -129,8 +100,3 @@ def source(file: str, chosen: Sequence[Instance]) -> str:
         call = f"launch({spaces[options]}::{name}, grid, block, arguments, syncs);"
         lines.append(f"{head} {{ {call} }}")
     return "\n".join(lines) + "\n"
-
-
-def _fused(source: np.dtype[Any], result: np.dtype[Any], expression: str) -> Instance:
-    kind = floating(source, result)
-    return elementwise.instance(source, result), (f"-DEXPRESSION={cpp(parse(expression), kind)}",)

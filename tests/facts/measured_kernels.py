@@ -1,4 +1,4 @@
-"""The instances of each kernel file that measurements launch."""
+"""The instances of each kernel file that measurements and the job airflow launch."""
 
 from jobs.bench.lessons.transpose.methods import SINGLE, variants
 from jobs.kernels import FLOAT32
@@ -13,6 +13,9 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "copy_streaming.cu": ("copy_streaming",),
     "gate.cu": ("gate",),
     "affine.cu": ("affine",),
+    "links.cu": tuple(
+        f"{kernel}<{kind}>" for kernel in ("set_slots", "momentum") for kind in ("float", "__half")
+    ),
     "peer.cu": ("peer_copy",),
     "strided.cu": ("strided<8>",),
     "touch.cu": ("touch",),

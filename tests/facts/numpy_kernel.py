@@ -11,10 +11,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from step_runs import PAD, Arrays
 
-from runner.fuse.compiled import Feeds
+from runner.fuse.compiled import DeviceKernel, Feeds
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Program
-from runner.fuse.step_kernel import Axis
+from runner.fuse.steps.layout import Axis
 
 
 class NumpyKernel:
@@ -23,8 +23,11 @@ class NumpyKernel:
     history: all fields after each number of steps; if given, all that `axes` say lies beside the own cells
     must be one of them, whether it is needed or not. passes: own cells and steps of each call of
     `take_steps`.
-    prepared: the numbers of steps that were announced.
+    prepared: the numbers of steps that were announced. aligned: whether it insists on aligned rows.
     """
+
+    takes_rows = True
+    advance: Any = DeviceKernel.advance
 
     def __init__(
         self,
@@ -35,10 +38,13 @@ class NumpyKernel:
         cval: float,
         most_steps: int = 3,
         history: Sequence[Arrays] = (),
+        *,
+        aligned: bool = True,
     ) -> None:
         self.program, self.widths, self.feeds = program, widths, feeds
         self.boundary, self.cval = boundary, cval
         self.most_steps, self.history = most_steps, history
+        self.aligned = aligned
         self.passes: list[tuple[tuple[int, ...], int]] = []
         self.prepared: set[int] = set()
 
@@ -49,7 +55,9 @@ class NumpyKernel:
     def prepare_steps(self, steps: int, arrays: Sequence[Any]) -> None:
         assert 1 <= steps <= self.most_steps
         assert len({array.strides for array in arrays if array.dtype == arrays[0].dtype}) == 1
-        for array in arrays:  # the rows of aligned blocks begin whole lines of a GPU's cache apart
+        for array in (
+            arrays if self.aligned else ()
+        ):  # the rows of aligned blocks begin whole lines of a GPU's cache apart
             assert array.ndim == 1 or array.strides[-2] % 128 == 0
         self.prepared.add(steps)
 

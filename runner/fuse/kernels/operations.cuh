@@ -125,6 +125,11 @@ ARITHMETIC(multiply, *, &)
 
 template <typename T> INLINE T divide(T a, T b) { return narrow<T>(widen(a) / widen(b)); }
 
+// a * b + c, rounded once.
+template <typename T> INLINE T fused(T a, T b, T c) {
+    if constexpr (sizeof(T) == 8) return ::fma(a, b, c); else return ::fmaf(a, b, c);
+}
+
 template <typename T> INLINE T fmod(T a, T b) {
     if constexpr (Traits<T>::real) {
         if constexpr (sizeof(T) == 8) return ::fmod(a, b); else return narrow<T>(::fmodf(widen(a), widen(b)));
@@ -226,7 +231,7 @@ template <typename T> INLINE T sqrt(T x) {
         const bool tiny = value < 0x1p-100f;  // then e below could be too small for a float
         const float scaled = tiny ? value * 0x1p100f : value;
         float inverse;
-        asm("rsqrt.approx.f32 %0, %1;" : "=f"(inverse) : "f"(scaled));
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(scaled));
         const float root = __fmul_rn(scaled, inverse), e = __fmaf_rn(-root, root, scaled);
         const float exact = __fmaf_rn(e, 0.5f * inverse, root);
         const bool itself = value == 0 || value == __int_as_float(0x7f800000);
@@ -278,11 +283,23 @@ template <typename A, typename B> INLINE bool greater(A a, B b) { return less(b,
 template <typename A, typename B> INLINE bool greater_equal(A a, B b) { return less_equal(b, a); }
 template <typename A, typename B> INLINE bool not_equal(A a, B b) { return !equal(a, b); }
 
-template <typename T> INLINE T maximum(T a, T b) { return isnan(a) | greater_equal(a, b) ? a : b; }
-template <typename T> INLINE T minimum(T a, T b) { return isnan(a) | less_equal(a, b) ? a : b; }
-template <typename T> INLINE T fmax(T a, T b) { return isnan(b) | greater_equal(a, b) ? a : b; }
-template <typename T> INLINE T fmin(T a, T b) { return isnan(b) | less_equal(a, b) ? a : b; }
-template <typename T> INLINE T where(bool condition, T a, T b) { return condition ? a : b; }
+// On the host, floats are chosen by their bits: GCC vectorises no loop in which `?:` computes a float in a branch.
+template <typename T> INLINE T where(bool condition, T a, T b) {
+#ifndef __CUDACC_RTC__
+    if constexpr (Traits<T>::real && sizeof(T) == 4) {
+        const uint32 mask = -static_cast<uint32>(condition);
+        return bits<T>((bits<uint32>(a) & mask) | (bits<uint32>(b) & ~mask));
+    } else if constexpr (Traits<T>::real && sizeof(T) == 8) {
+        const uint64 mask = -static_cast<uint64>(condition);
+        return bits<T>((bits<uint64>(a) & mask) | (bits<uint64>(b) & ~mask));
+    }
+#endif
+    return condition ? a : b;
+}
+template <typename T> INLINE T maximum(T a, T b) { return where(isnan(a) | greater_equal(a, b), a, b); }
+template <typename T> INLINE T minimum(T a, T b) { return where(isnan(a) | less_equal(a, b), a, b); }
+template <typename T> INLINE T fmax(T a, T b) { return where(isnan(b) | greater_equal(a, b), a, b); }
+template <typename T> INLINE T fmin(T a, T b) { return where(isnan(b) | less_equal(a, b), a, b); }
 
 template <typename T> INLINE bool isinf(T x) {
     if constexpr (Traits<T>::real) { const auto v = widen(absolute(x)); return !isnan(x) && isnan(v - v); } else return false;

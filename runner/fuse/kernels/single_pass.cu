@@ -6,12 +6,17 @@
 // thread are under way at once, which hides their latency; what several cells of the tile use is loaded
 // and computed once; and up to 16 bytes are stored at a time. Neighbours of other tiles come out of the
 // caches. Rows of a block begin at any multiple of the itemsize: elements of 4 bytes and more are loaded
-// one by one, which a warp coalesces; smaller ones in aligned words, shifted by the row's alignment.
+// one by one, which a warp coalesces; smaller ones in aligned words, shifted by the row's alignment, and
+// computed four or two in a word where that gives the same bits (packed.cuh): as single elements they would
+// take more instructions than memory leaves time for.
+//
+// A thread may march along the first axis: a loop makes the rows of the tile one after the other. It keeps what
+// the next turn reads too, and loads the rest a turn ahead.
 //
 // Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
 // lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last
 // axis begins after a multiple of the tile in memory, so that all threads but those at a row's ends store
-// whole vectors; those make some results twice, two threads with the same bits.
+// whole vectors. Tiles at the end of an axis begin earlier: two threads make some results, with the same bits.
 
 // @headers@
 

@@ -2,9 +2,6 @@
 // __ldg and __funnelshift_r.
 #pragma once
 
-// The smaller of two places in a tile: rows past the end are read as the last one.
-INLINE int64 clamped(int place, int last) { return place < last ? place : last; }
-
 // BYTES bytes of a row, from any address on: words[i] has bytes 4 * i to 4 * i + 3 once they are aligned.
 // Elements of one or two bytes are read so, in a quarter of the instructions.
 template <int BYTES> struct Window {
@@ -17,12 +14,12 @@ template <int BYTES> INLINE Window<BYTES> fetch(const void* first) {
     constexpr int COUNT = Window<BYTES>::COUNT;
     Window<BYTES> window;
     const uint64 address = reinterpret_cast<uint64>(first);
-    const uint32 before = static_cast<uint32>(address) & 3;
-    const uint32* from = reinterpret_cast<const uint32*>(address - before);
-    window.bits = before * 8;
+    const uint32* from = reinterpret_cast<const uint32*>(address & ~uint64(3));
+    window.bits = static_cast<uint32>(address) * 8;  // of which __funnelshift_r takes the lowest 5
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) window.words[i] = __ldg(from + i);
-    window.words[COUNT] = __ldg(from + (before + BYTES > COUNT * 4 ? COUNT : COUNT - 1));
+    window.words[COUNT] = 0;
+    if ((address & 3) > COUNT * 4 - BYTES) window.words[COUNT] = __ldg(from + COUNT);
     return window;
 }
 
@@ -33,16 +30,34 @@ template <int BYTES> INLINE void align(Window<BYTES>& window) {
         window.words[i] = __funnelshift_r(window.words[i], window.words[i + 1], window.bits);
 }
 
-// Return the element that begins at byte AT.
-template <typename T, int AT, int BYTES> INLINE T element(const Window<BYTES>& window) {
-    const uint32 word = window.words[AT / 4] >> (AT % 4 * 8);
-    if constexpr (numpy::is_bool<T>) return (word & 255) != 0;
-    else if constexpr (numpy::Traits<T>::half) return numpy::bits<T>(static_cast<uint16>(word));
-    else return static_cast<T>(word);
-}
-
 // The largest power of two, up to 16, that divides a number of bytes.
 INLINE constexpr int vector_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
+
+// 0 if vectors of a row of BYTES bytes begin at multiples of their size.
+template <int BYTES> INLINE uint32 misaligned(const void* to) {
+    return static_cast<uint32>(reinterpret_cast<uint64>(to)) & (vector_bytes(BYTES) - 1);
+}
+
+// Write a row in vectors of up to 16 bytes, which begin at multiples of that.
+template <typename T, int COUNT> INLINE void store_vectors(void* to, const T (&value)[COUNT]) {
+    constexpr int SIZE = sizeof(T), VECTOR = vector_bytes(COUNT * SIZE), EACH = VECTOR / SIZE;
+    struct alignas(VECTOR) Pack {
+        T value[EACH];
+    };
+#pragma unroll
+    for (int i = 0; i < COUNT / EACH; ++i) {
+        Pack pack;
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) pack.value[j] = value[i * EACH + j];
+        static_cast<Pack*>(to)[i] = pack;
+    }
+}
+
+// Write a row element by element.
+template <typename T, int COUNT> INLINE void store_elements(T* to, const T (&value)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) to[i] = value[i];
+}
 
 // Write all words, of elements of ELEMENT bytes, in whole aligned words but for some elements at both ends.
 template <int ELEMENT, int COUNT> INLINE void store_words(void* to, const uint32 (&words)[COUNT]) {
@@ -65,35 +80,4 @@ template <int ELEMENT, int COUNT> INLINE void store_words(void* to, const uint32
 #pragma unroll
     for (uint32 i = ELEMENT; i < 4; i += ELEMENT)
         if (i >= head) part((COUNT - 1) * 4 + i, words[COUNT - 1] >> (i * 8));
-}
-
-// Write COUNT elements, up to 16 bytes at a time if they begin at a multiple of that; otherwise small ones in
-// words.
-template <typename T, int COUNT> INLINE void store(T* to, const T (&value)[COUNT]) {
-    constexpr int SIZE = sizeof(T), VECTOR = vector_bytes(COUNT * SIZE), EACH = VECTOR / SIZE;
-    struct alignas(VECTOR) Pack {
-        T value[EACH];
-    };
-    if (reinterpret_cast<uint64>(to) % VECTOR == 0) {
-#pragma unroll
-        for (int i = 0; i < COUNT; i += EACH) {
-            Pack pack;
-#pragma unroll
-            for (int j = 0; j < EACH; ++j) pack.value[j] = value[i + j];
-            *reinterpret_cast<Pack*>(to + i) = pack;
-        }
-    } else if constexpr (SIZE < 4 && COUNT * SIZE % 4 == 0 && COUNT * SIZE > 4) {
-        struct alignas(4) Words {
-            uint32 word[COUNT * SIZE / 4];
-        };
-        struct alignas(4) Values {
-            T value[COUNT];
-        } values;
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) values.value[i] = value[i];
-        store_words<SIZE>(to, numpy::bits<Words>(values).word);
-    } else {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) to[i] = value[i];
-    }
 }

@@ -111,6 +111,16 @@ template <typename T> INLINE T from_right(T value) {
 #endif
 }
 
+INLINE bool in_any_lane(bool value) {
+#ifdef __CUDACC_RTC__
+    return __any_sync(~0u, value);
+#else
+    bool found = false;
+    for (int lane = 0; lane < LANES; ++lane) found |= emulated::from_lane(value, lane);
+    return found;
+#endif
+}
+
 template <typename T> INLINE T pick(const T* row, int slot) {
     T value = row[0];
     UNROLL for (int c = 1; c < C; ++c) value = slot == c ? row[c] : value;
@@ -130,6 +140,29 @@ template <typename T> INLINE void write(T* into, const T* from, int v) {
     Vector<T> one;
     UNROLL for (int i = 0; i < VECTOR; ++i) one.item[i] = from[v * VECTOR + i];
     reinterpret_cast<Vector<T>*>(into)[v] = one;
+}
+
+// Copies from memory to shared memory that go on beside the thread's work, in groups of one row.
+template <int BYTES> INLINE void copy_async(char* into, const void* from) {
+#ifdef __CUDACC_RTC__
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(into));
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
+#else
+    std::memcpy(into, from, BYTES);
+#endif
+}
+INLINE void commit_copies() {
+#ifdef __CUDACC_RTC__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Wait for all of this thread's groups but the newest.
+template <int NEWEST> INLINE void await_copies() {
+#ifdef __CUDACC_RTC__
+    asm volatile("cp.async.wait_group %0;" ::"n"(NEWEST) : "memory");
+#endif
 }
 
 // Replace the rows (or planes) beyond the array, of those around `place` in a ring whose slot `here` holds it.

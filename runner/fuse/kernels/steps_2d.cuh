@@ -5,8 +5,9 @@
 // of level k is computed, for all k. The outer MARGIN columns of a tile are of no use after K steps: they are
 // another tile's columns. Rows are cut into strips, each of which starts K * RY rows earlier.
 //
-// Limited by instructions from K of about 5 on, before that by memory: each cell is read once and written
-// once for K steps.
+// Inside the array, rows of level 0 come from memory through shared memory, AHEAD - 1 rows before they are used,
+// and the loop is unrolled SLOTS times, so that no row moves from register to register. A row is live until the
+// last level that reads it has. A tile or row at an edge of the array takes a loop that fills the cells beyond.
 #pragma once
 
 namespace steps {
@@ -19,6 +20,7 @@ struct Rows {  // the state: rows of each level
 #define X(n, T, constant) T w##n[K][SLOTS][C];
     PLANES(X)
 #undef X
+    bool large;  // whether an element of level 0 exceeds LARGEST
 };
 struct Row {
 #define X(n, T, constant) T w##n[C];
@@ -53,75 +55,81 @@ INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, in
     return found;
 }
 
-// Read a row of level 0. Inside the array and without vectors, a lane has every 32nd column.
-template <bool EDGE, typename T>
-INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Place& at, int x0, T constant) {
+// Read a row of level 0.
+template <typename T>
+INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Place& at, T constant) {
     const Axis &rows = at.all.y, &columns = at.all.x;
-    if constexpr (EDGE) {
-        const bool outside = BOUNDARY == CONSTANT && rows.beyond(at.row);
-        const T* row = cell + rows.memory(at.row) * pitch;
-        UNROLL for (int c = 0; c < C; ++c) {
-            const int column = at.column + c;
-            into[c] = outside || (BOUNDARY == CONSTANT && columns.beyond(column))
-                          ? constant
-                          : row[int64(columns.memory(column)) * stride];
-        }
-    } else {
-        const T* row = cell + rows.clamped(at.row) * pitch;
-        if constexpr (VECTOR > 1) {
-            read(into, row + at.column);
-        } else {
-            const T* first = row + int64(x0 + int(threadIdx.x % LANES)) * stride;
-            UNROLL for (int c = 0; c < C; ++c) into[c] = first[c * LANES * stride];
-        }
+    const bool outside = BOUNDARY == CONSTANT && rows.beyond(at.row);
+    const T* row = cell + rows.memory(at.row) * pitch;
+    UNROLL for (int c = 0; c < C; ++c) {
+        const int column = at.column + c;
+        into[c] = outside || (BOUNDARY == CONSTANT && columns.beyond(column))
+                      ? constant
+                      : row[int64(columns.memory(column)) * stride];
     }
 }
 
-// Exchange between every 32nd column of a lane and C columns side by side, through a row of shared memory.
-template <typename T> INLINE void gather(T (&row)[C], char* memory) {
-    T* shared = reinterpret_cast<T*>(memory);
+// Inside the array, rows of level 0 come through shared memory: `request` begins to copy a row, and `take` reads
+// one that has arrived. With vectors, a lane takes what it requested; without, it requests every 32nd column.
+template <typename T> INLINE void request(char* stage, const T* first, int stride) {
     const int lane = threadIdx.x % LANES;
-    UNROLL for (int c = 0; c < C; ++c) shared[c * LANES + lane] = row[c];
-    __syncwarp();
-    UNROLL for (int c = 0; c < C; ++c) row[c] = shared[lane * C + c];
-    __syncwarp();
+    constexpr int bytes = VECTOR * sizeof(T);
+    UNROLL for (int v = 0; v < C / VECTOR; ++v) {
+        char* into = stage + (v * LANES + lane) * bytes;
+        const T* from = first + (VECTOR > 1 ? v * VECTOR : v * LANES * stride);
+        if constexpr (bytes >= 4) copy_async<bytes>(into, from);
+        else *reinterpret_cast<Vector<T>*>(into) = *reinterpret_cast<const Vector<T>*>(from);
+    }
 }
-template <typename T> INLINE void spread(T (&row)[C], char* memory) {
-    T* shared = reinterpret_cast<T*>(memory);
+template <typename T> INLINE void take(T (&into)[C], const char* stage) {
     const int lane = threadIdx.x % LANES;
-    UNROLL for (int c = 0; c < C; ++c) shared[lane * C + c] = row[c];
-    __syncwarp();
-    UNROLL for (int c = 0; c < C; ++c) row[c] = shared[c * LANES + lane];
-    __syncwarp();
+    const Vector<T>* vectors = reinterpret_cast<const Vector<T>*>(stage);
+    UNROLL for (int v = 0; v < C / VECTOR; ++v) {
+        const Vector<T> one = vectors[VECTOR > 1 ? v * LANES + lane : lane * C + v];
+        UNROLL for (int i = 0; i < VECTOR; ++i) into[v * VECTOR + i] = one.item[i];
+    }
 }
 
-template <bool EDGE, typename T>
-INLINE void store(T (&row)[C], T* cell, int64 pitch, int stride, const Place& at, int x0, char* memory) {
-    const int lane = threadIdx.x % LANES;
+template <typename T>
+INLINE void store(const T (&row)[C], T* cell, int64 pitch, int stride, const Place& at, int x0) {
     T* line = cell + at.row * pitch;
-    if constexpr (EDGE) {
-        UNROLL for (int c = 0; c < C; ++c) {
-            const int column = at.column + c, place = column - x0;
-            if (place >= MARGIN && place < TILE - MARGIN && column >= 0 && column < at.all.x.own)
-                line[int64(column) * stride] = row[c];
-        }
-    } else if constexpr (VECTOR > 1) {
-        UNROLL for (int v = 0; v < C / VECTOR; ++v) {
-            const int place = lane * C + v * VECTOR;
-            if (place >= MARGIN && place < TILE - MARGIN) write(line + at.column, row, v);
-        }
-    } else {
-        spread(row, memory);
-        T* first = line + int64(x0 + lane) * stride;
-        UNROLL for (int c = 0; c < C; ++c) {
-            const int place = c * LANES + lane;
-            if (place >= MARGIN && place < TILE - MARGIN) first[c * LANES * stride] = row[c];
-        }
+    UNROLL for (int c = 0; c < C; ++c) {
+        const int column = at.column + c, place = column - x0;
+        if (place >= MARGIN && place < TILE - MARGIN && column >= 0 && column < at.all.x.own)
+            line[int64(column) * stride] = row[c];
     }
+}
+// Write the lane's columns inside the array: those vectors (without vectors, every 32nd column) for which the
+// row is less than the counts of `rows`.
+template <typename T>
+INLINE void store_inside(T (&row)[C], T* first, int stride, char* memory, unsigned place, const unsigned (&rows)[C / VECTOR]) {
+    if constexpr (VECTOR == 1) {
+        const int lane = threadIdx.x % LANES;
+        T* shared = reinterpret_cast<T*>(memory);
+        UNROLL for (int c = 0; c < C; ++c) shared[lane * C + c] = row[c];
+        __syncwarp();
+        UNROLL for (int c = 0; c < C; ++c) row[c] = shared[c * LANES + lane];
+        __syncwarp();
+    }
+    UNROLL for (int v = 0; v < C / VECTOR; ++v)
+        if (place < rows[v]) {
+            if constexpr (VECTOR > 1) write(first, row, v);
+            else first[v * LANES * stride] = row[v];
+        }
 }
 
 template <bool EDGE, int LEVEL>
 INLINE void compute(const Rows& rows, int here, const Place& at, Row& out);  // the generated text
+
+// Whether products that are not rounded inside the array might overflow.
+template <typename T> INLINE bool too_large(const T (&row)[C]) {
+    bool found = false;
+    if constexpr (LARGEST > 0 && numpy::Traits<T>::real && sizeof(T) > 2) {
+        constexpr T limit = sizeof(T) == 4 && LARGEST > 0x1p127 ? T(0x1p127) : T(LARGEST);
+        UNROLL for (int c = 0; c < C; ++c) found |= numpy::absolute(row[c]) > limit;
+    }
+    return found;
+}
 
 // Put a new row into a ring: in its slot, or after the others, which move up.
 template <bool EDGE, typename T> INLINE void push(T (&ring)[SLOTS][C], const T (&row)[C], int slot) {
@@ -133,10 +141,34 @@ template <bool EDGE, typename T> INLINE void push(T (&ring)[SLOTS][C], const T (
     }
 }
 
+// Where the loop inside the array requests and writes, in elements from a plane's first own cell: the lane's
+// columns in row AHEAD - 1 below the newest one of level 0, and in the row of level K. One count serves all
+// planes that have the same pitch. slot: of the newest row, among those on their way. rows: how many are written
+// of each of the lane's vectors; none of those in the margins.
+struct Cursor {
+#define X(n, T, constant) int64 from##n, to##n;
+    PLANES(X)
+#undef X
+    int64 from, to;
+    int slot;
+    unsigned rows[C / VECTOR];
+
+    INLINE_MEMBER void down(const Arguments& given) {
+        from += given.in_pitch0;
+        to += given.in_pitch0;
+#define X(n, T, constant)            \
+    from##n += given.in_pitch##n;    \
+    to##n += given.out_pitch##n;
+        PLANES(X)
+#undef X
+        slot = slot + 1 == AHEAD ? 0 : slot + 1;
+    }
+};
+
 // Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
 // array begins; in the loop for edges, which is not unrolled, in the order of rows.
 template <bool EDGE, int LEVEL>
-INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory) {
+INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor) {
     if constexpr (LEVEL <= K) {
         at.row -= RY;
         const int slot = modulo(phase - LEVEL * RY, SLOTS), here = EDGE ? RY : slot;
@@ -155,35 +187,53 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
     push<EDGE>(rows.w##n[LEVEL], out.w##n, slot);
             PLANES(X)
 #undef X
-            levels<EDGE, LEVEL + 1>(rows, phase, at, x0, first, last, memory);
-        } else if (at.row >= first && at.row < last) {
-#define X(n, T, constant) \
-    store<EDGE>(out.w##n, at.all.out##n, at.all.out_pitch##n, STRIDE##n, at, x0, memory);
+            levels<EDGE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor);
+        } else {
+            const Arguments& all = at.all;
+            const unsigned place = at.row - first;
+#define X(n, T, constant)                                                                                      \
+    if constexpr (EDGE) {                                                                                      \
+        if (place < unsigned(last - first)) store(out.w##n, all.out##n, all.out_pitch##n, STRIDE##n, at, x0);  \
+    } else                                                                                                     \
+        store_inside(out.w##n, all.out##n + (ONE_PITCH ? cursor.to : cursor.to##n), STRIDE##n, memory + SCRATCH, place, cursor.rows);
             PLANES(X)
 #undef X
         }
     }
 }
 
-// Take over the next row of level 0, ask for another, and compute a row of each level.
-template <bool EDGE>
-INLINE void advance(Rows& rows, Row (&ahead)[AHEAD], int phase, Place at, int x0, int first, int last, char* memory) {
-    const Place next{at.all, at.column, at.row + AHEAD};
-#define X(n, T, constant)                                                                             \
-    {                                                                                                 \
-        T row[C];                                                                                     \
-        UNROLL for (int c = 0; c < C; ++c) {                                                          \
-            row[c] = ahead[0].w##n[c];                                                                \
-            UNROLL for (int p = 1; p < AHEAD; ++p) ahead[p - 1].w##n[c] = ahead[p].w##n[c];           \
-        }                                                                                             \
-        load<EDGE>(ahead[AHEAD - 1].w##n, all.in##n, all.in_pitch##n, STRIDE##n, next, x0, T(constant)); \
-        if constexpr (!EDGE && VECTOR == 1) gather(row, memory);                                      \
-        push<EDGE>(rows.w##n[0], row, phase);                                                         \
-    }
-    const Arguments& all = at.all;
+// Request a row of level 0.
+INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, int slot) {
+#define X(n, T, constant) \
+    request(memory + STAGE##n + slot * (TILE * sizeof(T)), all.in##n + (ONE_PITCH ? cursor.from : cursor.from##n), STRIDE##n);
     PLANES(X)
 #undef X
-    levels<EDGE, 1>(rows, phase, at, x0, first, last, memory);
+    commit_copies();
+}
+
+// Put a new row into the ring of level 0, and compute a row of each level: at an edge, and inside the array.
+INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, int last, char* memory) {
+    const Place below{at.all, at.column, at.row + 1};
+#define X(n, T, constant)                 \
+    rows.large |= too_large(ahead.w##n);     \
+    push<true>(rows.w##n[0], ahead.w##n, 0); \
+    load(ahead.w##n, at.all.in##n, at.all.in_pitch##n, STRIDE##n, below, T(constant));
+    PLANES(X)
+#undef X
+    levels<true, 1>(rows, 0, at, x0, first, last, memory, Cursor{});
+}
+INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor) {
+    const int slot = SLOTS % AHEAD == 0 ? phase % AHEAD : cursor.slot;
+    request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
+    await_copies<AHEAD - 1>();
+    if constexpr (VECTOR == 1) __syncwarp();
+#define X(n, T, constant)                                                          \
+    take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));      \
+    rows.large |= too_large(rows.w##n[0][phase]);
+    PLANES(X)
+#undef X
+    if constexpr (VECTOR == 1) __syncwarp();
+    levels<false, 1>(rows, phase, at, x0, first, last, memory, cursor);
 }
 
 // Rotate the rings from the order of rows to that of slots for a next row of phase 0.
@@ -212,58 +262,72 @@ INLINE void rotate_back(Rows& rows) {
 // the array, and tiles at them, take the loop for edges, the others the unrolled one.
 INLINE void strip(const Arguments& all, int x0, int first, int last, char* memory) {
     Rows rows = {};
-    Row ahead[AHEAD];
-    Place at{all, x0 + int(threadIdx.x % LANES) * C, first - K * RY};
+    Row ahead;
+    const int lane = threadIdx.x % LANES;
+    Place at{all, x0 + lane * C, first - K * RY};
     const int end = last + K * RY;
     const bool between = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
     const int low = all.y.low(), high = all.y.high();
     int from = end, until = end;
     if (between) {
         from = low == NEVER ? at.row : most(at.row, low + (K + 1) * RY + BEYOND);
-        if (high != NEVER) until = least(end, high - most(AHEAD, BEYOND));
+        if (high != NEVER) until = least(end, high - BEYOND - SLOTS + 1);
+        // The loop takes SLOTS rows at once, and requests AHEAD - 1 more.
+        until = least(until, all.y.own + all.y.after - SLOTS - AHEAD + 2);
         if (until <= from) from = end;
     }
-    UNROLL for (int p = 0; p < AHEAD; ++p) {
-        const Place next{all, at.column, at.row + p};
-#define X(n, T, constant) \
-    load<true>(ahead[p].w##n, all.in##n, all.in_pitch##n, STRIDE##n, next, x0, T(constant));
-        PLANES(X)
-#undef X
-    }
+    bool inside = from < end;
     while (true) {
+        if (at.row < from) {
+#define X(n, T, constant) load(ahead.w##n, all.in##n, all.in_pitch##n, STRIDE##n, at, T(constant));
+            PLANES(X)
+#undef X
+        }
         NO_UNROLL for (; at.row < from; ++at.row) {
             at.column = opaque(at.column);
-            advance<true>(rows, ahead, 0, at, x0, first, last, memory);
+            advance(rows, ahead, at, x0, first, last, memory);
         }
-        if (from >= end) return;
+        if (from >= end) {
+            if (LARGEST == 0 || !inside || !in_any_lane(rows.large)) return;
+            inside = false;  // again, with the products that the loop for edges rounds
+            rows = {};
+            at.row = first - K * RY;
+            continue;
+        }
         rotate(rows);
-        if constexpr (VECTOR == 1) {
-            UNROLL for (int p = 0; p < AHEAD; ++p) {
-#define X(n, T, constant) spread(ahead[p].w##n, memory);
-                PLANES(X)
+        Cursor cursor;
+        cursor.from = at.row * all.in_pitch0 + at.column;
+        cursor.to = cursor.from - (K * RY + AHEAD - 1) * all.in_pitch0;
+        cursor.slot = 0;
+#define X(n, T, constant)                                                                                      \
+    cursor.from##n = at.row * all.in_pitch##n + (VECTOR > 1 ? at.column : int64(x0 + lane) * STRIDE##n);          \
+    cursor.to##n = cursor.from##n + (at.row - K * RY - AHEAD + 1) * all.out_pitch##n - at.row * all.in_pitch##n;
+        PLANES(X)
 #undef X
-            }
+        UNROLL for (int v = 0; v < C / VECTOR; ++v) {
+            const int place = VECTOR > 1 ? lane * C + v * VECTOR : v * LANES + lane;
+            cursor.rows[v] = place >= MARGIN && place < TILE - MARGIN ? last - first : 0;
         }
-        const int whole = until < end ? until - SLOTS + 1 : end;  // rows of no use may follow the last one
-        NO_UNROLL for (; at.row < whole; at.row += SLOTS) {
+        UNROLL for (int p = 0; p < AHEAD - 1; ++p) {
+            request(all, cursor, memory, p);
+            cursor.down(all);
+        }
+        cursor.slot = 0;
+        NO_UNROLL for (; at.row < until; at.row += SLOTS) {
             UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
                 const Place here{all, at.column, at.row + phase};
-                advance<false>(rows, ahead, phase, here, x0, first, last, memory);
+                advance_inside(rows, phase, here, x0, first, last, memory, cursor);
+                cursor.down(all);
             }
         }
+        await_copies<0>();
         rotate_back(rows);
-        if constexpr (VECTOR == 1) {
-            UNROLL for (int p = 0; p < AHEAD; ++p) {
-#define X(n, T, constant) gather(ahead[p].w##n, memory);
-                PLANES(X)
-#undef X
-            }
-        }
         from = end;
     }
 }
 
-// The warps of the tiles at the edges, in shorter strips, come before those of the others.
+// What takes longest comes first: the tiles at the edges, in shorter strips, and of the others the last strips
+// and the first ones, which end and begin in the loop for edges.
 INLINE void run(const Arguments& all) {
 #ifdef __CUDACC_RTC__
     extern __shared__ __align__(16) char memory[];
@@ -282,11 +346,14 @@ INLINE void run(const Arguments& all) {
         number -= edges * short_strips;
         if (others == 0) return;
         tile = all.low_tiles + number % others;
-        number /= others;
         height = all.height;
+        const int strips = (all.y.own + height - 1) / height;
+        number /= others;
+        if (number >= strips) return;
+        number = number == 0 ? strips - 1 : number - 1;
     }
     const int first = number * height, last = least(first + height, all.y.own);
-    if (first < last) strip(all, tile * VALID - MARGIN, first, last, memory + warp * TILE * WIDEST);
+    if (first < last) strip(all, tile * VALID - MARGIN, first, last, memory + warp * WARP_BYTES);
 }
 
 }  // namespace steps

@@ -3,17 +3,24 @@
 //
 // A lane holds H rows of C columns of the last planes of each time level in registers, as rings of SLOTS
 // planes. Its neighbours along x are those of the next lanes, and along y those of the next warps, which it
-// reads from shared memory. When plane z of level 0 has come from memory, plane z - k * LAG of level k is
-// computed, for all k: what it reads of other warps was written before the last barrier, one a plane. The outer
-// MARGIN columns and MARGIN_Y rows of a tile are of no use after K steps: they are another tile's.
+// reads from shared memory: a warp shares its first and last RY rows only. When plane z of level 0 has come from
+// memory, plane z - k * LAG of level k is computed, for all k: what it reads of other warps was written before
+// the last barrier, one a plane. The outer MARGIN columns and MARGIN_Y rows of a tile are of no use after K
+// steps: they are another tile's.
 //
-// Limited by instructions and by the barrier; each cell of a tile is read once and written once for K steps.
+// Cells beyond the array are computed like others and then replaced: along x by other lanes' values, along z by
+// other slots of the ring, and along y one plane later, from a copy in shared memory of the rows that they equal.
+// Only tiles and planes at an end of the array do so.
+//
+// Limited by instructions and by the wait for memory; each cell of a tile is read once and written once for K steps.
 #pragma once
 
 namespace steps {
 
 constexpr int CELLS = H * C, TX = LANES * C, TY = WARPS * H;
 constexpr int VALID = TX - 2 * MARGIN, MARGIN_Y = K * RY, VALID_Y = TY - 2 * MARGIN_Y;
+constexpr int SHARED_ROWS = H < 2 * RY ? H : 2 * RY;  // of a warp
+constexpr int LINES = TY + 2 * REACH_Y;               // rows that a tile reads of any input
 
 struct Planes {  // the state: planes of each level
 #define X(n, T, constant) T w##n[K][SLOTS][CELLS];
@@ -26,190 +33,337 @@ struct Patch {
 #undef X
 };
 
-// Where a lane computes: its columns from `column` on, its rows from `row` on, and a plane. line: the places in
-// memory of its rows. x_edge, y_edge: whether the tile reads cells beyond the array or the memory; in: whether
-// the lane's columns are none of them. EDGE, below: whether there is any such cell, along any axis.
+// Where a lane computes: its columns from `column` on, its rows from `row` on, and a plane. x_edge, y_edge:
+// whether the tile holds cells beyond the array or, along x, the memory. EDGE, below: whether one is so, or a
+// plane is beyond the array. lines, columns: the places in memory of the tile's rows, from REACH_Y before the
+// first one on, and columns; NEVER for the boundary's constant. edges: of each row and column beyond the array,
+// the place in the tile of the one that it equals, and its own. writes, beyond: a bit for each of the lane's rows
+// that it writes to memory, and that is beyond the array.
 struct Place {
     const Arguments& all;
     char* memory;
-    int x0, y0, column, row, plane;
-    bool x_edge, y_edge, in;
-    int line[H];
+    int *lines, *columns, *edges;
+    int x0, y0, column, row, plane, writes, beyond;
+    bool x_edge, y_edge;
 
-    INLINE_MEMBER bool z_edge() const {
-        return BOUNDARY != WRAP && (all.z.beyond(plane - RZ) || all.z.beyond(plane + RZ));
-    }
+    INLINE_MEMBER int warp() const { return int(threadIdx.x) / LANES; }
+    INLINE_MEMBER int lane() const { return int(threadIdx.x) % LANES; }
 };
 
-// The lane's columns of one row in memory, or what is beyond the array. line: the row's place in memory.
-template <bool EDGE, typename T>
-INLINE void read_line(T* into, const T* cell, int64 planes, int64 rows, int stride, const Place& at, int plane,
-                      int row, int line, T constant) {
-    const Axis& x = at.all.x;
-    const bool outside = EDGE && BOUNDARY == CONSTANT && (at.all.z.beyond(plane) || at.all.y.beyond(row));
-    const T* first = cell + (EDGE ? at.all.z.memory(plane) : at.all.z.clamped(plane)) * planes;
-    const int offset = line * int(rows);
-    if (outside) UNROLL for (int c = 0; c < C; ++c) into[c] = constant;
-    else if (!EDGE || at.in) {
-        if constexpr (VECTOR > 1) read(into, first + at.column + offset);
-        else UNROLL for (int c = 0; c < C; ++c) into[c] = first[int64(at.column + c) * stride + offset];
+// The element that is `count` times `pitch` elements away: one multiplication of 32 bits to 64.
+template <typename T> INLINE T* element(T* first, int count, int pitch) {
+    return reinterpret_cast<T*>(reinterpret_cast<uint64>(first) + uint64(int64(count) * (pitch * int(sizeof(T)))));
+}
+// N elements side by side in global memory. Those that are read are not written by this kernel.
+#ifdef __CUDACC_RTC__
+template <int BYTES> struct Word { using Type = uint4; };
+template <> struct Word<1> { using Type = unsigned char; };
+template <> struct Word<2> { using Type = unsigned short; };
+template <> struct Word<4> { using Type = unsigned; };
+template <> struct Word<8> { using Type = uint2; };
+template <int N, typename T> INLINE void read_global(T* into, const T* from) {
+    struct Items { T item[N]; };
+    using W = typename Word<sizeof(Items)>::Type;
+    const Items found = numpy::bits<Items>(__ldg(reinterpret_cast<const W*>(from)));
+    UNROLL for (int i = 0; i < N; ++i) into[i] = found.item[i];
+}
+template <int N, typename T> INLINE void write_global(T* into, const T* from) {
+    struct Items { T item[N]; };
+    using W = typename Word<sizeof(Items)>::Type;
+    Items all;
+    UNROLL for (int i = 0; i < N; ++i) all.item[i] = from[i];
+    __stcs(reinterpret_cast<W*>(into), numpy::bits<W>(all));
+}
+#else
+template <int N, typename T> INLINE void read_global(T* into, const T* from) {
+    for (int i = 0; i < N; ++i) into[i] = from[i];
+}
+template <int N, typename T> INLINE void write_global(T* into, const T* from) {
+    for (int i = 0; i < N; ++i) into[i] = from[i];
+}
+#endif
+// The barrier in two halves: what a warp shared before `arrive` others may read after `await`. A slot of shared
+// memory is written again SLOTS planes later. EARLY: whether all have read it by then if they arrive before the
+// last level is computed.
+constexpr bool EARLY = K > 1 && RZ > 0 && LAG == RZ;
+#ifdef __CUDACC_RTC__
+INLINE unsigned barrier_of(const char* memory) { return unsigned(__cvta_generic_to_shared(memory)); }
+INLINE void arrive(const char* memory) {
+    __syncwarp();
+    if (threadIdx.x % LANES == 0)
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier_of(memory)) : "memory");
+}
+INLINE void await(const char* memory, int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra AGAIN;\n}" ::"r"(
+            barrier_of(memory)),
+        "r"(parity)
+        : "memory");
+}
+INLINE void initialize(const char* memory) {
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier_of(memory)), "r"(WARPS) : "memory");
+}
+#else
+INLINE void arrive(const char*) { emulated::arrive(); }
+INLINE void await(const char*, int) { emulated::await(); }
+INLINE void initialize(const char*) {}
+#endif
+
+INLINE int place_or_never(const Axis& axis, int place) {
+    return BOUNDARY == CONSTANT && axis.beyond(place) ? NEVER : axis.memory(place);
+}
+
+// The lane's columns of row `y`, counted from the lane's first one, of a plane in memory, or what is beyond.
+template <bool X_EDGE, typename T>
+INLINE void read_line(T* into, const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
+    const int line = at.lines[REACH_Y + at.warp() * H + y];
+    if (BOUNDARY == CONSTANT && line == NEVER) {
+        UNROLL for (int c = 0; c < C; ++c) into[c] = constant;
+    } else if (!X_EDGE) {
+        const T* from = element(plane + at.column * stride, line, pitch);
+        if constexpr (VECTOR > 1) UNROLL for (int c = 0; c < C; c += VECTOR) read_global<VECTOR>(into + c, from + c);
+        else UNROLL for (int c = 0; c < C; ++c) read_global<1>(into + c, from + c * stride);
     } else UNROLL for (int c = 0; c < C; ++c) {
-        const int column = opaque(at.column) + c;
-        const bool beyond = BOUNDARY == CONSTANT && x.beyond(column);
-        into[c] = beyond ? constant : first[int64(x.memory(column)) * stride + offset];
+        const int column = at.columns[at.lane() * C + c];
+        if (BOUNDARY == CONSTANT && column == NEVER) into[c] = constant;
+        else read_global<1>(into + c, element(plane, line, pitch) + column * stride);
     }
 }
+// A plane in memory; none if it holds the boundary's constant.
+template <bool EDGE, typename T> INLINE const T* plane_of(const T* cell, int64 planes, const Place& at, int plane) {
+    if (EDGE && BOUNDARY == CONSTANT && at.all.z.beyond(plane)) return nullptr;
+    return cell + (EDGE ? at.all.z.memory(plane) : plane) * planes;
+}
 template <bool EDGE, typename T>
-INLINE Lane<T> fixed(const T* cell, int64 planes, int64 rows, int stride, const Place& at, int dz, int y, T constant) {
+INLINE Lane<T> fixed(const T* plane, int pitch, int stride, const Place& at, int y, T constant) {
     Lane<T> found;
-    const int row = at.row + y;
-    const int line = 0 <= y && y < H ? at.line[modulo(y, H)] : EDGE ? at.all.y.memory(row) : at.all.y.clamped(row);
-    read_line<EDGE>(found.v, cell, planes, rows, stride, at, at.plane + dz, row, line, constant);
+    if (EDGE && BOUNDARY == CONSTANT && plane == nullptr) UNROLL for (int c = 0; c < C; ++c) found.v[c] = constant;
+    else if (EDGE && at.x_edge) read_line<true>(found.v, plane, pitch, stride, at, y, constant);
+    else read_line<false>(found.v, plane, pitch, stride, at, y, constant);
     return found;
 }
 
-// The place in shared memory of the lane's columns of a row of the tile, in a plane of one level.
-template <typename T> INLINE T* shared(const Place& at, int offset, int level, int slot, int row) {
+// The place in shared memory of the lane's columns of row `y` of a warp, in a plane of one level.
+template <typename T> INLINE T* shared(const Place& at, int offset, int level, int slot, int warp, int y) {
+    const int place = y < RY ? y : y - H + SHARED_ROWS;
     T* first = reinterpret_cast<T*>(at.memory + offset);
-    return first + ((level * KEPT + slot) * TY + row) * TX + int(threadIdx.x % LANES) * C;
+    return first + ((level * SLOTS + slot) * WARPS * SHARED_ROWS + place + warp * SHARED_ROWS) * TX + at.lane() * C;
 }
-// The same columns of row `y`, counted from the lane's first one, of the plane dz away: another warp's.
-template <bool EDGE, int LEVEL, typename T>
-INLINE Lane<T> beside(const Place& at, int offset, int here, int dz, int y, T constant) {
+// The same of row `m` of those beyond the array: RY before it, and RY after it.
+template <typename T> INLINE T* outside(const Place& at, int offset, int level, int slot, int m) {
+    T* first = reinterpret_cast<T*>(at.memory + offset) + K * SLOTS * WARPS * SHARED_ROWS * TX;
+    return first + ((level * SLOTS + slot) * 2 * RY + m) * TX + at.lane() * C;
+}
+INLINE int place_outside(const Axis& axis, int radius, int m) {
+    return (m < radius ? m - radius : axis.length + m - radius) - axis.start;
+}
+
+// The lane's columns of row `y`, counted from its first one, of the plane dz away: another warp's.
+template <int LEVEL, typename T> INLINE Lane<T> beside(const Place& at, int offset, int here, int dz, int y) {
     Lane<T> found;
-    int slot = modulo(here + dz, KEPT);
-    if (EDGE && LEVEL > 1 && dz != 0 && at.all.z.beyond(at.plane + dz)) {
-        if (BOUNDARY == CONSTANT) {
-            UNROLL for (int c = 0; c < C; ++c) found.v[c] = constant;
-            return found;
-        }
-        slot = modulo(here + at.all.z.source(at.plane + dz) - at.plane, KEPT);
-    }
-    const int row = most(0, least(at.row - at.y0 + y, TY - 1));
-    read(found.v, shared<T>(at, offset, LEVEL - 1, slot, row));
+    const int warp = most(0, least(at.warp() + (y - modulo(y, H)) / H, WARPS - 1));
+    read(found.v, shared<T>(at, offset, LEVEL - 1, modulo(here + dz, SLOTS), warp, modulo(y, H)));
     return found;
 }
+template <typename T> INLINE void write_lane(T* into, const T* from) {
+    UNROLL for (int v = 0; v < C / VECTOR; ++v) write(into, from, v);
+}
 
-template <bool EDGE, typename T>
-INLINE void share(const T (&patch)[CELLS], const Place& at, int offset, int level, int slot) {
-    UNROLL for (int j = 0; j < H; ++j) {
-        if (!(j < RY || j >= H - RY || (EDGE && at.y_edge))) continue;
-        T* target = shared<T>(at, offset, level, slot, at.row - at.y0 + j);
-        UNROLL for (int v = 0; v < C / VECTOR; ++v) write(target, &patch[j * C], v);
+// Write what other warps read of a plane.
+template <int LEVEL, typename T> INLINE void share(const T (&patch)[CELLS], const Place& at, int offset, int slot) {
+    UNROLL for (int j = 0; j < H; ++j)
+        if (j < RY || j >= H - RY) write_lane(shared<T>(at, offset, LEVEL, slot, at.warp(), j), &patch[j * C]);
+}
+// The same of a tile at an end of the array along y: the warp that has a row writes the rows beyond that equal it.
+template <int LEVEL, typename T>
+INLINE void share_edge(const T (&patch)[CELLS], const Place& at, int offset, int slot) {
+    UNROLL for (int j = 0; j < H; ++j)
+        if ((j < RY || j >= H - RY) && !(at.beyond >> j & 1))
+            write_lane(shared<T>(at, offset, LEVEL, slot, at.warp(), j), &patch[j * C]);
+    UNROLL for (int m = 0; m < 2 * RY; ++m) {
+        const int from = at.edges[2 * m] - at.warp() * H, row = at.edges[2 * m + 1];
+        if (from < 0 || from >= H) continue;
+        T line[C];
+        UNROLL for (int j = 0; j < H; ++j)
+            UNROLL for (int c = 0; c < C; ++c) line[c] = j == 0 || from == j ? patch[j * C + c] : line[c];
+        write_lane(outside<T>(at, offset, LEVEL, slot, m), line);
+        if (row >= 0 && row < TY && (row % H < RY || row % H >= H - RY))
+            write_lane(shared<T>(at, offset, LEVEL, slot, row / H, row % H), line);
     }
 }
-// Fill the rows beyond the array, as far as they are read, from those that all warps have shared.
-template <typename T>
-INLINE void fill_shared(T (&patch)[CELLS], const Place& at, int offset, int level, int slot, T constant) {
-    const Axis& y = at.all.y;
-    UNROLL for (int j = 0; j < H; ++j) {
-        const int row = at.row + j, place = row + y.start;
-        if (!y.beyond(row) || place < -RY || place >= y.length + RY) continue;
-        if (BOUNDARY == CONSTANT) {
-            UNROLL for (int c = 0; c < C; ++c) patch[j * C + c] = constant;
-        } else {
-            const int from = y.source(row) - at.y0;
-            if (from < 0 || from >= TY) continue;
-            read(&patch[j * C], shared<T>(at, offset, level, slot, from));
+// Replace the rows beyond the array of a plane that was shared before the last barrier.
+template <int LEVEL, typename T> INLINE void fill_rows(T (&patch)[CELLS], const Place& at, int offset, int slot) {
+    UNROLL for (int m = 0; m < 2 * RY; ++m) {
+        const int target = at.edges[2 * m + 1] - at.warp() * H;
+        if (target < 0 || target >= H) continue;
+        T line[C];
+        read(line, outside<T>(at, offset, LEVEL, slot, m));
+        UNROLL for (int j = 0; j < H; ++j)
+            UNROLL for (int c = 0; c < C; ++c) patch[j * C + c] = target == j ? line[c] : patch[j * C + c];
+    }
+}
+
+// Fill the columns beyond the array, as far as they are read.
+template <typename T> INLINE void fill_columns(T (&patch)[CELLS], const Place& at, T constant) {
+    UNROLL for (int m = 0; m < 2 * RX; ++m) {
+        const int source = at.edges[4 * RY + 2 * m], target = at.edges[4 * RY + 2 * m + 1], from = source / C;
+        if (target < 0 || target >= TX) continue;
+        bool here[C];
+        UNROLL for (int c = 0; c < C; ++c) here[c] = target == at.lane() * C + c;
+        UNROLL for (int j = 0; j < H; ++j) {
+            const T value = BOUNDARY == CONSTANT ? constant : from_lane(pick(&patch[j * C], source % C), from);
+            UNROLL for (int c = 0; c < C; ++c) patch[j * C + c] = here[c] ? value : patch[j * C + c];
         }
-        T* target = shared<T>(at, offset, level, slot, row - at.y0);
-        UNROLL for (int v = 0; v < C / VECTOR; ++v) write(target, &patch[j * C], v);
     }
 }
-
-template <typename T>
-INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int64 rows, int stride, const Place& at) {
-    UNROLL for (int j = 0; j < H; ++j) {
-        const int row = at.row + j, place = row - at.y0;
-        if (place < MARGIN_Y || place >= TY - MARGIN_Y || row >= at.all.y.own) continue;
-        T* first = cell + at.plane * planes + row * int(rows);
-        UNROLL for (int v = 0; v < C / VECTOR; ++v) {
-            const int column = at.column + v * VECTOR, inside = column - at.x0;
-            if (inside < MARGIN || inside >= TX - MARGIN || column >= at.all.x.own) continue;
-            if (VECTOR > 1 && column + VECTOR <= at.all.x.own) {
-                write(first + at.column, &patch[j * C], v);
-            } else {
-                UNROLL for (int i = 0; i < VECTOR; ++i)
-                    if (column + i < at.all.x.own) first[int64(column + i) * stride] = patch[j * C + v * VECTOR + i];
+// Whether a plane is beyond the array, or others beyond it equal it.
+INLINE bool at_z_edge(const Place& at) {
+    const Axis& z = at.all.z;
+    return BOUNDARY != WRAP && RZ > 0 && (at.plane + z.start <= RZ || at.plane + z.start >= z.length);
+}
+constexpr int FAR = BOUNDARY == MIRROR ? 2 * RZ : 2 * RZ - 1;  // from a plane beyond the array to the one it equals
+// Copy a plane to those before the array that equal it. SHARED: also to other warps.
+template <int LEVEL, bool SHARED, typename T>
+INLINE void fill_planes(T (&ring)[SLOTS][CELLS], const Place& at, int offset, int here) {
+    const Axis& z = at.all.z;
+    UNROLL for (int m = 1; m <= RZ; ++m) {
+        const int place = -m - z.start;
+        UNROLL for (int e = 1; e <= FAR; ++e) {
+            const int slot = modulo(here - e, SLOTS);
+            const bool equal = at.plane - place == e && (FAR == 1 || z.source(place) == at.plane);
+            UNROLL for (int c = 0; c < CELLS; ++c) ring[slot][c] = equal ? ring[here][c] : ring[slot][c];
+            if constexpr (SHARED) {
+                if (!equal) continue;
+                if (at.y_edge) share_edge<LEVEL>(ring[here], at, offset, slot);
+                else share<LEVEL>(ring[here], at, offset, slot);
             }
         }
+    }
+}
+// Keep a plane of a tile or at a place where cells beyond the array are replaced.
+template <int LEVEL, int OFFSET, typename T>
+INLINE void keep_edge(T (&ring)[SLOTS][CELLS], T (&patch)[CELLS], const Place& at, int here, T constant) {
+    const Axis& z = at.all.z;
+    if (at.x_edge) fill_columns(patch, at, constant);
+    if (BOUNDARY == CONSTANT) {
+        UNROLL for (int j = 0; j < H; ++j)
+            if (z.beyond(at.plane) || at.beyond >> j & 1)
+                UNROLL for (int c = 0; c < C; ++c) patch[j * C + c] = constant;
+    } else if (BOUNDARY != WRAP && at.plane + z.start >= z.length) {
+        const int away = FAR == 1 ? 1 : at.plane - z.source(at.plane);
+        UNROLL for (int e = 1; e <= FAR; ++e)
+            UNROLL for (int c = 0; c < CELLS; ++c)
+                patch[c] = away == e ? ring[modulo(here - e, SLOTS)][c] : patch[c];
+    }
+    UNROLL for (int c = 0; c < CELLS; ++c) ring[here][c] = patch[c];
+    if constexpr (OFFSET >= 0) {
+        if (BOUNDARY != CONSTANT && at.y_edge) share_edge<LEVEL>(patch, at, OFFSET, here);
+        else share<LEVEL>(patch, at, OFFSET, here);
+    }
+    if (BOUNDARY != CONSTANT && at_z_edge(at)) fill_planes<LEVEL, (OFFSET >= 0 && LAG > RZ)>(ring, at, OFFSET, here);
+}
+
+// Write the lane's own cells.
+template <typename T>
+INLINE void store(const T (&patch)[CELLS], T* cell, int64 planes, int pitch, int stride, const Place& at) {
+    T* first = element(cell + at.plane * planes + at.column * stride, at.row, pitch);
+    const int inside = at.column - at.x0, own = at.all.x.own;
+    if (VECTOR > 1 && MARGIN % C == 0 && at.column + C <= own) {
+        UNROLL for (int j = 0; j < H; ++j)
+            if (at.writes >> j & 1)
+                UNROLL for (int c = 0; c < C; c += VECTOR)
+                    write_global<VECTOR>(element(first, j, pitch) + c, &patch[j * C + c]);
+    } else UNROLL for (int c = 0; c < C; ++c) {
+        if (inside + c < MARGIN || inside + c >= TX - MARGIN || at.column + c >= own) continue;
+        UNROLL for (int j = 0; j < H; ++j)
+            if (at.writes >> j & 1) write_global<1>(element(first, j, pitch) + c * stride, &patch[j * C + c]);
     }
 }
 
 template <bool EDGE, int LEVEL>
 INLINE void compute(const Planes& planes, int here, const Place& at, Patch& out);  // the generated text
 
-template <bool EDGE, int LEVEL>
-INLINE void levels(Planes& planes, int phase, Place at, int first, int last) {
+// Ask for a plane of level 0.
+template <bool EDGE, typename T>
+INLINE void request(T (&patch)[CELLS], const T* cell, int64 planes, int pitch, int stride, const Place& at, int plane,
+                    T constant) {
+    const T* from = plane_of<EDGE>(cell, planes, at, plane);
+    if (EDGE && BOUNDARY == CONSTANT && from == nullptr) UNROLL for (int c = 0; c < CELLS; ++c) patch[c] = constant;
+    else if (EDGE && at.x_edge) UNROLL for (int j = 0; j < H; ++j)
+        read_line<true>(&patch[j * C], from, pitch, stride, at, j, constant);
+    else UNROLL for (int j = 0; j < H; ++j) read_line<false>(&patch[j * C], from, pitch, stride, at, j, constant);
+}
+template <bool EDGE> INLINE void request(Planes& planes, int slot, const Place& at, int plane, int last) {
+#define X(n, T, constant)                                                                                          \
+    request<EDGE>(planes.w##n[0][slot], at.all.in##n, at.all.in_planes##n, int(at.all.in_pitch##n), STRIDE##n, at, \
+                  least(plane, last - 1 + K * RZ), T(constant));
+    PLANES(X)
+#undef X
+}
+
+template <bool EDGE, int LEVEL> INLINE void levels(Planes& planes, int phase, Place at, int first, int last) {
     if constexpr (LEVEL <= K) {
         at.plane -= LAG;
         const int here = modulo(phase - LEVEL * LAG, SLOTS);
         Patch out;
-        if constexpr (EDGE && LEVEL > 1 && RZ > 0) {
-            if (at.z_edge() && !at.all.z.beyond(at.plane)) {
-#define X(n, T, constant) fill_ring<RZ>(planes.w##n[LEVEL - 1], at.all.z, at.plane, here, T(constant));
-                PLANES(X)
-#undef X
-            }
-        }
         compute<EDGE, LEVEL>(planes, here, at, out);
+        if constexpr (LEVEL == 1) request<EDGE>(planes, modulo(phase + 1, SLOTS), at, at.plane + LAG + 1, last);
         if constexpr (LEVEL < K) {
-#define X(n, T, constant)                                                                              \
-    if (EDGE && RX > 0 && BOUNDARY != WRAP && at.x_edge) {                                                   \
-        UNROLL for (int j = 0; j < H; ++j) fill_columns(&out.w##n[j * C], at.all.x, at.x0, T(constant)); \
-    }                                                                                                  \
-    UNROLL for (int c = 0; c < CELLS; ++c) planes.w##n[LEVEL][here][c] = out.w##n[c];                  \
-    if constexpr (SHARED##n >= 0) share<EDGE>(out.w##n, at, SHARED##n, LEVEL, here % KEPT);
+#define X(n, T, constant)                                                                                       \
+    if constexpr (EDGE && BOUNDARY != WRAP) {                                                                   \
+        keep_edge<LEVEL, SHARED##n>(planes.w##n[LEVEL], out.w##n, at, here, T(constant));                       \
+    } else {                                                                                                    \
+        UNROLL for (int c = 0; c < CELLS; ++c) planes.w##n[LEVEL][here][c] = out.w##n[c];                       \
+        if constexpr (SHARED##n >= 0) share<LEVEL>(out.w##n, at, SHARED##n, here);                              \
+    }
             PLANES(X)
 #undef X
+            if constexpr (EARLY && LEVEL == K - 1) arrive(at.memory);
             levels<EDGE, LEVEL + 1>(planes, phase, at, first, last);
         } else if (at.plane >= first && at.plane < last) {
 #define X(n, T, constant) \
-    store(out.w##n, at.all.out##n, at.all.out_planes##n, at.all.out_pitch##n, STRIDE##n, at);
+    store(out.w##n, at.all.out##n, at.all.out_planes##n, int(at.all.out_pitch##n), STRIDE##n, at);
             PLANES(X)
 #undef X
         }
     }
 }
 
-template <bool EDGE> INLINE void request(Patch& into, const Place& at, int plane) {
-#define X(n, T, constant)                                                                                  \
-    UNROLL for (int j = 0; j < H; ++j)                                                                     \
-        read_line<EDGE>(&into.w##n[j * C], at.all.in##n, at.all.in_planes##n, at.all.in_pitch##n, STRIDE##n, at, \
-                        plane, at.row + j, at.line[j], T(constant));
-    PLANES(X)
+template <int LEVEL> INLINE void fill_levels(Planes& planes, int phase, Place at) {
+    if constexpr (LEVEL < K) {
+        at.plane -= LAG;
+        const int slot = modulo(phase - 1 - LEVEL * LAG, SLOTS);
+#define X(n, T, constant)                                                                               \
+    if constexpr (SHARED##n >= 0) {                                                                     \
+        fill_rows<LEVEL>(planes.w##n[LEVEL][slot], at, SHARED##n, slot);                                \
+        if constexpr (LAG > RZ) fill_planes<LEVEL, false>(planes.w##n[LEVEL], at, 0, slot);             \
+    }
+        PLANES(X)
 #undef X
+        fill_levels<LEVEL + 1>(planes, phase, at);
+    }
 }
 
-// Take over a plane of level 0, ask for another, and compute a plane of each level, SLOTS times.
-template <bool EDGE> INLINE void advance(Planes& planes, Patch (&ahead)[AHEAD], const Place& at, int first, int last) {
+// Take over a plane of level 0, compute a plane of each level, and ask for another, SLOTS times.
+template <bool EDGE> INLINE void advance(Planes& planes, const Place& at, int first, int last) {
     UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
         Place now = at;
         now.plane += phase;
-#define X(n, T, constant)                                                                              \
-    UNROLL for (int c = 0; c < CELLS; ++c) {                                                           \
-        planes.w##n[0][phase][c] = ahead[0].w##n[c];                                                   \
-        UNROLL for (int p = 1; p < AHEAD; ++p) ahead[p - 1].w##n[c] = ahead[p].w##n[c];                \
-    }                                                                                                  \
-    if constexpr (SHARED##n >= 0) share<EDGE>(planes.w##n[0][phase], now, SHARED##n, 0, phase % KEPT);
+        if constexpr (RY > 0) await(at.memory, (now.plane - first + K * RZ) & 1);
+#define X(n, T, constant) \
+    if constexpr (SHARED##n >= 0) share<0>(planes.w##n[0][phase], now, SHARED##n, phase);
         PLANES(X)
 #undef X
-        request<EDGE>(ahead[AHEAD - 1], now, least(now.plane + AHEAD, last - 1 + K * RZ));
-        levels<EDGE, 1>(planes, phase, now, first, last);
-        if constexpr (RY > 0) {
-            __syncthreads();
-            if (EDGE && at.y_edge) {
-                UNROLL for (int k = 1; k < K; ++k) {
-                    const int slot = modulo(phase - k * LAG, SLOTS);
-#define X(n, T, constant)            \
-    if constexpr (SHARED##n >= 0)    \
-        fill_shared(planes.w##n[k][slot], now, SHARED##n, k, slot % KEPT, T(constant));
-                    PLANES(X)
-#undef X
-                }
-                __syncthreads();
+        if constexpr (EDGE && RY > 0 && BOUNDARY != WRAP && BOUNDARY != CONSTANT) {
+            if (at.y_edge) {
+                Place before = now;
+                --before.plane;
+                fill_levels<1>(planes, phase, before);
             }
         }
+        levels<EDGE, 1>(planes, phase, now, first, last);
+        if constexpr (RY > 0 && !EARLY) arrive(at.memory);
     }
 }
 
@@ -222,22 +376,39 @@ INLINE void run(const Arguments& all) {
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     const int first = int(blockIdx.z) * all.height, last = least(first + all.height, all.z.own);
     const int x0 = int(blockIdx.x) * VALID - MARGIN, y0 = int(blockIdx.y) * VALID_Y - MARGIN_Y;
-    Place at{all, memory, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ};
+    int* lines = reinterpret_cast<int*>(memory + 16);  // after the barrier
+    int* columns = lines + LINES + LINES % 2;
+    Place at{all, memory, lines, columns, columns + TX, x0, y0, x0 + lane * C, y0 + warp * H, first - K * RZ, 0, 0};
+    const bool written = VECTOR == 1 || MARGIN % C != 0 || (lane * C >= MARGIN && lane * C < TX - MARGIN);
+    UNROLL for (int j = 0; j < H; ++j) {
+        const int row = warp * H + j;
+        if (written && row >= MARGIN_Y && row < TY - MARGIN_Y && y0 + row < all.y.own) at.writes |= 1 << j;
+        if (all.y.beyond(y0 + row)) at.beyond |= 1 << j;
+    }
     at.x_edge = !all.x.inside(x0, x0 + TX);
     at.y_edge = BOUNDARY != WRAP && (all.y.beyond(y0) || all.y.beyond(y0 + TY - 1));
-    at.in = !at.x_edge || all.x.inside(at.column, at.column + C);
-    const bool edge = at.x_edge || !all.y.inside(y0, y0 + TY);
-    UNROLL for (int j = 0; j < H; ++j) at.line[j] = all.y.memory(at.row + j);
+    for (int i = threadIdx.x; i < LINES; i += LANES * WARPS) at.lines[i] = place_or_never(all.y, y0 - REACH_Y + i);
+    for (int i = threadIdx.x; i < TX; i += LANES * WARPS) at.columns[i] = place_or_never(all.x, x0 + i);
+    for (int m = threadIdx.x; BOUNDARY != WRAP && m < 2 * (RY + RX); m += LANES * WARPS) {
+        const Axis& axis = m < 2 * RY ? all.y : all.x;
+        const int zero = m < 2 * RY ? y0 : x0, tile = m < 2 * RY ? TY : TX;
+        const int place = m < 2 * RY ? place_outside(axis, RY, m) : place_outside(axis, RX, m - 2 * RY);
+        at.edges[2 * m] = most(-1, least(axis.source(place) - zero, tile));
+        at.edges[2 * m + 1] = most(-1, least(place - zero, tile));
+    }
+    initialize(memory);
+    __syncthreads();
+    if constexpr (RY > 0) arrive(memory);
     Planes planes = {};
-    Patch ahead[AHEAD];
-    UNROLL for (int p = 0; p < AHEAD; ++p) request<true>(ahead[p], at, at.plane + p);
-    // Planes that read none beyond the array take the code without edges.
-    const int low = all.z.low(), high = all.z.high(), most_behind = K * LAG + most(RZ, REACH_Z);
-    const int from = low == NEVER ? at.plane : low + most_behind;
-    const int until = high == NEVER ? last + K * LAG : high - SLOTS - most(AHEAD, REACH_Z);
+    request<true>(planes, 0, at, at.plane, last);
+    // From `low` to before `high`, all levels' planes and those beside them are in the memory and the array.
+    const bool edge = at.x_edge || at.y_edge;
+    const int in_memory = REACH_Z - all.z.before, in_array = BOUNDARY == WRAP ? NEVER : RZ + 1 - all.z.start;
+    const int low = K * LAG + most(in_memory, in_array);
+    const int high = all.z.own + all.z.after - SLOTS - REACH_Z;
     NO_UNROLL for (; at.plane < last + K * LAG; at.plane += SLOTS) {
-        if (edge || at.plane < from || at.plane > until) advance<true>(planes, ahead, at, first, last);
-        else advance<false>(planes, ahead, at, first, last);
+        if (edge || at.plane < low || at.plane >= high) advance<true>(planes, at, first, last);
+        else advance<false>(planes, at, first, last);
     }
 }
 

@@ -14,12 +14,13 @@ import numpy as np
 
 from runner.device.api import poison
 from runner.errors import RunError
-from runner.fuse.host import Copy
+from runner.fuse.host import Box, Copy
+from runner.fuse.steps.layout import Axis
 from runner.job.block_context import BlockContext
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.in_memory import Results, check_types, slabs
 from runner.pipeline.result_type import hide_output
-from runner.pipeline.steps.fused_steps import most_fused_steps
+from runner.pipeline.steps.fused_steps import Rows, axes_of, most_fused_steps
 from runner.plan.steps import Piece, edge_copies, step_pieces
 from runner.plan.task import Task
 from runner.region import Array, Region
@@ -62,6 +63,11 @@ class StepBlocks:
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
         self._fills_in_place = task.fills and task.strided_out and None not in self.feeds
 
+    @property
+    def padded(self) -> list[Array]:
+        """The block of each input that the next step reads, with its halo."""
+        return self._blocks
+
     def own(self, place: int) -> Array:
         """Return the own cells of input `place` as they are now; a view."""
         return self._blocks[place][self.layouts[place].core]
@@ -73,6 +79,49 @@ class StepBlocks:
     def both(self) -> tuple[list[Array], list[Array]]:
         """Return the block of each input that the next step reads, and the one that it writes."""
         return self._blocks, [self._spare.get(place, block) for place, block in enumerate(self._blocks)]
+
+    def rows(self, more: int) -> Rows:
+        """Return the rows to compute before `more` steps, counted from the first own row; none: (0, 0)."""
+        if self.region.size == 0:
+            return 0, 0
+        low, high = self.box(more)
+        return low[0], high[0]
+
+    def box(self, more: int) -> Box:
+        """Return the cells to compute before `more` steps: first and last + 1, from the own cell 0 on."""
+        (piece,) = step_pieces(self.task, self.region, more, self.cut, apart=False)
+        own = self.region.start
+        low, high = (
+            tuple(a - b for a, b in zip(corner, own, strict=True))
+            for corner in (piece.place.start, piece.place.stop)
+        )
+        return low, high
+
+    def inputs(self, rows: Rows) -> list[Array]:
+        """Return rows of all inputs, counted from the first own row; views."""
+        return [self._blocks[place][self._core(place, rows)] for place in range(len(self.layouts))]
+
+    def outputs(self, rows: Rows) -> list[Array]:
+        """Return rows of the spare block that each output writes; views."""
+        return [self._spare[feed][self._core(feed, rows)] for feed in self.feeds if feed is not None]
+
+    def _core(self, place: int, rows: Rows) -> tuple[slice, ...]:
+        along, *others = self.layouts[place].core
+        return slice(along.start + rows[0], along.start + rows[1]), *others
+
+    def axes(self, rows: Rows, valid: int) -> list[Axis]:
+        """Return what lies beside rows along each axis. valid: steps for which the halo suffices."""
+        return axes_of(self, rows, valid)
+
+    def fill_beyond(self) -> None:
+        """Give the cells beyond the array the value of a constant boundary, in all blocks."""
+        for state in self.both():
+            for layout, block in zip(self.layouts, state, strict=True):
+                layout.fill_outside(block)
+
+    def first_cells(self) -> list[list[int]]:
+        """Return the index of the first own cell of each input's block, per axis."""
+        return [[part.start for part in layout.core] for layout in self.layouts]
 
     def edge_cells(self, place: int) -> list[Copy]:
         """Return which own cell each cell beyond the array equals, counted from the own cell 0."""

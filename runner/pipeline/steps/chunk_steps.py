@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runner.device.api import poison
-from runner.fuse.compiled import HostKernel
 from runner.pipeline.block_layout import BlockLayout
+from runner.pipeline.fusing import not_compiled
 from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import take_in_cache
+from runner.pipeline.steps.fused_steps import passes, prepare
 from runner.pipeline.steps.loop import largest_change
 from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.report.phases import Phases
+from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 
@@ -20,10 +21,15 @@ class ChunkSteps(StepBlocks):
     """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`.
 
     observed: whether to note in `changes` the largest change of each chunk's fed inputs in the last step.
+    must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
+    (`single_reason`: why).
     """
 
-    def __init__(self, world: World, task: Task, wide: Task, *, observed: bool = False) -> None:
+    def __init__(
+        self, world: World, task: Task, wide: Task, *, observed: bool = False, must_fuse: bool = False
+    ) -> None:
         self.world, self.task, self.wide, self._observed = world, task, wide, observed
+        self._must_fuse, self.single_reason = must_fuse, ""
         self.changes: list[float] = []
         self.phases = Phases(world.backend.synchronize)  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
@@ -42,8 +48,8 @@ class ChunkSteps(StepBlocks):
         self._blocks = list(blocks)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
         self._finals = self._unfed_results()
-        in_cache = self.fused_steps > 1 and isinstance(task.kernel, HostKernel)
-        advance = self._in_cache if in_cache else self._one_by_one
+        single = self.fused_steps == 1 or self.single_reason
+        advance = self._one_by_one if single else self._several
         before: list[Array] = []
         if self._observed:
             advance(self.wide.steps, 1)
@@ -66,10 +72,27 @@ class ChunkSteps(StepBlocks):
                 self._fill_outside([self._spare[place] for place in self.fed])
             self.swap()
 
-    def _in_cache(self, first: int, last: int) -> None:
-        """Take the same steps in one call."""
-        take_in_cache(self, first - last, last)
-        self.swap()
+    def _several(self, first: int, last: int) -> None:
+        """Take the same steps, several by one kernel. Rows begin at any address: aligning them is a copy."""
+        kernel, cycles = self.task.kernel, passes(first - last, self.fused_steps)
+        assert kernel is not None
+        for steps in set(cycles):
+            failure = prepare(self, steps)
+            if failure is not None:
+                self._take_single_steps(failure)
+                return self._one_by_one(first, last)
+        left = first
+        for steps in cycles:
+            left -= steps
+            kernel.advance(self, steps, left)
+            self.swap()
+        return None
+
+    def _take_single_steps(self, failure: NotCompiled) -> None:
+        if self._must_fuse:
+            raise not_compiled(self.task, failure.reason, failure.line)
+        self.single_reason = failure.reason
+        self._fill_outside(self._fed(self._blocks))
 
     def _like(self, place: int, block: Array) -> Array:
         """Return poisoned memory for the next step of a block; the same for all chunks."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,7 +25,8 @@ from runner.errors import UserError
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.store import gather
-from runner.plan.step_options import StepOptions
+from runner.plan.halo import Slices
+from runner.plan.step_options import COLORS, StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.colors import indices, palette, value_range
@@ -46,13 +49,44 @@ WAITING = 3  # frames that a rank's thread may still have to write
 LINE = 32  # rows of the picture of an array with one axis
 
 
+class Drawing(Protocol):
+    """What pictures show that is not simply the cells of an input.
+
+    name: of what is shown. colors: name of the colour map. other: colour, in red, green and blue, of what is
+    not finite. limits: values of the first and the last colour; None: those of the first frame. shifts:
+    offsets (rows, columns) at which `values` is wanted for each cell of a picture; each at most 1.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def colors(self) -> str: ...
+
+    @property
+    def other(self) -> tuple[int, int, int]: ...
+
+    @property
+    def limits(self) -> tuple[float, float] | None: ...
+
+    @property
+    def shifts(self) -> Sequence[tuple[int, int]]: ...
+
+    def values(self, cells: Sequence[Array], xp: ModuleType) -> Array:
+        """Return values of some cells, of shape (n, *the cells'), on the device. cells: of each input."""
+
+    def picture(self, values: Sequence[HostArray], stride: int) -> HostArray:
+        """Return the value of each pixel, from what `values` returned for each shift.
+
+        stride: cells from one pixel to the next.
+        """
+
+
 @dataclass
-class Snapshot:
+class Part:
     """Cells of one frame on their way to the host. memory: of `host`, as bytes. kept: device memory that is
     still being copied."""
 
-    step: int
-    number: int
     host: HostArray
     memory: HostArray
     ready: Mark = None
@@ -60,9 +94,19 @@ class Snapshot:
 
 
 @dataclass
+class Snapshot:
+    """One frame. parts: one for each shift of a drawing; one for the cells of an input."""
+
+    step: int
+    number: int
+    parts: list[Part]
+
+
+@dataclass
 class Frames:
-    """Writes frames: an observer of the steps. first: the step of the first frame. colors: those of the
-    checkpoint that the run is resumed from."""
+    """Writes frames: an observer of the steps. place: the input that they show. first: the step of the first
+    frame. colors: those of the checkpoint that the run is resumed from. drawing: what they show instead of
+    the input; all inputs have the same shape then."""
 
     world: World
     task: Task
@@ -72,25 +116,32 @@ class Frames:
     path: Path
     first: int = 0
     colors: Colors | None = None
+    drawing: Drawing | None = None
     written: int = field(default=0, init=False)
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
     _copies: CopyStreams | None = field(default=None, init=False)
-    _free: list[HostArray] = field(default_factory=list, init=False)
+    _free: dict[int, list[HostArray]] = field(default_factory=dict, init=False)  # by bytes
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
+        margin = 1 if self.drawing and any(any(shift) for shift in self.drawing.shifts) else 0
         self._slices = (
-            whole_slices(self._field.shape) if self._as_array else picture_slices(self.task, self.place, most)
+            whole_slices(self._field.shape)
+            if self._as_array
+            else picture_slices(self.task, self.place, most, margin)
         )
+        shifts = self.drawing.shifts if self.drawing else [(0, 0)]
+        self._views = [_shifted(self._slices, shift) for shift in shifts]
         self.shape = tuple(
             len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
         )
-        self._range = self.options.frame_range
-        if self._range is None and self.colors is not None and self.colors.field == self._field.name:
+        self._name = self.drawing.name if self.drawing else self._field.name
+        self._range = self.options.frame_range or (self.drawing.limits if self.drawing else None)
+        if self._range is None and self.colors is not None and self.colors.field == self._name:
             self._range = self.colors.low, self.colors.high
         self._array: ArrayOfFrames | None = None
         self._pictures: PictureWriter | None = None
@@ -129,7 +180,11 @@ class Frames:
 
     def open(self) -> None:
         """Begin a file or folder of pictures."""
-        self._pictures = picture_writer(self.path, palette(self.options.frame_colors), self.world.run_id)
+        colors = palette(self.options.frame_colors)
+        if self.drawing is not None:
+            chosen = self.options.frame_colors
+            colors = palette(self.drawing.colors if chosen == COLORS[0] else chosen, self.drawing.other)
+        self._pictures = picture_writer(self.path, colors, self.world.run_id)
 
     def show(self, step: int, source: Source) -> None:
         """Make the picture of a field that is in a file; on rank 0. Only the rows that it shows are read."""
@@ -181,7 +236,7 @@ class Frames:
         self._deliver()
         while self._writing:
             self._writing.popleft().result()
-        return None if self._range is None else Colors(self._field.name, *self._range)
+        return None if self._range is None else Colors(self._name, *self._range)
 
     def abandon(self) -> None:
         """End all threads; the run has failed. On any rank, at any time."""
@@ -193,37 +248,42 @@ class Frames:
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:
         """Start copying this rank's cells to the host."""
+        return Snapshot(stepper.done, self.written, [self._part(stepper, view) for view in self._views])
+
+    def _part(self, stepper: Stepper, view: Slices) -> Part:
         backend = self.world.backend
-        cells = stepper.own(self.place)[self._own_slices(stepper)]
+        own = self._own_slices(stepper, view)
+        if self.drawing is None:
+            cells = stepper.own(self.place)[own]
+        else:
+            shown = [stepper.own(place)[own] for place in range(len(self.task.fields))]
+            cells = self.drawing.values(shown, self.world.xp)
         # Pinned memory is used again: to allocate or free it would wait for the device.
-        memory = self._free.pop() if self._free else backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
+        free = self._free.setdefault(cells.nbytes, [])
+        memory = free.pop() if free else backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
         host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
         if self._copies is None or cells.size == 0:
             host[...] = cells.get() if hasattr(cells, "get") else cells
-            return Snapshot(stepper.done, self.written, host, memory)
+            return Part(host, memory)
         kept = cells.copy(order="C")  # the next step but one overwrites the field
         _, ready = self._copies.fetch(kept, memory, self._copies.mark())
-        return Snapshot(stepper.done, self.written, host, memory, ready, kept)
+        return Part(host, memory, ready, kept)
 
-    def _own_slices(self, stepper: Stepper) -> tuple[slice, ...]:
-        """Return the slices of this rank's own cells that are shown."""
+    def _own_slices(self, stepper: Stepper, view: Slices) -> Slices:
+        """Return the slices of this rank's own cells that a view shows."""
         region = stepper.plans[self.place].region
         found = []
-        for one, start, stop, length in zip(
-            self._slices, region.start, region.stop, self._field.shape, strict=True
-        ):
+        for one, start, stop, length in zip(view, region.start, region.stop, self._field.shape, strict=True):
             first, last, stride = one.indices(length)
             begin = max(first, first + -(-(start - first) // stride) * stride)
             found.append(slice(begin - start, max(min(stop, last) - start, 0), stride))
         return tuple(found)
 
-    def _shown(self, rank: int) -> Region:
+    def _shown(self, rank: int, view: Slices) -> Region:
         """Return the region of a frame that a rank's cells fill."""
         region = self._field.partition[rank]
         starts, stops = [], []
-        for one, start, stop, length in zip(
-            self._slices, region.start, region.stop, self._field.shape, strict=True
-        ):
+        for one, start, stop, length in zip(view, region.start, region.stop, self._field.shape, strict=True):
             chosen = range(*one.indices(length))
             starts.append(len(range(chosen.start, min(start, chosen.stop), chosen.step)))
             stops.append(len(range(chosen.start, min(max(stop, chosen.start), chosen.stop), chosen.step)))
@@ -240,43 +300,61 @@ class Frames:
         if self._array is not None and self._array.parallel:
             self._writing.append(self._pool.submit(self._write, snapshot, None))
             return
-        whole = self._gathered(snapshot)
-        if whole is not None:
-            self._writing.append(self._pool.submit(self._write, snapshot, whole))
-        else:  # rank 0 has it
-            self._free.append(snapshot.memory)
+        wholes = [self._gathered(*one) for one in zip(snapshot.parts, self._views, strict=True)]
+        if self.world.rank == 0:
+            self._writing.append(self._pool.submit(self._write, snapshot, wholes))
+        else:
+            self._release(snapshot)
 
-    def _write(self, snapshot: Snapshot, whole: HostArray | None) -> None:
+    def _release(self, snapshot: Snapshot) -> None:
+        """Keep the memory of a frame for later ones."""
+        for part in snapshot.parts:
+            self._free[part.memory.nbytes].append(part.memory)
+
+    def _write(self, snapshot: Snapshot, wholes: list[HostArray | None] | None) -> None:
         """Write a frame, in the thread: the whole of it, or this rank's part."""
-        if whole is None:
+        if wholes is None:
             self._write_part(snapshot)
         else:
-            self._write_whole(snapshot, whole)
-        self._free.append(snapshot.memory)
+            self._write_whole(snapshot, [whole for whole in wholes if whole is not None])
+        self._release(snapshot)
 
     def _write_part(self, snapshot: Snapshot) -> None:
         assert self._array is not None
-        self._wait(snapshot)
-        if snapshot.host.size:
-            self._array.write(snapshot.number, self._shown(self.world.rank), snapshot.host)
+        (part,) = snapshot.parts
+        self._wait(part)
+        if part.host.size:
+            shown = self._shown(self.world.rank, self._slices)
+            self._array.write(snapshot.number, shown, part.host)
 
-    def _wait(self, snapshot: Snapshot) -> None:
-        if snapshot.ready is not None:
+    def _wait(self, part: Part) -> None:
+        if part.ready is not None:
             assert self._copies is not None
-            self._copies.passed(snapshot.ready)
-            snapshot.kept = None
+            self._copies.passed(part.ready)
+            part.kept = None
 
-    def _gathered(self, snapshot: Snapshot) -> HostArray | None:
-        """Return the whole frame on rank 0, None elsewhere. Collective."""
-        self._wait(snapshot)
-        regions = [self._shown(rank) for rank in range(self.world.size)]
-        return gather(self.world.control, snapshot.host, regions, self.shape)
+    def _gathered(self, part: Part, view: Slices) -> HostArray | None:
+        """Return a part of the whole frame on rank 0, None elsewhere. Collective."""
+        self._wait(part)
+        more = part.host.shape[: part.host.ndim - len(self.shape)]
+        first = (0,) * len(more)
+        regions = []
+        for rank in range(self.world.size):
+            shown = self._shown(rank, view)
+            regions.append(Region((*first, *shown.start), (*more, *shown.stop)))
+        return gather(self.world.control, part.host, regions, (*more, *self.shape))
 
-    def _write_whole(self, snapshot: Snapshot, whole: HostArray) -> None:
+    def _write_whole(self, snapshot: Snapshot, wholes: list[HostArray]) -> None:
         if self._array is not None:
+            (whole,) = wholes
             self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
-            return
-        self._write_picture(snapshot.step, whole)
+        elif self.drawing is not None:
+            flat = _flat(self.shape)
+            stride = max(one.step for one in self._slices)
+            planes = [whole.reshape(-1, *flat) for whole in wholes]
+            self._write_picture(snapshot.step, self.drawing.picture(planes, stride).reshape(self.shape))
+        else:
+            self._write_picture(snapshot.step, wholes[0])
 
     def _write_picture(self, step: int, whole: HostArray) -> None:
         assert self._pictures is not None
@@ -291,11 +369,17 @@ class Frames:
 
 
 def open_frames(
-    world: World, task: Task, options: StepOptions, first: int, colors: Colors | None = None
+    world: World,
+    task: Task,
+    options: StepOptions,
+    first: int,
+    colors: Colors | None = None,
+    drawing: Drawing | None = None,
 ) -> Frames | None:
     """Check the options of frames and return their writer; None if there are none. Collective.
 
-    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. Raises
+    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. drawing: what
+    frames show; None: one input. Raises
     UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
     disk.
     """
@@ -307,26 +391,42 @@ def open_frames(
 
     def check() -> Frames:
         check_frames(path, resume=first > 0)
+        if drawing is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
+            name = f"--frame-field {options.frame_field}" if options.frame_field else path
+            raise UserError(f"frames show the {drawing.name}, as pictures", got=name)
         chosen = options.frame_field or fed[0]
         if chosen not in names:
             raise UserError("--frame-field names no input", got=chosen, expected=", ".join(names))
-        frames = Frames(world, task, options, names.index(chosen), every, path, -(-first // every) * every)
+        frames = Frames(
+            world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, drawing
+        )
         check_room(path, frames.bytes, frames.count)
         return frames
 
     place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors)
+    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors, drawing)
 
 
 def whole_slices(shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(0, n, 1) for n in shape)
 
 
-def picture_slices(task: Task, place: int, most: int = PIXELS) -> tuple[slice, ...]:
+def _shifted(slices: Slices, shift: tuple[int, int]) -> Slices:
+    """Return the cells beside those of a picture. shift: along its rows and columns."""
+    shown = [axis for axis, one in enumerate(slices) if one.stop - one.start > 1]
+    by = dict(zip(shown[-2:], shift, strict=False))
+    return tuple(
+        slice(one.start + by.get(axis, 0), one.stop + by.get(axis, 0), one.step)
+        for axis, one in enumerate(slices)
+    )
+
+
+def picture_slices(task: Task, place: int, most: int = PIXELS, margin: int = 0) -> Slices:
     """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
 
     Of an array with more than two axes: the first element along axes after the shared ones, such as a
-    vector's, and the middle along others. most: rows and columns.
+    vector's, and the middle along others. most: rows and columns. margin: cells at the edges of the array
+    that are not shown.
     """
     shape, shared = task.fields[place].shape, task.leading
     axes = max(len(shape) - 2, 0)
@@ -340,7 +440,7 @@ def picture_slices(task: Task, place: int, most: int = PIXELS) -> tuple[slice, .
             at = 0 if axis >= shared else length // 2
             slices.append(slice(at, min(at + 1, length), 1))
         else:
-            slices.append(slice(0, length, stride))
+            slices.append(slice(margin, length - margin, stride))
     return tuple(slices)
 
 

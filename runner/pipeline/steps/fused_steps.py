@@ -1,14 +1,12 @@
-"""Several time steps of blocks by one kernel, which keeps what is between two steps on chip."""
+"""How many time steps of blocks one kernel takes, and what lies beside the rows that it computes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runner.fuse.compiled import HostKernel
-from runner.fuse.step_kernel import Axis
-from runner.plan.steps import step_pieces
+from runner.fuse.steps.layout import Axis
 from runner.plan.task import Task
-from runner.region import Array
+from runner.system.compiler import NotCompiled
 
 if TYPE_CHECKING:
     from runner.pipeline.steps.blocks import StepBlocks
@@ -16,59 +14,17 @@ if TYPE_CHECKING:
 Rows = tuple[int, int]
 
 
-def take_rows(blocks: StepBlocks, rows: Rows, steps: int) -> None:
-    """Compute some of the own rows after `steps` steps, from the blocks into the spare blocks.
-
-    rows: first and last + 1, counted from the first own row; all of them unless axis 0 is cut. The halo must
-    be valid along the cut axes, as wide as so many steps need. Only own cells are written; along an axis that
-    is not cut no halo is read.
-    """
-    kernel: Any = blocks.task.kernel
-    first, last = rows
-    if first >= last or blocks.region.size == 0:
-        return
-    inputs = [_rows(blocks.own(place), rows) for place in range(len(blocks.layouts))]
-    outs = [_rows(blocks.spare_own(feed), rows) for feed in blocks.feeds if feed is not None]
-    kernel.take_steps(steps, inputs, outs, axes_of(blocks, rows))
-
-
-def take_in_cache(blocks: StepBlocks, steps: int, more: int = 0) -> None:
-    """Take steps on the host, from the blocks into the spare blocks; both are written in turn.
-
-    more: steps that follow without an exchange.
-
-    The halo must be valid: along the cut axes as wide as so many steps need, along the others of one step.
-    Along these it is valid in the results, too.
-    """
-    task, kernel = blocks.task, blocks.task.kernel
-    assert isinstance(kernel, HostKernel)
-    if blocks.region.size == 0:
-        return
-    axes = kernel.kernel.program.axes
-    own = blocks.region.start[:axes]
-    boxes = []
-    for remaining in reversed(range(more, more + steps)):
-        (piece,) = step_pieces(task, blocks.region, remaining, blocks.cut, apart=False)
-        corners = (piece.place.start[:axes], piece.place.stop[:axes])
-        low, high = (tuple(a - b for a, b in zip(corner, own, strict=True)) for corner in corners)
-        boxes.append((low, high))
-    states = blocks.both()
-    for state in states:
-        for layout, block in zip(blocks.layouts, state, strict=True):
-            layout.fill_outside(block)
-    firsts = [[part.start for part in layout.core[:axes]] for layout in blocks.layouts]
-    copies = [blocks.edge_cells(place) if place in blocks.fed else [] for place in range(len(states[0]))]
-    kernel.kernel.steps(states, firsts, boxes, blocks.feeds, copies, kernel.widths)
-    if steps % 2 == 0:  # the last step wrote the blocks
-        blocks.swap()
-
-
-def prepare(blocks: StepBlocks, steps: int) -> None:
-    """Compile the kernel for so many steps of these blocks."""
+def prepare(blocks: StepBlocks, steps: int) -> NotCompiled | None:
+    """Compile the kernel for so many steps of these blocks; return why it does not compile."""
     kernel = blocks.task.kernel
-    if kernel is not None and blocks.region.size:
-        fed = [blocks.own(place) for place in blocks.fed]
+    if kernel is None or blocks.region.size == 0:
+        return None
+    fed = [blocks.own(place) for place in blocks.fed]
+    try:
         kernel.prepare_steps(steps, [*fed, *(blocks.spare_own(place) for place in blocks.fed)])
+    except NotCompiled as reason:
+        return reason
+    return None
 
 
 def passes(steps: int, most: int) -> list[int]:
@@ -98,21 +54,26 @@ def _mirrors_from_afar(task: Task) -> bool:
     )
 
 
-def axes_of(blocks: StepBlocks, rows: Rows) -> list[Axis]:
-    """Return what lies beside own rows along each of the array's axes."""
-    layout, shape = blocks.layouts[0], blocks.task.shape
-    found = []
-    for axis, (length, is_cut, width) in enumerate(zip(shape, blocks.cut, layout.widths, strict=False)):
+def axes_of(blocks: StepBlocks, rows: Rows, valid: int) -> list[Axis]:
+    """Return what lies beside some rows along each of the array's axes.
+
+    rows: first and last + 1, counted from the first own row; all own rows unless axis 0 is cut. valid: steps
+    for which the rows' halo is wide enough. Only cells along cut axes are beside them.
+    """
+    layout, task = blocks.layouts[0], blocks.task
+    wraps, found = task.boundary == "wrap", []
+    for axis, (length, is_cut, width) in enumerate(zip(task.shape, blocks.cut, layout.widths, strict=False)):
         start, stop = layout.region.start[axis], layout.region.stop[axis]
         before, after = width if is_cut else (0, 0)
-        if blocks.task.boundary != "wrap":
+        if axis == 0 and is_cut:
+            (low, high), own = task.widths[0], stop - start
+            before, after = min(before, valid * low), min(after, valid * high)
+        if not wraps:
             before, after = min(before, start), min(after, length - stop)
         if axis == 0 and is_cut:
-            before, after = before + rows[0], after + stop - start - rows[1]
+            before, after = before + rows[0], after + own - rows[1]
             start, stop = start + rows[0], start + rows[1]
+            if wraps and stop - start == length:  # a kernel takes them for the whole array
+                before = after = 0
         found.append(Axis(stop - start, start, length, before, after))
     return found
-
-
-def _rows(own: Array, rows: Rows) -> Array:
-    return own[rows[0] : rows[1]]

@@ -23,7 +23,7 @@ DeviceHalos = DirectHalos | PackedHalos
 def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
     """Return where blocks are allocated so that other ranks can store into them, or why they cannot.
 
-    choice: auto, nccl or direct. ndim: most axes of a field. The same on every rank.
+    choice: auto, nccl or direct. ndim: most axes of a field. The same on every rank. Collective.
     """
     if choice == "nccl":
         return "--halo nccl"
@@ -37,7 +37,9 @@ def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
         return "ranks share a GPU"
     from runner.comm.peer_arrays import PeerArrays
 
-    return PeerArrays(world.control, [rank.device for rank in world.ranks])
+    peers = PeerArrays(world.control, [rank.device for rank in world.ranks])
+    problem = next(filter(None, world.control.allgather(peers.problem())), None)
+    return problem or peers
 
 
 def find_tables(world: World, ndim: int) -> Tables | None:

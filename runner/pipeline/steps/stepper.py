@@ -14,29 +14,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
-from runner.fuse.compiled import HostKernel
 from runner.pipeline.direct_halo import Peers
+from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo_boxes import FieldHalos
 from runner.pipeline.halo_exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare, take_in_cache, take_rows
+from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare
 from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, wide_widths
 from runner.plan.task import Task
 from runner.region import Array, Shape
 from runner.report.phases import Phases
+from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
-GRAPH_STEPS = 32  # of a graph, more or less
+GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
 PENDING = 64  # spans of device work that are not yet added to the phases
+
+
+BeforeStep = Callable[[Sequence[Array]], None]
 
 
 def no_step_progress(done: int) -> None:
@@ -48,13 +53,17 @@ class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
     steps_per_exchange: 0: as many as one kernel takes; lowered to the most that a kernel takes or the blocks
-    allow (`limited`: the blocks did not allow what was asked for). overlap: see above; used if only axis 0 is
-    split and the blocks are large enough; None: on GPUs that exchange halos by messages. halo: auto, nccl or
-    direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged; halo_reason:
-    why it is not direct, "" if it is. graph: whether CUDA graphs took steps; graph_reason: why they cannot.
+    allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
+    above; used if only axis 0 is split and the blocks are large enough; None: on GPUs that exchange halos by
+    messages. halo: auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if
+    nothing is exchanged; halo_reason: why it is not direct, "" if it is. graph: whether CUDA graphs took
+    steps; graph_reason: why they cannot.
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
-    progress: called with `done`. done: steps taken, including those of an earlier run; taken: those of this
-    run. exchanges: number of halo exchanges so far.
+    must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
+    (`single_reason`: why). one_by_one: no kernel takes several steps. before_step: called with the padded
+    block of each input, whose halos are valid, before each step; only with `one_by_one`. progress: called
+    with `done`. done: steps taken, including those of an earlier run; taken: those of this run. exchanges:
+    number of halo exchanges so far.
     """
 
     world: World
@@ -66,29 +75,26 @@ class Stepper(StepBlocks):
     progress: Callable[[int], None] = no_step_progress
     keep_finals: bool = False
     done: int = 0
+    must_fuse: bool = False
+    one_by_one: bool = False
+    before_step: BeforeStep | None = field(default=None, init=False)
     taken: int = field(default=0, init=False)
     exchanges: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
-        limit, fused = most_steps(task), most_fused_steps(task)
-        self.limited = 0 < limit < self.steps_per_exchange
-        steps = self.steps_per_exchange or fused
-        if fused > 1:
-            steps = min(steps, fused)
-        steps = min(steps, limit or 1)  # 0: nothing is exchanged
-        self.steps_per_exchange = steps
+        fused = 1 if self.one_by_one else most_fused_steps(task)
+        steps = self.steps_per_exchange = self._choose_steps(self.steps_per_exchange, fused)
         self.plans = [
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
             for one in task.fields
         ]
         for plan in self.plans:
-            plan.aligned = fused > 1 and not isinstance(task.kernel, HostKernel)
+            plan.aligned = fused > 1 and task.kernel is not None and task.kernel.aligned
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
+        self.fused_steps = fused
         self._halos = Halos([self.plans[place] for place in self.fed])
         self._exchanging = any(self.cut) and task.has_halo
-        # Steps of one kernel, or between two exchanges.
-        self._cycle_steps = steps if self._exchanging or fused == 1 else fused
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
@@ -103,14 +109,27 @@ class Stepper(StepBlocks):
         self._device_halos: halo_path.DeviceHalos | None = None
         self.halo_taken, self.halo_reason = "", ""
         self._choose_overlap()
-        self.graph, self.graph_reason = False, ""
-        self._graphs: dict[int, Callable[[], None]] = {}
+        self.graph, self.graph_reason, self.single_reason = False, "", ""
+        self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self._recording = False
-        # An even number of steps: the blocks are then in their places again.
-        self._graph_cycles = 2 * max(GRAPH_STEPS // (2 * steps), 1)
+        # An even number of cycles: the blocks are then in their places again.
+        self._graph_cycles = sorted({2 * max(most // (2 * steps), 1) for most in GRAPH_STEPS}, reverse=True)
+        # The halos of a rank that exchanges nothing, of all fields at once.
+        self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
+
+    def _choose_steps(self, asked: int, fused: int) -> int:
+        """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
+        limit = most_steps(self.task)  # 0: nothing is exchanged
+        steps, self.lowered = asked or fused, ""
+        if 1 < fused < steps:
+            steps, self.lowered = fused, f"one kernel takes {fused} steps"
+        if 0 < limit < steps:
+            self.lowered = f"the halo of {steps} steps is wider than the smallest block" if asked else ""
+            steps = limit
+        return steps if limit or fused > 1 else 1
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block, into which other ranks can store if halos are exchanged directly."""
@@ -131,7 +150,7 @@ class Stepper(StepBlocks):
             self._finals = self._unfed_results()
             if backend.asynchronous and self.world.size > 1:
                 self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
-            if self._exchanging:
+            if self._exchanging or self._fills_by_kernel:
                 self._open_halos()
         with self.phases("exchange"):
             Halos(self.plans).fill(self._blocks, self.world.arrays)
@@ -143,8 +162,9 @@ class Stepper(StepBlocks):
         """Prepare the exchange between devices."""
         world, task = self.world, self.task
         tables = halo_path.find_tables(world, self._ndim)
-        self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
-        self.halo_reason = str(self._peers)
+        if self._exchanging:
+            self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
+            self.halo_reason = str(self._peers)
         if tables is None:
             return
         fields = [
@@ -177,8 +197,9 @@ class Stepper(StepBlocks):
         begin = backend.mark() if backend.asynchronous else None
         left = steps
         while left:
-            if cycle == self._cycle_steps and left > self._graph_cycles * cycle and self._replay():
-                left -= self._graph_cycles * cycle
+            replayed = self._replay(left, cycle)
+            if replayed:
+                left -= replayed
             else:
                 taken = passes(left, cycle)[0] if self.fused_steps > 1 else min(left, cycle)
                 left -= taken
@@ -191,15 +212,31 @@ class Stepper(StepBlocks):
                 self.settle()
 
     def _longest_cycle(self, steps: int) -> int:
-        """Return the most steps of a cycle of so many steps; compile the kernels of all cycles."""
+        """Return the most steps of a cycle of so many steps; compile the kernels of all cycles.
+
+        If one does not compile on some rank, steps are taken one by one from now on.
+        """
         if self.fused_steps == 1:
-            return self._cycle_steps
-        cycles = passes(steps, self._cycle_steps)
+            return self.steps_per_exchange
+        cycles = passes(steps, self.steps_per_exchange)
         for cycle in sorted(set(cycles) - self._prepared):
             with self.phases("prepare"):
-                prepare(self, cycle)
+                failures = self.world.control.allgather(prepare(self, cycle))
+            failure = next((one for one in failures if one is not None), None)
+            if failure is not None:
+                self._take_single_steps(failure)
+                return self.steps_per_exchange
             self._prepared.add(cycle)
         return cycles[0]
+
+    def _take_single_steps(self, failure: NotCompiled) -> None:
+        if self.must_fuse:
+            raise not_compiled(self.task, failure.reason, failure.line)
+        self.fused_steps, self.single_reason = 1, failure.reason
+        if not self._exchanging:
+            self.steps_per_exchange = 1
+        self._fill_outside(self._fed(self._blocks))  # kernels of several steps do not read these cells
+        self._choose_overlap()
 
     def settle(self) -> None:
         """Wait until all steps are done, and add their times to the phases."""
@@ -236,39 +273,47 @@ class Stepper(StepBlocks):
             self._step(remaining, last and remaining == 0)
             self.done += 1
 
-    def _replay(self) -> bool:
-        """Take some cycles of steps as one CUDA graph, which is made at first; False where that is not
-        possible. Only a direct exchange needs no host between steps."""
-        possible = self.halo_taken == "direct" and not self.overlap and not self.graph_reason
-        if not possible or self.taken < EAGER:
-            return False
-        cycles, steps = self._graph_cycles, self._graph_cycles * self._cycle_steps
-        counts = self.done, self.taken, self.exchanges
-        key = id(self._blocks[self.fed[0]])  # which of its two blocks is read first
+    def _replay(self, left: int, cycle: int) -> int:
+        """Take some cycles of steps, fewer than are left, as one CUDA graph, which is made at first.
+
+        Return how many steps; 0 where that is not possible. The host may be needed between steps for an
+        exchange by messages, and for a function that is not one kernel.
+        """
+        alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
+        possible = (alone or self.halo_taken == "direct") and not self.overlap and not self.graph_reason
+        if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
+            return 0
+        cycles = next((one for one in self._graph_cycles if left > one * cycle), 0)
+        if not cycles:
+            return 0
+        steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
+        key = id(self._blocks[self.fed[0]]), cycles  # which of its two blocks is read first
         if key not in self._graphs:
             places = list(self._blocks), dict(self._spare)
             self._recording = True
             try:
-                self._graphs[key] = self.world.backend.capture(self._graph_work)
+                self._graphs[key] = self.world.backend.capture(partial(self._graph_work, cycles))
             except NotCapturable as reason:
                 self.graph_reason = str(reason)
                 self._blocks, self._spare = places
-                return False
+                return 0
             finally:
                 self._recording = False
                 self.done, self.taken, self.exchanges = counts
         self._graphs[key]()
         self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
         self.graph = True
-        return True
+        return steps
 
-    def _graph_work(self) -> None:
-        for _ in range(self._graph_cycles):
-            self._cycle(self._cycle_steps, last=False)
+    def _graph_work(self, cycles: int) -> None:
+        for _ in range(cycles):
+            self._cycle(self.steps_per_exchange, last=False)
 
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""
-        targets = [self._spare[place] for place in self.fed]
+        if self.before_step is not None:
+            self.before_step(self._blocks)
+        targets = self._fed_spare()
         keep = final or (self.keep_finals and remaining == 0)
         if self.overlap and remaining == 0 and not final:
             self._overlapped(targets, self._compute_rows)
@@ -280,6 +325,8 @@ class Stepper(StepBlocks):
                 pass
             elif remaining == 0 and self._exchanging:
                 self._exchange(targets)
+            elif self._device_halos is not None and not self._exchanging:
+                self._device_halos.fill_own(targets)
             else:
                 self._fill_outside(targets)
         self.swap()
@@ -287,26 +334,31 @@ class Stepper(StepBlocks):
 
     def _take_fused(self, steps: int, final: bool) -> None:
         """Take so many steps by one kernel; then make the halos ready along the split axes."""
-        on_host = isinstance(self.task.kernel, HostKernel)
-        if on_host:
-            with self.phases("kernel"):
-                take_in_cache(self, steps)
-        targets = [self._spare[place] for place in self.fed]
+        kernel = self.task.kernel
+        assert kernel is not None
         if self.overlap and not final:
-            self._overlapped(targets, lambda rows, _: take_rows(self, rows, steps))
+            targets = self._fed_spare()
+            self._overlapped(targets, lambda rows, _: kernel.advance(self, steps, rows=rows))
         else:
-            if not on_host:
-                take_rows(self, (0, self.region.shape[0]), steps)
+            if self.world.backend.asynchronous:
+                kernel.advance(self, steps)
+            else:
+                with self.phases("kernel"):
+                    kernel.advance(self, steps)
             if not final and self._exchanging:
-                self._exchange(targets)
+                self._exchange(self._fed_spare())
         self.swap()
         self.taken += steps
+
+    def _fed_spare(self) -> list[Array]:
+        return [self._spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
         """A direct exchange takes less time than the additional calls of the function."""
         asked = self._overlap_asked
         chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
-        in_one = self.fused_steps > 1 and isinstance(self.task.kernel, HostKernel)
+        kernel = self.task.kernel
+        in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one
 
     def _check_halos(self) -> None:

@@ -79,7 +79,7 @@ class StreamedSteps:
     """Steps of one run, for `take`; collective. track: names what to remove if the run fails.
 
     first: steps that `sources` have taken already. every: steps between two frames, and between two checks of
-    `until`.
+    `until`. must_fuse: as of `ChunkSteps`.
     """
 
     world: World
@@ -96,6 +96,7 @@ class StreamedSteps:
     frames: Frames | None = None
     until: Until | None = None
     every: int = EVERY
+    must_fuse: bool = False
     _spans: Spans = field(default_factory=Spans, init=False)
 
     def take(self, steps: int, each: int) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class StreamedSteps:
         sources = list(self.sources)
         nbytes = sum(task.input_bytes(region) for region in task.partition)
         counts: list[tuple[int, int]] = []
-        done = self.first
+        done, single = self.first, ""
         if self.checkpoints is not None:
             self.checkpoints.start(done)
         if self.frames is not None:
@@ -124,9 +125,11 @@ class StreamedSteps:
             done += count
             sinks = list(self.sinks) if done == steps else between[number % 2]
             checked = self.until is not None and done % self.every == 0
-            taker = ChunkSteps(world, task, for_chunks(task, count), observed=checked)
+            wider, must = for_chunks(task, count), self.must_fuse
+            taker = ChunkSteps(world, task, wider, observed=checked, must_fuse=must)
             moved = (number * nbytes, len(passes) * nbytes)
             counts = self._pass(taker, chunks, sources, sinks, *moved)
+            single = single or taker.single_reason
             self._sync(sinks)
             for place, sink in zip(feeds, sinks, strict=True):
                 if place is not None:
@@ -149,6 +152,7 @@ class StreamedSteps:
         return {
             "steps": done,
             "steps_per_pass": wide.steps,
+            "single_reason": next(filter(None, world.control.allgather(single)), ""),
             "passes": number + 1,
             "stream": {
                 "chunks": len(chunks),

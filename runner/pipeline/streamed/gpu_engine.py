@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import HostBytes, Mark
-from runner.pipeline.in_memory import call_rows, result_buffers
-from runner.pipeline.result_type import hide_output
+from runner.pipeline.in_memory import call_rows
+from runner.pipeline.result_type import hide_output, result_buffers
 from runner.pipeline.streamed.direct_io import Direct
 from runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
 from runner.plan.window import Window

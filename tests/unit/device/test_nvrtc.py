@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from runner.system import cached_files
+from runner.system.compiler import NotCompiled
 
 
 class Cupy:
@@ -114,3 +115,47 @@ def test_more_shared_memory_than_usual_is_asked_for(
 def test_registers_and_local_memory_are_told_apart(cupy: Cupy, nvrtc: Any) -> None:
     kernel = MagicMock(ptr=7)
     assert (nvrtc.registers_of(kernel), nvrtc.local_bytes_of(kernel)) == (40, 16)
+
+
+LOG = """kernel.cu(12): warning #177-D: variable "x" was declared but never referenced
+
+kernel.cu(34): error: identifier "roots" is undefined
+1 error detected in the compilation of "kernel.cu".
+"""
+
+
+class CompileException(Exception):
+    """As CuPy's."""
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason", "at"),
+    [
+        (CompileException(LOG), 'CUDA\'s compiler fails: identifier "roots" is undefined', 34),
+        (CompileException("kernel.cu(7): catastrophic error: out of memory"), "fails: out of memory", 7),
+        (CompileException("ptxas fatal: too much\nmore"), "fails: ptxas fatal: too much", 0),
+        (RuntimeError("CUDA_ERROR_INVALID_IMAGE: device kernel image\nmore"), "CUDA refuses the kernel", 0),
+    ],
+)
+def test_what_the_compiler_says_of_a_generated_text_is_one_sentence(
+    cupy: Cupy, nvrtc: Any, monkeypatch: pytest.MonkeyPatch, failure: Exception, reason: str, at: int
+) -> None:
+    """Its first error, without the warnings before it and the lines after it."""
+    monkeypatch.setattr(nvrtc, "cache_folder", lambda: None)
+    cupy.cupy.cuda.compiler.CompileException = CompileException
+    cupy.cupy.cuda.compiler.compile_using_nvrtc.side_effect = failure
+    cupy.cupy.cuda.runtime.getDevice.return_value = 0
+    for name in ("runner.device.cuda", "runner.device.copy_streams"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    try:
+        cuda = importlib.import_module("runner.device.cuda")
+        with pytest.raises(NotCompiled) as raised:
+            cuda.kernel_of_text("text", "add")
+        assert reason in raised.value.reason
+        assert "\n" not in str(raised.value)
+        assert raised.value.at == at
+        with pytest.raises(type(failure)):  # a kernel of the user's own: with all that the compiler says
+            cuda.kernel(Path(__file__), "add")
+    finally:
+        for name in ("runner.device.cuda", "runner.device.copy_streams"):
+            sys.modules.pop(name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import stat
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,12 +22,12 @@ from hypothesis import strategies as st
 import meshrun
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Operand, Program
-from runner.fuse.host import Box, Copy, HostProgram, NotCompiled, build, library, source
+from runner.fuse.host import FLAGS, Box, Copy, HostProgram, build, library, source
 from runner.fuse.trace import NotTraceable, trace
 from runner.plan.halo import source_index
 from runner.region import HostArray
 from runner.system import cached_files
-from runner.system.compiler import Compiler
+from runner.system.compiler import Compiler, NotCompiled
 
 OWN = {1: (71,), 2: (5, 37), 3: (3, 4, 21)}  # cells of each number of axes: whole vectors, and a rest
 BATCH = 25  # programs of one library
@@ -68,6 +69,24 @@ def computed(
     assert len(own) == axes
     kernel.run(blocks, outs, widths)
     return outs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_choices_between_floats_are_vectorised(compiler: Compiler, tmp_path: Path, dtype: str) -> None:
+    """With `?:` in the loop GCC computes one of the values in a branch, and vectorises nothing."""
+    if "Free Software Foundation" not in subprocess.check_output([compiler.path, "--version"], text=True):
+        pytest.skip("another compiler than GCC")
+
+    def function(block: Any, kinds: Any) -> Any:
+        chosen = np.where(kinds == 1, 2 * block * block, np.where(kinds == 2, block + 1, block))
+        return np.maximum(np.minimum(chosen, 1 - block * 3), -1)
+
+    inputs = [Operand("block", np.dtype(dtype)), Operand("kinds", np.dtype("uint8"))]
+    text = source([trace(function, inputs, ((0, 0),), {})])
+    line = next(n for n, part in enumerate(text.splitlines(), 1) if "for (int64 x = 0; x < n; ++x)" in part)
+    command = [compiler.path, *FLAGS, "-fopt-info-vec-optimized", "-o", str(tmp_path / "a.so"), "-"]
+    said = subprocess.run(command, input=text, capture_output=True, text=True, check=True).stderr
+    assert re.search(rf":{line}:\d+: optimized: loop vectorized", said), said
 
 
 @settings(max_examples=max(settings.default.max_examples // 20, 1))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from fused import EXAMPLES, GXX, cases, example, halo, host, noise, same, shapes, view, widths_of
+from fused import EXAMPLES, GXX, check_in_memory, example, halo, host, noise, same, shapes, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import programs
@@ -19,18 +19,6 @@ from runner.fuse.single_pass import choose_tile, emit, launch_arguments
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 
 
-def check(program: Program, run: Any, kernel: Any, own: tuple[int, ...], odd: int) -> None:
-    """Compare all outputs of own cells, and that nothing else is written."""
-    blocks, outs = cases(program, own, odd)
-    widths = widths_of(program)
-    around = [out.base.copy() if out.base is not None else out.copy() for out in outs]
-    run(kernel, blocks, outs, widths)
-    for out, expected, before in zip(outs, evaluate(program, blocks, widths), around, strict=True):
-        same(out, expected)
-        out[...] = 1
-        np.testing.assert_array_equal(out.base if out.base is not None else out, before)
-
-
 @needs_compiler
 @pytest.mark.parametrize(("name", "dtype", "axes", "trailing"), EXAMPLES)
 def test_an_example_gives_the_bits_of_its_function(
@@ -39,9 +27,9 @@ def test_an_example_gives_the_bits_of_its_function(
     program = example(name, dtype, axes, trailing)
     merged, count = merge_components(program)
     widths = halo(name, axes)
-    narrow, wide = emit(merged, width=5 * count), emit(merged)
-    run_narrow, run_wide = host(tmp_path, [narrow, wide])
-    for own, odd in [(shape, odd) for shape in shapes(axes) for odd in (0, 1, 3)]:
+    kernels = [emit(merged, lengths=(*own[:-1], own[-1] * count)) for own in shapes(axes)]
+    runs = host(tmp_path, kernels)
+    for (own, kernel, run), odd in product(zip(shapes(axes), kernels, runs, strict=True), (0, 1, 3)):
         blocks, outs = [], []
         for number, one in enumerate(program.inputs):
             grid = tuple(n + a + b for n, (a, b) in zip(own, widths, strict=True))
@@ -52,7 +40,6 @@ def test_an_example_gives_the_bits_of_its_function(
             outs.append(view(own + one.trailing, one.dtype, axes, odd=odd and odd + 1))
         if count > 1 and odd:  # components of merged axes are cells: rows are contiguous all the same
             assert not blocks[0].flags.c_contiguous
-        kernel, run = (wide, run_wide) if own[-1] > 16 else (narrow, run_narrow)
         run(kernel, blocks, outs, widths)
         for out, expected in zip(outs, evaluate(program, blocks, widths), strict=True):
             same(out, expected)
@@ -66,13 +53,18 @@ def test_any_program_gives_the_bits_of_numpy(
 ) -> None:
     tile = tuple(data.draw(st.sampled_from([1, 2, 4] if axis else [1, 2])) for axis in range(program.axes))
     threads = data.draw(st.sampled_from([(8, 1), (4, 4), (32, 2)]))
-    chosen, forced = emit(program, width=3), emit(program, tile=tile, threads=threads)
-    folder = tmp_path_factory.mktemp("host")
-    runs = host(folder, [chosen, forced])
-    for own in [(1, 1, 4), (3, 2, 7), (2, 5, 70)]:
+    kernels = [
+        emit(program, lengths=(1, 1, 4)[-program.axes :]),
+        emit(program, lengths=(3, 2, 70)[-program.axes :]),
+        emit(program, tile=tile, threads=threads),
+        emit(program, tile=(3, *tile[1:]), march=program.axes > 1),
+    ]
+    runs = host(tmp_path_factory.mktemp("host"), kernels)
+    for own in [(1, 1, 4), (3, 2, 7), (2, 5, 70), (4, 4, 17)]:
         for odd in (0, 1, 3):
-            for kernel, run in zip((chosen, forced), runs, strict=True):
-                check(program, run, kernel, own[-program.axes :], odd)
+            for kernel, run in zip(kernels, runs, strict=True):
+                if all(a <= b for a, b in zip(kernel.tile, own[-program.axes :], strict=True)):
+                    check_in_memory(program, run, kernel, own[-program.axes :], odd)
 
 
 @needs_compiler
@@ -86,7 +78,40 @@ def test_small_elements_are_read_at_any_alignment(dtype: str, tmp_path: Path) ->
     (run,) = host(tmp_path, [kernel])
     for odd in range(9):
         for width in (16, 17, 40, 2100):
-            check(program, run, kernel, (9, width), odd)
+            check_in_memory(program, run, kernel, (9, width), odd)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes"),
+    [
+        ("seven_point", "float32", 3),
+        ("diffusion3d", "float64", 3),
+        ("heat", "float16", 2),
+        ("life", "uint8", 2),
+    ],
+)
+@pytest.mark.parametrize("tile", [(5, 2, 4), (3, 1, 1)])
+def test_rows_made_one_after_the_other_are_the_same(
+    name: str, dtype: str, axes: int, tile: tuple[int, ...], tmp_path: Path
+) -> None:
+    program = example(name, dtype, axes)
+    kernel = emit(program, tile=(tile[0], *tile[4 - axes :]), march=True)
+    (run,) = host(tmp_path, [kernel])
+    for own, odd in product([(5, 3, 17), (11, 9, 40)], (0, 1, 3)):
+        check_in_memory(program, run, kernel, (own[0], *own[4 - axes :]), odd)
+
+
+def test_a_turn_loads_only_what_the_one_before_did_not() -> None:
+    kernel = emit(example("seven_point", "float32", 3), tile=(16, 1, 4), march=True)
+    loop = kernel.source.partition("for (int turn")[2]
+    assert loop.count("__ldg") == 4 + 2 * 4 + 2  # the next plane's, those of two rows beside, two at the ends
+    assert kernel.description.loads == (3 * 4 + 2 * 4 + 2) / 4
+
+
+def test_a_march_has_rows_to_make() -> None:
+    with pytest.raises(ValueError, match="over one axis"):
+        emit(example("axpy", "float32", 1), tile=(4,), march=True)
 
 
 def test_a_row_of_one_thread_shares_what_its_cells_have_in_common() -> None:
@@ -100,17 +125,33 @@ def test_a_row_of_one_thread_shares_what_its_cells_have_in_common() -> None:
 
 def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
     assert choose_tile(example("edges", "float32")) == (4, 4)
-    assert choose_tile(example("life", "uint8")) == (8, 8)
-    assert choose_tile(example("heat", "float32"), width=1) == (4, 1)
-    assert choose_tile(example("diffusion3d", "float32", 3)) == (4, 1, 2)
+    assert choose_tile(example("life", "uint8")) == (16, 16)
+    assert choose_tile(example("life", "uint16")) == (4, 8)
+    assert choose_tile(example("edges", "uint8")) == (4, 4)
+    assert choose_tile(example("grayscale", "uint8", 2, (3,))) == (1, 16)
+    assert choose_tile(example("lattice", "float32")) == (2, 4)
+    assert choose_tile(example("lattice", "float16")) == (1, 8)
+    assert choose_tile(example("lattice", "float16", 3)) == (1, 1, 4)
+    assert choose_tile(example("heat", "float32"), lengths=(9, 1)) == (4, 1)
+    assert choose_tile(example("diffusion3d", "float64", 3)) == (64, 2, 2)
+    cube = example("diffusion3d", "float32", 3)
+    assert choose_tile(cube) == (64, 2, 2)
+    assert choose_tile(cube, lengths=(512, 512, 512)) == (64, 2, 2)
+    assert choose_tile(cube, lengths=(256, 256, 256)) == (16, 2, 2)
+    assert choose_tile(cube, lengths=(5, 9, 1)) == (5, 2, 1)
+    assert choose_tile(cube, lengths=(514, 512, 512)) == (58, 2, 2)  # 9 times 58 are 522
+    assert choose_tile(cube, lengths=(0, 512, 512)) == (1, 2, 2)
+    assert choose_tile(merge_components(example("heat", "float32", 2, (3,)))[0]) == (8, 2)
+    assert choose_tile(merge_components(example("edges", "uint8", 2, (3,)))[0]) == (4, 4)
     assert choose_tile(example("axpy", "float32")) == (1, 4)
+    assert choose_tile(example("grayscale", "float32", 2, (3,))) == (1, 4)
     assert choose_tile(example("axpy", "float32", 1)) == (4,)
 
 
 def test_rows_too_short_for_a_tile_are_refused() -> None:
     program = example("axpy", "float32", 1)
     arrays = [np.zeros(3, np.float32) for _ in range(3)]
-    with pytest.raises(ValueError, match="rows of 3 cells for a tile of 4"):
+    with pytest.raises(ValueError, match=r"\(3,\) own cells for a tile of \(4,\)"):
         launch_arguments(emit(program, tile=(4,)), arrays[:2], arrays[2:], ((0, 0),))
 
 

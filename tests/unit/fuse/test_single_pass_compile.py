@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fused import EXAMPLES, example
+from nvrtc_log import log_of
 
-from runner.fuse.graph import merge_components
-from runner.fuse.single_pass import PassKernel, emit
+from jobs.filters.elementwise import _apply
+from jobs.filters.expression import FUNCTIONS
+from runner.fuse.fill import kernel_of
+from runner.fuse.graph import Operand, merge_components
+from runner.fuse.single_pass import emit
 
-nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
 ARCHITECTURES = ("90", "80", "100")
-
-
-def done(answer: tuple[Any, ...]) -> Any:
-    """What an NVRTC call returns beside its status."""
-    error, *values = answer
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
-    return values[0] if values else None
-
-
-def log_of(kernel: PassKernel, architecture: str) -> str:
-    """Compile a kernel as a device does; return what the compiler says."""
-    spec = importlib.util.find_spec("nvidia")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    header = next(header for place in places for header in Path(place).glob("*/include/cuda_fp16.h"))
-    program = done(nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"single_pass.cu", 0, [], []))
-    done(nvrtc.nvrtcAddNameExpression(program, kernel.name.encode()))
-    flags = [f"-arch=sm_{architecture}", "-std=c++17", "--fmad=false", f"-I{header.parent}"]
-    flags += ["--ptxas-options=-v", *kernel.options]
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
-    buffer = bytearray(done(nvrtc.nvrtcGetProgramLogSize(program)))
-    done(nvrtc.nvrtcGetProgramLog(program, buffer))
-    log = buffer.decode().strip("\0\n ")
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log
-    done(nvrtc.nvrtcDestroyProgram(program))
-    return log
 
 
 # All on one architecture, each program in one dtype on the others, at night.
@@ -60,3 +37,23 @@ def test_an_example_compiles_and_spills_nothing(
     log = log_of(emit(program), architecture)
     assert "warning" not in log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
+EVERYTHING = " + ".join(
+    [f"{name}({', '.join(['x'] * arguments)})" for name, (_, arguments) in FUNCTIONS.items()]
+    + [
+        "x ** 2 - 1.5 * x / 2 // 3 % 4 ** -x + pi",
+        "(x < 1) + (x <= 1) + (x > 1) + (x >= 1) + (x == 1) + (x != 1)",
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [ARCHITECTURES[0], *(pytest.param(a, marks=pytest.mark.nightly) for a in ARCHITECTURES[1:])],
+)
+@pytest.mark.parametrize(("source", "result"), [("float32", "float16"), ("float64", "uint64")])
+def test_a_formula_with_every_function_compiles(source: str, result: str, architecture: str) -> None:
+    inputs, outputs = (Operand("block0", np.dtype(source)),), (Operand("out0", np.dtype(result)),)
+    kernel = kernel_of(_apply, inputs, outputs, ((0, 0),), (("expression", EVERYTHING),), 0)
+    log_of(emit(kernel.program), architecture)

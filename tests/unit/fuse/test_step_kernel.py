@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -20,10 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.fuse.compiled import DeviceKernel
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Graph, Operand, Program
 from runner.fuse.operations import KERNELS
-from runner.fuse.step_kernel import Axis, NotFusable, StepKernel, Tuning, arguments, build, most_steps
+from runner.fuse.steps import kernel_3d as step_kernel_3d
+from runner.fuse.steps.kernel import arguments, build, most_steps, takes_vectors
+from runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
 from runner.fuse.trace import trace
 from runner.plan.halo import BOUNDARIES, source_index
 
@@ -88,10 +91,55 @@ def still(u: Any, source: Any) -> Any:
     return 0.5 * u[1:-1, 1:-1] + source[:-2, 2:] - source[2:, :-2]
 
 
+def rings(u: Any, v: Any) -> Any:
+    """Multiply by powers of two on each side of sums and differences, and by others."""
+    a = 8 * u[1:-1, 1:-1] - u[:-2, 1:-1] + 2 * v[1:-1, 2:]
+    b = v[1:-1, 1:-1] - (-2) * u[2:, 1:-1] - 16 * v[1:-1, :-2] + 3 * u[1:-1, 1:-1] - 0.5 * v[:-2, 2:]
+    return 0.03125 * a, 0.03125 * b
+
+
 def vectors(u: Any) -> Any:
     """Mix the components of a vector."""
     x, y = u[1:-1, 1:-1, 0], u[1:-1, 1:-1, 1]
     return np.stack([x + 0.1 * (u[1:-1, 2:, 1] - u[:-2, 1:-1, 1]), y - 0.1 * u[2:, 1:-1, 0]], -1)
+
+
+def downwind(u: Any, v: Any) -> Any:
+    """Read below and right of the own cell only, one field in one row alone."""
+    return u[1:-1, 1:-1] - 0.5 * v[2:, 2:], 0.5 * v[1:-1, 1:-1] + 0.25 * u[2:, 1:-1] + 0.125 * u[2:, 2:]
+
+
+def uneven(u: Any, v: Any, source: Any) -> Any:
+    """Read one field at two rows above the cell, the other two rows below; their dtypes differ."""
+    wide = u[:-4, 2:-2] + v[4:, 1:-3] * np.float32(0.5) + source[1:-3, 2:-2]
+    return wide.astype(u.dtype), (0.25 * wide - v[4:, 3:-1]).astype(v.dtype)
+
+
+DIRECTIONS = [(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (1, -1), (-1, -1), (-1, 1)]
+
+
+def lattice(
+    f0: Any, f1: Any, f2: Any, f3: Any, f4: Any, f5: Any, f6: Any, f7: Any, f8: Any, solid: Any
+) -> Any:
+    """Take a step of a lattice-Boltzmann fluid, D2Q9: populations come from the cell that they leave, collide
+    (Bhatnagar, Gross and Krook, Physical Review 94, 1954), and turn back where the mask is not 0."""
+    shift = {1: slice(None, -2), 0: slice(1, -1), -1: slice(2, None)}
+    f = [
+        one[shift[y], shift[x]].astype(np.float32)
+        for one, (y, x) in zip((f0, f1, f2, f3, f4, f5, f6, f7, f8), DIRECTIONS, strict=True)
+    ]
+    wall = solid[1:-1, 1:-1] != 0
+    density = f[0] + f[1] + f[2] + f[3] + f[4] + f[5] + f[6] + f[7] + f[8]
+    u = (f[1] - f[3] + f[5] - f[6] - f[7] + f[8]) / density
+    v = (f[2] - f[4] + f[5] + f[6] - f[7] - f[8]) / density
+    rest = 1 - 1.5 * (u * u + v * v)
+    after = []
+    for (y, x), own, opposite in zip(DIRECTIONS, f, [f[n] for n in (0, 3, 4, 1, 2, 7, 8, 5, 6)], strict=True):
+        weight = 4 / 9 if x == y == 0 else 1 / 9 if x * y == 0 else 1 / 36
+        along = x * u + y * v
+        wanted = weight * density * (rest + 3 * along + 4.5 * along * along)
+        after.append(np.where(wall, opposite, own + 0.6 * (wanted - own)).astype(f0.dtype))
+    return tuple(after)
 
 
 def line(u: Any) -> Any:
@@ -158,7 +206,12 @@ CASES = {
     "far": Case(far, ("f4",), 2),
     "upwind": Case(upwind, ("f4",)),
     "still": Case(still, ("f4", "f4")),
+    "rings": Case(rings, ("f4", "f4"), feeds=(0, 1)),
     "vectors": Case(vectors, ("f4",), trailing=(2,)),
+    "downwind": Case(downwind, ("f4", "f4"), feeds=(0, 1)),
+    "uneven": Case(uneven, ("f8", "f2", "f4"), 2, feeds=(0, 1)),
+    "lattice": Case(lattice, ("f4",) * 9 + ("u1",), feeds=tuple(range(9))),
+    "lattice f2": Case(lattice, ("f2",) * 9 + ("u1",), feeds=tuple(range(9))),
     "line": Case(line, ("f4",), axes=1),
     "cube": Case(cube, ("f4",), axes=3),
     "cube f8": Case(cube, ("f8",), axes=3),
@@ -264,10 +317,11 @@ def check(
     shape: Sequence[int],
     parts: Sequence[Part] | None = None,
     aligned: bool = False,
+    given: Sequence[Any] | None = None,
 ) -> None:
-    """Compare what a rank with the cells of `parts`, and their neighbours' cells, gets."""
+    """Compare what a rank with the cells of `parts`, and their neighbours' cells, gets. given: the arrays."""
     steps, width = kernel.steps, case.width
-    whole = random(case, shape)
+    whole = given or random(case, shape)
     wanted = expected(case, whole, boundary, cval, steps)
     axes, own = [], []
     wide = steps * width if parts else 0
@@ -312,6 +366,8 @@ def check(
     run(folder, kernel, views, [block[inner] for block, inner in results], axes)
     for place, (block, inner) in zip(case.feeds, results, strict=True):
         got, want = block[inner].copy(), wanted[place][tuple(own)]
+        if given is not None and want.dtype.kind == "f":  # a NaN is a NaN
+            got[np.isnan(got)], want[np.isnan(want)] = np.nan, np.nan
         wrong = np.argwhere((bits(got) != bits(want)).reshape((*want.shape, -1)).any(-1))
         assert not len(wrong), (len(wrong), wrong[:4], wrong[-4:])
         block[inner] = 77
@@ -321,24 +377,49 @@ def check(
 def made(name: str, boundary: str, steps: int = 4, vectors: bool = False) -> tuple[Case, StepKernel, float]:
     case = CASES[name]
     cval = 1 if name == "life" else 0.3
-    tuning = Tuning(2, 2, 2, 1, rows=9) if not vectors else Tuning(4, 1, 1, 2, rows=9, vectors=True)
+    tuning = Tuning(2, 2, 2, 1, rows=9) if not vectors else Tuning(4, 1, 1, 3, rows=9, vectors=True)
     if case.axes == 3:
         tuning = Tuning(1, 3, 4, 1, rows=7) if not vectors else Tuning(2, 2, 6, 2, rows=7, vectors=True)
     return case, build(case.program(), case.feeds, boundary, cval, steps, tuning), cval
 
 
 def by_day(names: Iterable[str]) -> Iterator[Any]:
-    """Yield each name with each boundary: every fourth pair by day, the others at night."""
+    """Yield each name with each boundary: every eighth pair by day, the others at night."""
     for number, (name, boundary) in enumerate(product(names, BOUNDARIES)):
-        yield pytest.param(name, boundary, marks=[pytest.mark.nightly] if number % 4 else [])
+        yield pytest.param(name, boundary, marks=[pytest.mark.nightly] if number % 8 else [])
 
 
 @pytest.mark.parametrize(("name", "boundary"), [*by_day(CASES)])
 def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> None:
-    steps = 3 if name == "far" or CASES[name].axes == 3 else 2 if name == "gray_scott" else 4
+    few = {"far": 3, "uneven": 3, "gray_scott": 2, "lattice": 2, "lattice f2": 2}
+    steps = few.get(name, 4) if CASES[name].axes < 3 else 3
     case, kernel, cval = made(name, boundary, steps)
     for shape in [(5, 3), (31, 133)] if case.axes < 3 else [(2, 5, 3), (17, 19, 55)]:
         check(libraries, case, kernel, boundary, cval, shape[-case.axes :])
+
+
+# Text of the kernel of `heat`, and what replaces it: each makes it wrong at one place.
+MUTANTS = {
+    "one row too few before a strip": ("first - K * RY}", "first - K * RY + 1}"),
+    "one column too many of a tile": (
+        "constexpr int VALID = TILE - 2 * MARGIN;",
+        "constexpr int VALID = TILE - 2 * MARGIN + 1;",
+    ),
+    "a neighbour's cells of the lane itself": (
+        "INLINE T from_left(T value) {",
+        "INLINE T from_left(T value) { return value;",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Path) -> None:
+    right, wrong = MUTANTS[name]
+    case, kernel, cval = made("heat", "reflect")
+    assert kernel.source.count(right) == 1
+    mutant = replace(kernel, source=kernel.source.replace(right, wrong))
+    with pytest.raises(AssertionError):
+        check(libraries, case, mutant, "reflect", cval, (31, 133))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 56), (9, 57), (8, 112)])
@@ -373,7 +454,8 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
 
 
 @pytest.mark.parametrize(
-    ("name", "boundary"), [*by_day(["heat", "heat f8", "gray_scott", "life", "masked", "cube", "materials"])]
+    ("name", "boundary"),
+    [*by_day(["heat", "heat f8", "gray_scott", "life", "masked", "uneven", "lattice", "cube", "materials"])],
 )
 def test_vectors_change_nothing(name: str, boundary: str, libraries: Path) -> None:
     case, kernel, cval = made(name, boundary, 3, True)
@@ -383,6 +465,29 @@ def test_vectors_change_nothing(name: str, boundary: str, libraries: Path) -> No
     check(libraries, case, kernel, boundary, cval, (12, 45, 400)[-case.axes :], parts, aligned=True)
 
 
+@pytest.mark.parametrize(("name", "boundary"), [*by_day(["heat", "wave", "heat f8", "rings"])])
+def test_products_that_overflow_are_rounded(name: str, boundary: str, libraries: Path) -> None:
+    """Elements so large that four times them is infinite, infinities, NaN, zeros of both signs."""
+    case, kernel, cval = made(name, boundary, 3, True)
+    assert re.search(r"#define LARGEST 0x1.0+p", kernel.source)
+    shape = (41, 371)
+    rng = np.random.default_rng(5)
+    kind = np.finfo(case.dtypes[0])
+    for rare in (
+        [],
+        [kind.max / 3],
+        [np.inf, -np.inf, np.nan, -0.0, 0.0, kind.tiny, kind.max, -kind.max / 4],
+    ):
+        arrays = []
+        for _ in case.dtypes:
+            array = rng.normal(size=shape).astype(kind.dtype)
+            for value in rare:
+                array[tuple(rng.integers(0, shape))] = value
+            array[5:12, 100:200] = 0
+            arrays.append(array)
+        check(libraries, case, kernel, boundary, cval, shape, aligned=True, given=arrays)
+
+
 def test_vectors_need_aligned_rows() -> None:
     _, kernel, _ = made("heat", "wrap", vectors=True)
     block = np.zeros((6, 23), np.float32)
@@ -390,15 +495,35 @@ def test_vectors_need_aligned_rows() -> None:
         arguments(kernel, [block], [block], [Axis(6, 0, 6), Axis(23, 0, 23)])
 
 
+def test_vectors_need_rows_equally_far_apart() -> None:
+    memory = np.zeros(4096, np.uint8)
+    first = -memory.ctypes.data % 64
+    floats = memory[first : first + 2048].view(np.float32)
+    near, far = floats[:256].reshape(8, 32), floats[:512].reshape(8, 64)[:, :32]
+    mask = memory[first : first + 1024].reshape(8, 128)[:, :32]
+    assert takes_vectors([near, near, mask], Tuning())
+    assert takes_vectors([far, mask], Tuning())
+    assert not takes_vectors([near, far], Tuning())
+
+
+def test_components_are_not_read_by_vectors() -> None:
+    """Four float32 of a cell are as large as a vector."""
+    operand = Operand("u", np.dtype("f4"), (4,))
+    program = trace(lambda u: u[1:-1, 1:-1] + u[:-2, 1:-1], [operand], ((1, 1),) * 2, {}, frozenset(), ["v"])
+    kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,))
+    assert kernel.most_steps > 1
+    assert not kernel._takes_vectors([np.zeros((8, 32, 4), np.float32)])
+
+
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn, axes: int = 2) -> Program:
     """Return a program of one or two fed inputs and perhaps one that stays."""
     graph = Graph()
     kind = np.dtype(draw(st.sampled_from(["f4", "f8", "i4", "u1", "i2"])))
     fed = draw(st.integers(1, 2))
     inputs = [Operand(f"input{n}", kind) for n in range(fed + draw(st.integers(0, 1)))]
     reach = draw(st.integers(1, 2))
-    offsets = st.tuples(st.integers(-reach, reach), st.integers(-reach, reach))
+    offsets = st.tuples(*[st.integers(-reach, reach)] * axes)
 
     def leaf() -> Any:
         if draw(st.integers(0, 5)) == 0:
@@ -417,7 +542,19 @@ def programs(draw: st.DrawFn) -> Program:
                 node = graph.operation(op, kind, [node, leaf()])
         results.append((node,))
     outputs = tuple(Operand(f"output{n}", kind) for n in range(fed))
-    return Program(2, tuple(inputs), outputs, tuple(results), graph)
+    return Program(axes, tuple(inputs), outputs, tuple(results), graph)
+
+
+def case_of(program: Program) -> Case:
+    """Return a case that evaluates a program with NumPy."""
+    width = max(max(max(pair) for pair in program.footprint(n)) for n in range(len(program.inputs)))
+
+    def function(*blocks: Any) -> Any:
+        found = evaluate(program, blocks, ((width, width),) * program.axes)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    dtypes = tuple(one.dtype.str[1:] for one in program.inputs)
+    return Case(function, dtypes, width, tuple(range(len(program.outputs))), program.axes)
 
 
 @settings(max_examples=max(settings.default.max_examples // 6, 1))
@@ -425,23 +562,32 @@ def programs(draw: st.DrawFn) -> Program:
 def test_bits_of_any_program(
     program: Program, boundary: str, steps: int, data: st.DataObject, libraries: Path
 ) -> None:
-    feeds = tuple(range(len(program.outputs)))
-    width = max(max(max(pair) for pair in program.footprint(n)) for n in range(len(program.inputs)))
-
-    def function(*blocks: Any) -> Any:
-        found = evaluate(program, blocks, ((width, width),) * 2)
-        return tuple(found) if len(found) > 1 else found[0]
-
-    case = Case(function, tuple(one.dtype.str[1:] for one in program.inputs), width, feeds)
+    case = case_of(program)
     columns = data.draw(st.sampled_from([1, 2, 4]))
+    tuning = Tuning(columns, 1, 1, data.draw(st.integers(1, 3)), rows=7)
     try:
-        kernel = build(
-            program, feeds, boundary, 2, steps, Tuning(columns, 1, 1, data.draw(st.integers(1, 3)), rows=7)
-        )
+        kernel = build(program, case.feeds, boundary, 2, steps, tuning)
     except NotFusable:
         assert columns == 1
         return
     shape = data.draw(st.tuples(st.integers(2, 33), st.integers(2, 150)))
+    check(libraries, case, kernel, boundary, 2, shape)
+
+
+@settings(max_examples=max(settings.default.max_examples // 15, 1))
+@given(program=programs(3), boundary=st.sampled_from(BOUNDARIES), steps=st.integers(1, 3), data=st.data())
+def test_bits_of_any_program_over_three_axes(
+    program: Program, boundary: str, steps: int, data: st.DataObject, libraries: Path
+) -> None:
+    case = case_of(program)
+    rows, warps = data.draw(st.sampled_from([(1, 7), (2, 6), (3, 6), (5, 3)]))
+    tuning = Tuning(data.draw(st.sampled_from([1, 2])), rows, warps, rows=data.draw(st.integers(3, 30)))
+    try:
+        kernel = build(program, case.feeds, boundary, 2, steps, tuning)
+    except NotFusable:
+        assert rows * warps <= 4 * steps or tuning.columns == 1
+        return
+    shape = data.draw(st.tuples(st.integers(2, 25), st.integers(2, 30), st.integers(2, 70)))
     check(libraries, case, kernel, boundary, 2, shape)
 
 
@@ -463,22 +609,65 @@ def test_more_columns_or_wider_elements_allow_fewer_steps() -> None:
     assert most_steps(CASES["heat f8"].program(), (0,), Tuning(8)) < many
 
 
+@pytest.mark.parametrize(
+    ("name", "steps"), [("cube", 3), ("cube f8", 3), ("materials", 2), ("wave3d", 3), ("slanting", 1)]
+)
+def test_kernels_over_three_axes_take_as_many_steps_as_pay(name: str, steps: int) -> None:
+    case = CASES[name]
+    program = case.program()
+    assert step_kernel_3d.best_steps(program, case.feeds, most_steps(program, case.feeds)) == steps
+
+
+def test_inputs_read_at_many_neighbours_make_single_steps_as_fast() -> None:
+    def diffuse(field: Any, rate: Any) -> Any:
+        after = field[1:-1, 1:-1, 1:-1]
+        for axis in range(3):
+            rows = tuple(slice(None) if other == axis else slice(1, -1) for other in range(3))
+            low, high = ([slice(None)] * 3 for _ in range(2))
+            low[axis], high[axis] = slice(None, -1), slice(1, None)
+            heat, conducts = field[rows], rate[rows]
+            flow = (conducts[tuple(high)] + conducts[tuple(low)]) / 2 * (heat[tuple(high)] - heat[tuple(low)])
+            after = after + (flow[tuple(high)] - flow[tuple(low)])
+        return after
+
+    program = Case(diffuse, ("f4", "f4"), axes=3).program()
+    assert most_steps(program, (0,)) > 1
+    assert step_kernel_3d.best_steps(program, (0,), most_steps(program, (0,))) == 1
+
+
+@pytest.mark.parametrize("length", [3, 64, 128, 768])
+def test_blocks_over_three_axes_cover_all_planes(length: int) -> None:
+    case = CASES["cube"]
+    kernel = build(case.program(), case.feeds, "reflect", 0, 3)
+    block = np.zeros((length,) * 3, np.float32)
+    launch = arguments(kernel, [block], [block], [Axis(length, 0, length)] * 3)
+    height = launch.values[0]
+    assert launch.grid == (-(-length // kernel.valid), -(-length // kernel.valid_rows), -(-length // height))
+    assert 1 <= height <= length
+    if length == 768:
+        assert 64 <= height <= 192  # as measured
+
+
 def test_equal_programs_make_equal_text() -> None:
     case = CASES["gray_scott"]
     assert len({build(case.program(), (0, 1), "wrap", 0, 3).source for _ in range(2)}) == 1
 
 
-COMPILED = {  # steps and choices of kernels that keep nothing in local memory
-    "heat": (8, Tuning(4, blocks=3, vectors=True)),
-    "heat f8": (5, Tuning(4, blocks=2, vectors=True)),
-    "gray_scott": (4, Tuning(4, blocks=3, vectors=True)),
+COMPILED = {  # steps and choices of kernels that keep nothing in local memory, or next to nothing
+    "heat": (7, Tuning(4, ahead=3, blocks=3, vectors=True)),
+    "heat f8": (5, Tuning(4, ahead=3, blocks=2, vectors=True)),
+    "gray_scott": (4, Tuning(4, ahead=3, blocks=3, vectors=True)),
     "life": (6, Tuning(8, blocks=2, vectors=True)),
-    "wave": (5, Tuning(4, blocks=3)),
+    "wave": (5, Tuning(4, ahead=2, blocks=3)),
     "vectors": (3, Tuning(4, blocks=3)),
     "heat f2": (4, Tuning(4, blocks=3)),
-    "cube": (2, Tuning(4, 2, 16, vectors=True)),
-    "materials": (1, Tuning(4, 2, 16)),
+    "uneven": (2, Tuning(2, ahead=3, blocks=2, vectors=True)),
+    "lattice": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
+    "lattice f2": (2, Tuning(2, ahead=3, blocks=3, vectors=True)),
+    "cube": (3, Tuning(2, 8, 12, vectors=True)),
+    "materials": (2, Tuning(2, 4, 12)),
 }
+SPILLED = {"cube": 16}  # bytes that a kernel may keep in local memory beside what all registers hold
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -504,4 +693,6 @@ def test_compiles_for_a_gpu_without_spills(name: str) -> None:
     registers = re.search(r"Used (\d+) registers", log)
     assert registers, log
     print(f"{name}: {registers[1]} registers, {kernel.registers} estimated")
-    assert "0 bytes spill stores, 0 bytes spill loads" in log, log
+    spilled = re.search(r"(\d+) bytes spill stores", log)
+    assert spilled, log
+    assert int(spilled[1]) <= SPILLED.get(name, 0), log

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,13 @@ import meshrun
 from launch.cli.main import main
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
+from runner.device.api import Device
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
+from runner.fuse import host
+from runner.fuse.compiled import DeviceKernel
+from runner.fuse.steps.choice import Choice
+from runner.fuse.steps.layout import Tuning
 from runner.fuse.trace import NotTraceable
 from runner.pipeline import fusing
 from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
@@ -26,7 +33,7 @@ from runner.plan.task import plan_task
 from runner.report.summary import _fusion_notes
 from runner.run import map_run
 from runner.run.execute import Options, run
-from runner.system.compiler import find_compiler
+from runner.system.compiler import NotCompiled, find_compiler
 from runner.world.world import open_world, single_rank_world
 
 FIELD = (((40, 30), np.dtype(np.float32)),)
@@ -104,6 +111,28 @@ def test_an_array_without_cells_needs_no_kernel(no_compiler: list[Any]) -> None:
 
 def test_functions_that_libraries_round_differently_are_named(no_compiler: list[Any]) -> None:
     assert decide(lambda block: np.sin(block) + np.exp(block) * np.sqrt(block))[1].inexact == ("exp", "sin")
+
+
+def test_rank_0_chooses_the_steps_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, asked = 3, []
+
+    def measured(kernel: DeviceKernel, backend: Any, shape: Any, steps: int) -> Choice:
+        asked.append((backend.rank, shape, steps))
+        return Choice(5 + backend.rank, Tuning())
+
+    monkeypatch.setattr(DeviceKernel, "measured", measured)
+    monkeypatch.setattr(DeviceKernel, "prepare", lambda *_: None)
+    job = meshrun.map_blocks(halo=1)(lambda u: u[1:-1, 1:-1] + 0.25 * (u[:-2, 1:-1] - u[2:, 1:-1]))
+    task = plan_task(job, {}, (((41, 30), np.dtype(np.float32)),), ranks)
+
+    def rank(control: Control) -> list[int]:
+        world = open_world("cpu", control=control)
+        world.backend.device = Device("cuda", "a GPU")
+        vars(world.backend)["rank"] = control.rank
+        return [fused(world, task, "require", "strict", steps)[0].kernel.most_steps for steps in (1, 9)]
+
+    assert [found[1] for found in run_ranks(ranks, rank, timeout=60)] == [5, 5, 5]
+    assert asked == [(0, (14, 30), 9)]
 
 
 # What cannot be one kernel. Every refusal as an error, and as a line.
@@ -334,6 +363,91 @@ def test_a_rank_without_a_compiler_decides_for_all(monkeypatch: pytest.MonkeyPat
         assert fusion.why == "no C++ compiler on this host"
         assert isinstance(failure, UserError)
         assert "CXX=/path/to/g++" in str(failure)
+
+
+# Compilers that fail
+
+
+def roots(block: Any) -> Any:
+    shifted = block + 3
+    return np.sqrt(shifted) * shifted
+
+
+ROOT_LINE = roots.__code__.co_firstlineno + 2
+
+
+def refused_by(monkeypatch: pytest.MonkeyPatch, device: str, found: Any, mode: str) -> Any:
+    """What is decided for `roots`. found: the line of the kernel's text that the compiler names."""
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
+
+    def refuse(text: str, *others: Any) -> Any:
+        raise NotCompiled("the compiler is in a bad mood", found(text))
+
+    monkeypatch.setattr(host, "library", refuse)
+    monkeypatch.setitem(sys.modules, "runner.device.cuda", SimpleNamespace(kernel_of_text=refuse))
+    world = single_rank_world(CpuBackend())
+    world.backend.device = SimpleNamespace(kind=device)  # type: ignore[assignment]
+    job = meshrun.map_blocks(roots)
+    return fused(world, plan_task(job, {}, FIELD, 1), mode, "strict")
+
+
+def line_with(word: str) -> Any:
+    """The number of the first line of a text that has the word."""
+    return lambda text: next(n for n, line in enumerate(text.splitlines(), 1) if word in line)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (line_with("= numpy::sqrt<float>("), ROOT_LINE),
+        (line_with("namespace numpy"), 0),
+        (lambda text: 0, 0),
+        (lambda text: 10**9, 0),
+    ],
+    ids=["line", "header", "none", "beyond"],
+)
+def test_a_compiler_that_fails_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, device: str, found: Any, line: int
+) -> None:
+    if find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    task, fusion = refused_by(monkeypatch, device, found, "auto")
+    assert task.kernel is None
+    assert (fusion.compiler, fusion.line, fusion.refused) == (None, line, True)
+    place = f"line {line} " if line else ""
+    assert _fusion_notes(asdict(fusion)) == [f"  not one kernel: {place}the compiler is in a bad mood"]
+    with pytest.raises(UserError) as failure:
+        refused_by(monkeypatch, device, found, "require")
+    place = f"{__file__}, line {line}: " if line else f"{__file__}: "
+    assert f"does not compile: got {place}the compiler is in a bad mood" in str(failure.value)
+    assert "Try: --fuse off" in str(failure.value)
+
+
+def test_a_run_with_a_host_compiler_that_fails_calls_the_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        """#!/bin/sh
+        if [ "$1" = --version ]; then echo 1; exit 0; fi
+        echo "<stdin>:$(grep -n -m 1 'v[0-9]* = numpy::sqrt' | cut -d: -f1):7: error: no roots today" >&2
+        exit 1
+        """
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
+    array = np.random.default_rng(1).random((9, 7)).astype(np.float32)
+    job, target = meshrun.map_blocks(roots), tmp_path / "out.npy"
+    record = job.run(array, target, device="cpu")
+    np.testing.assert_array_equal(np.load(target), roots(array))
+    assert record["fused"]["line"] == ROOT_LINE
+    assert "no roots today" in record["fused"]["why"]
+    with pytest.raises(UserError, match=f"line {ROOT_LINE}: .*no roots today"):
+        job.run(array, tmp_path / "other.npy", device="cpu", fuse="require")
+    assert not (tmp_path / "other.npy").exists()
 
 
 # Runs by a compiled kernel

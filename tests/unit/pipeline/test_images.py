@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy_kernel import NumpyKernel
 from PIL import Image
 from queued_device import QueuedBackend
 from stream_cases import Case, cases, run_on
@@ -26,6 +27,7 @@ from jobs.filters.laplacian import laplacian
 from jobs.filters.statistics import statistics
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
+from runner.pipeline import fusing
 from runner.pipeline.image_engine import ImageEngine
 from runner.pipeline.streamed.dispatch import report
 from runner.plan.step_options import StepOptions
@@ -596,3 +598,89 @@ def test_a_result_of_another_shape_on_disk_is_noticed(
     monkeypatch.setattr(ImageEngine, "_write", short)
     with pytest.raises(RunError, match=r"09\.npy does not match on disk: got int32 of shape \(8, 5\)"):
         run_on(2, laplacian, numbered, numbered.with_name("out"), verify="sample")
+
+
+# Kernels in place of the function
+
+
+@meshrun.map_blocks(halo=((1, 1), (0, 1)), boundary="nearest")
+def slope(block: Any, *, gain: float = 2.0) -> Any:
+    if block.dtype == np.float64:
+        block = np.sort(block, axis=-1)  # which is not traced
+    return gain * (block[2:, :-1].astype(np.float32) - block[:-2, 1:])
+
+
+class Made(list[NumpyKernel]):
+    """The kernels that were made, which count the images that they are called for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.calls = 0
+        patch.setattr(fusing, "compile_for", self.compile_for)
+        patch.setattr(fusing, "WORTH_COMPILING", 0)
+
+    def compile_for(
+        self, device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, *others: Any
+    ) -> Any:
+        kernel = NumpyKernel(program, widths, feeds, boundary, *others[:1])
+
+        def counted_kernel(blocks: Any, outs: Any) -> None:
+            self.calls += 1
+            kernel(blocks, outs)
+
+        self.append(kernel)
+        counted_kernel.most_steps = 1  # type: ignore[attr-defined]
+        return counted_kernel, "NumPy"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("on_devices", [False, True])
+def test_images_of_one_kind_have_one_kernel(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, on_devices: bool
+) -> None:
+    """And those of which no kernel can be made are computed as they are."""
+    made = Made(monkeypatch)
+    devices = [QueuedBackend() for _ in range(ranks)] if on_devices else None
+    record = run_on(ranks, slope, rasters(photos), photos.with_name("slopes"), devices=devices, verify="full")
+    assert record["fused"]["compiler"] == "NumPy"
+    assert "one kernel by NumPy" in render(record)
+    plain = [path for path in photos.iterdir() if np.load(path).dtype == np.float64]
+    assert made.calls >= len(list(photos.iterdir())) - len(plain) > 0
+    assert len(plain) > 0
+    kinds = {(array.dtype, array.ndim) for array in map(np.load, photos.iterdir())}
+    assert len(made) <= ranks * len(kinds)
+    monkeypatch.setattr(fusing, "compile_for", None)
+    assert content(photos.with_name("slopes")) == alone(slope, photos, fuse="off")
+
+
+def rasters(photos: Path) -> Path:
+    """Leave the arrays only, and add a large one, of which there is a kernel."""
+    for path in photos.iterdir():
+        if path.suffix != ".npy":
+            path.unlink()
+    np.save(photos / "large.npy", np.random.default_rng(1).random((300, 90), np.float32))
+    return photos
+
+
+def test_an_image_without_a_kernel_is_named_if_one_is_required(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Made(monkeypatch)
+    target = photos.with_name("slopes")
+    with pytest.raises(RunError, match=r"\.npy: job slope cannot be one kernel: got .*numpy.sort"):
+        run_on(1, slope, rasters(photos), target, fuse="require")
+    for path in photos.iterdir():
+        if path.suffix == ".npy" and np.load(path).dtype == np.float64:
+            path.unlink()
+    run_on(1, slope, photos, target, fuse="require", resume=True)
+    assert len(content(target)) == len(list(photos.iterdir()))
+
+
+def test_folders_of_little_work_are_not_compiled(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(monkeypatch)
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 2 << 30)
+    record = run_on(1, slope, rasters(photos), photos.with_name("slopes"))
+    assert not made
+    assert record["fused"]["quiet"]
+    record = run_on(1, slope, photos, photos.with_name("others"), fuse="off")
+    assert record["fused"] is None

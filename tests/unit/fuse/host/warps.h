@@ -35,6 +35,7 @@ static std::vector<Thread> threads;
 static std::vector<Barrier> warps;
 static Barrier block;
 static std::vector<long> seen;  // how often the block's barrier was passed when a thread began to wait at it
+static std::vector<unsigned> arrived;  // how often it had been passed when a thread arrived
 static std::vector<char> memory;
 static char lanes[2][1024][16];  // in turn: a thread is at most one exchange ahead of another
 static std::vector<unsigned char> turns;
@@ -47,6 +48,20 @@ inline void wait(Barrier& at) {
     }
     if (&at == &block) seen[threadIdx.x] = before;
     while (at.passed == before)
+        if (!_setjmp(threads[threadIdx.x].here)) _longjmp(scheduler, 1);
+}
+// The block's barrier in two halves.
+inline void arrive() {
+    arrived[threadIdx.x] = block.passed;
+    if (++block.waiting == block.size) {
+        block.waiting = 0;
+        ++block.passed;
+    }
+}
+inline void await() {
+    const unsigned before = arrived[threadIdx.x];
+    seen[threadIdx.x] = before;
+    while (block.passed == before)
         if (!_setjmp(threads[threadIdx.x].here)) _longjmp(scheduler, 1);
 }
 template <typename T> T from_lane(T value, int lane) {
@@ -77,6 +92,7 @@ inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsig
         block = Barrier{count};
         turns.assign(count, 0);
         seen.assign(count, -1);
+        arrived.assign(count, 0);
         for (i = 0; i < count; ++i) {
             getcontext(&threads[i].start);
             threads[i].start.uc_stack.ss_sp = &stacks[stack * i];

@@ -147,7 +147,7 @@ def test_boxes_have_few_axes_and_wide_units() -> None:
 @pytest.mark.parametrize("first", [0, 4, 12])
 @pytest.mark.parametrize("length", [3, 4, 7, 64, 1001])
 def test_a_row_is_copied_in_wide_units_but_for_its_ends(first: int, length: int) -> None:
-    box = halo_boxes.Box(4096 + first, 8192 + first, ((1, 9, 9), (length, 4, 4), (4, 1, 1)))
+    box = halo_boxes.HaloBox(4096 + first, 8192 + first, ((1, 9, 9), (length, 4, 4), (4, 1, 1)))
     rows = halo_boxes.table([box])
     spans = sorted((row[0] + row[2] * row[3], row[0] + row[2] * row[4], row[2]) for row in rows)
     assert spans[0][0] == 4096 + first
@@ -158,7 +158,7 @@ def test_a_row_is_copied_in_wide_units_but_for_its_ends(first: int, length: int)
 
 
 def test_a_box_of_too_many_axes_is_refused() -> None:
-    box = halo_boxes.Box(0, 0, (*[(2, 1000 + n, 1) for n in range(6)], (4, 1, 1)))
+    box = halo_boxes.HaloBox(0, 0, (*[(2, 1000 + n, 1) for n in range(6)], (4, 1, 1)))
     with pytest.raises(ValueError, match="7 axes"):
         halo_boxes.table([box])
 
@@ -341,7 +341,7 @@ def test_graphs_take_an_even_number_of_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, every: int
 ) -> None:
     monkeypatch.setattr(stepper, "EAGER", 3)
-    monkeypatch.setattr(stepper, "GRAPH_STEPS", 4)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
     monkeypatch.setattr(GraphBackend, "captured", 0)
     on_host(monkeypatch, library)
@@ -359,13 +359,13 @@ def test_steps_that_no_graph_can_hold_are_launched(
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
 
     def capture(self: Any, work: Any) -> Any:
-        self_stepper = work.__self__
+        self_stepper = work.func.__self__
         self_stepper.swap()  # as if it failed after a step
         raise NotCapturable(reason)
 
     monkeypatch.setattr(GraphBackend, "capture", capture)
     monkeypatch.setattr(stepper, "EAGER", 3)
-    monkeypatch.setattr(stepper, "GRAPH_STEPS", 4)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     on_host(monkeypatch, library)
     same, record = run_heat(tmp_path, devices=True)
     assert same
@@ -450,7 +450,7 @@ def test_wrong_boxes_are_noticed(
         box = original(field, moved, source, target, peer)
         if peer >= 0 and fault == "the face of another neighbour":
             rows = field.layout(moved.sender).shape[1] * field.itemsize
-            return halo_boxes.Box(box.source + rows, box.target, box.axes, peer)
+            return halo_boxes.HaloBox(box.source + rows, box.target, box.axes, peer)
         return box
 
     monkeypatch.setattr(halo_boxes, "between_blocks", wrong)

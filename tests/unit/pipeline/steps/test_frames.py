@@ -16,6 +16,7 @@ from queued_device import QueuedBackend
 import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
+from runner.errors import RunError, UserError
 from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, indices, palette, value_range
@@ -373,3 +374,51 @@ def test_a_picture_that_a_killed_run_has_begun_is_removed(tmp_path: Path) -> Non
     stray.write_bytes(b"half")
     frame_files.PictureFolder(tmp_path / "film", palette("gray"))
     assert not stray.exists()
+
+
+FFMPEG = """#!/bin/sh
+# Stands for ffmpeg: keeps its arguments and its input, and writes both to the file that it is to write.
+for last; do :; done
+[ -e fails ] && echo "no room for $last" >&2 && exit 3
+{ echo "$@"; cat; } > "$last"
+"""
+
+
+def install_ffmpeg(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "bin" / "ffmpeg"
+    program.parent.mkdir()
+    program.write_text(FFMPEG)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.chdir(folder)
+
+
+def test_a_film_is_what_ffmpeg_makes_of_the_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_ffmpeg(tmp_path, monkeypatch)
+    record = filmed(tmp_path, "film.mp4")
+    assert record["steps"]["frames"] == 4
+    command, _, frames = (tmp_path / "film.mp4").read_bytes().partition(b"\n")
+    assert b"-s 6x8 -r 20" in command  # whole pairs of the 9 rows and 7 columns
+    field = np.arange(63.0).reshape(9, 7)
+    shown = [colored(np.roll(field, step, axis=0), 0, 62)[:8, :6] for step in (0, 2, 4, 6)]
+    assert frames == np.stack(shown).tobytes()
+
+
+def test_a_film_that_fails_leaves_the_reason_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_ffmpeg(tmp_path, monkeypatch)
+    (tmp_path / "fails").touch()
+    with pytest.raises(RunError, match=r"ffmpeg cannot write .*film\.mp4: got no room for"):
+        filmed(tmp_path, "film.mp4")
+    assert not list(tmp_path.glob("*film*"))
+    assert not (tmp_path / "c.npy").exists()
+
+
+def test_without_ffmpeg_a_film_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="needs the program ffmpeg"):
+        filmed(tmp_path, "film.mp4")
+    assert not (tmp_path / "c.npy").exists()

@@ -19,32 +19,42 @@ from numpy_kernel import NumpyKernel, mixed
 from step_runs import plain_loop, stepped
 
 import meshrun
+from runner.errors import UserError
 from runner.pipeline import fusing
 from runner.pipeline.block_layout import BlockLayout
-from runner.pipeline.steps import fused_steps, halo_path
+from runner.pipeline.steps import halo_path
 from runner.pipeline.steps import stepper as stepper_module
+from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import SaveInterval
 from runner.plan.steps import wide_widths
 from runner.plan.stream_options import StreamOptions
 from runner.region import Region
+from runner.system.compiler import NotCompiled
 
-GRIDS = [(1, None), (2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (4, "4"), (2, "1x2")]
+GRIDS = {  # by the number of axes
+    1: [(1, None), (2, None), (3, "3")],
+    2: [(1, None), (2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (4, "4"), (2, "1x2")],
+    3: [(1, None), (2, None), (3, "3"), (2, "1x2x1"), (4, "1x2x2"), (4, "2x1x2")],
+}
 
 
 class Kernels:
     """Has runs take their steps by NumPy kernels, for as long as `patch` lasts."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, most_steps: int = 3) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, most_steps: int = 3, *, aligned: bool = True) -> None:
         self.made: list[NumpyKernel] = []
         self.most_steps = most_steps
         self.history: list[Any] = []
 
         def compile_for(
-            device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float
-        ) -> Any:
-            kernel = NumpyKernel(program, widths, feeds, boundary, cval, self.most_steps, self.history)
+            device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
+            shape: Any,
+        ) -> Any:  # fmt: skip
+            kernel = NumpyKernel(
+                program, widths, feeds, boundary, cval, self.most_steps, self.history, aligned=aligned
+            )
             self.made.append(kernel)
             return kernel, "NumPy"
 
@@ -69,12 +79,12 @@ class Kernels:
 def test_any_steps_of_one_kernel_on_any_ranks_are_a_plain_loop(
     data: st.DataObject, tmp_path_factory: Any
 ) -> None:
-    ndim = data.draw(st.sampled_from([2, 2, 1]))
-    ranks, grid = data.draw(st.sampled_from(GRIDS if ndim == 2 else [(1, None), (2, None), (3, "3")]))
+    ndim = data.draw(st.sampled_from([2, 3, 2, 1]))
+    ranks, grid = data.draw(st.sampled_from(GRIDS[ndim]))
     boundary = data.draw(st.sampled_from(BOUNDARIES))
     width = st.tuples(st.integers(0, 2), st.integers(0, 2))
     widths = tuple(data.draw(width) for _ in range(ndim))
-    shape = tuple(data.draw(st.integers(3, 20)) for _ in range(ndim))
+    shape = tuple(data.draw(st.integers(3, 20 if ndim < 3 else 12)) for _ in range(ndim))
     steps, every = data.draw(st.integers(1, 9)), data.draw(st.sampled_from([None, 1, 2, 3, 4]))
     fields, reverse = data.draw(st.integers(1, 2)), data.draw(st.booleans())
     names = ("block", "other")[:fields]
@@ -119,7 +129,7 @@ def run_all(
     random = np.random.default_rng(5)
     arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(fields)]
     expected = kernels.know(function, arrays, steps, widths, boundary, range(fields), 9)
-    found, record = stepped(folder, job, arrays, steps, fuse="require", **options)
+    found, record = stepped(folder, job, arrays, steps, **({"fuse": "require"} | options))
     return all(map(np.array_equal, found, expected)), record
 
 
@@ -146,6 +156,37 @@ def test_one_rank_exchanges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert same
     assert [count for _, count in kernels.made[0].passes] == [4, 3, 3]
     assert record["steps"]["exchanges"] == 0
+    assert record["steps"]["steps_per_exchange"] == 4
+
+
+def test_one_rank_takes_as_many_steps_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Kernels(monkeypatch, 4)
+    same, record = run_all(tmp_path, kernels, steps=6, steps_per_exchange=2)
+    assert same
+    assert [count for _, count in kernels.made[0].passes] == [2, 2, 2]
+    assert record["steps"]["steps_per_exchange"] == 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "reason"),
+    [
+        (2, 4, "one kernel takes 3 steps"),
+        (1, 9, "one kernel takes 3 steps"),
+        (9, 9, "the halo of 3 steps is wider than the smallest block"),
+        (2, 3, None),
+        (1, None, None),
+        (9, None, None),
+    ],
+)
+def test_what_is_lowered_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, asked: int | None, reason: str | None
+) -> None:
+    kernels = Kernels(monkeypatch, 3)
+    same, record = run_all(tmp_path, kernels, ranks=ranks, steps=5, steps_per_exchange=asked)
+    assert same
+    found = [one for one in record["warnings"] if "steps-per-exchange" in one]
+    taken = record["steps"]["steps_per_exchange"]
+    assert found == ([f"--steps-per-exchange {asked} is lowered to {taken}: {reason}"] if reason else [])
 
 
 @pytest.mark.parametrize("devices", [False, True])
@@ -216,16 +257,93 @@ def test_a_checkpoint_is_resumed_on_other_ranks(
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_fields_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str) -> None:
-    """Each step is a call; the chunk's halo is as wide as its steps need."""
-    kernels = Kernels(monkeypatch)
+@pytest.mark.parametrize("devices", [False, True])
+def test_fields_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, devices: bool
+) -> None:
+    """A kernel takes several steps of a chunk, whose halo is as wide as all its steps need."""
+    kernels = Kernels(monkeypatch, aligned=False)
     same, record = run_all(
-        tmp_path, kernels, shape=(40, 5), ranks=2, boundary=boundary, stream=StreamOptions(chunk_bytes=640),
-        steps_per_exchange=3, verify="full",
+        tmp_path, kernels, shape=(60, 5), ranks=2, boundary=boundary, stream=StreamOptions(chunk_bytes=800),
+        steps=11, steps_per_exchange=4, verify="full", devices=devices,
     )  # fmt: skip
     assert same
     assert record["steps"]["passes"] == 3
     assert record["stream"]["chunks"] > 2
+    assert record["steps"]["steps_per_exchange"] == 4
+    assert record["steps"]["steps_per_kernel"] == 3
+    assert {count for kernel in kernels.made for _, count in kernel.passes} == {2, 3}  # 4 as 2 + 2, 3
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_steps_of_any_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
+    """What the runner says lies beside a chunk's rows is compared with the fields of that step."""
+    boundary, ndim = data.draw(st.sampled_from(BOUNDARIES)), data.draw(st.sampled_from([2, 2, 1]))
+    width = st.tuples(st.integers(0, 2), st.integers(0, 2))
+    widths = tuple(data.draw(width) for _ in range(ndim))
+    shape = tuple(data.draw(st.integers(3, 40 if axis == 0 else 7)) for axis in range(ndim))
+    fields, steps = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 9))
+    until = data.draw(st.sampled_from([{}, {"until": 0.0, "every": 3}]))
+    with pytest.MonkeyPatch.context() as patch:
+        kernels = Kernels(patch, data.draw(st.integers(2, 4)), aligned=False)
+        same, record = run_all(
+            tmp_path_factory.mktemp("chunks"), kernels, shape=shape, widths=widths, boundary=boundary,
+            steps=steps, fields=fields, ranks=data.draw(st.integers(1, 2)),
+            steps_per_exchange=data.draw(st.sampled_from([None, 2, 5])),
+            stream=StreamOptions(chunk_bytes=data.draw(st.integers(200, 3000))), **until,
+        )  # fmt: skip
+    assert same
+    assert record["steps"]["steps"] == steps
+
+
+# Kernels of several steps that do not compile
+
+
+def refuse_steps(monkeypatch: pytest.MonkeyPatch, kernels: Kernels, refused: int, rank: int = 0) -> None:
+    """Have the kernel of so many steps not compile on one rank."""
+    prepare_steps = NumpyKernel.prepare_steps
+
+    def prepare(kernel: NumpyKernel, steps: int, arrays: Any) -> None:
+        if steps == refused and kernel is kernels.made[rank]:
+            raise NotCompiled("too many registers")
+        prepare_steps(kernel, steps, arrays)
+
+    monkeypatch.setattr(NumpyKernel, "prepare_steps", prepare)
+
+
+@pytest.mark.parametrize("refused", [3, 2])
+@pytest.mark.parametrize("boundary", ["reflect", "constant", "wrap"])
+@pytest.mark.parametrize(("ranks", "options"), [
+    (1, {}), (2, {}), (2, {"overlap": True, "devices": True}), (4, {"grid": "2x2"}),
+    (2, {"stream": StreamOptions(chunk_bytes=800), "shape": (60, 5), "steps_per_exchange": 5}),
+])  # fmt: skip
+def test_single_steps_are_taken_if_a_kernel_of_several_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, ranks: int, options: Any, refused: int
+) -> None:
+    """Also after others have been taken by kernels: the second one is compiled after a frame."""
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
+    kernels = Kernels(monkeypatch, 3, aligned=False)
+    refuse_steps(monkeypatch, kernels, refused, ranks - 1)
+    frames = {"frames": str(tmp_path / "frames"), "every": 3}
+    same, record = run_all(
+        tmp_path, kernels, ranks=ranks, boundary=boundary, steps=8, fuse="auto", **frames, **options
+    )
+    assert same
+    if "stream" not in options:  # of chunks, each rank takes its steps as it can
+        assert any(kernel.passes for kernel in kernels.made) == (refused == 2)
+    (warning,) = [one for one in record["warnings"] if "one by one" in one]
+    assert "too many registers" in warning
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": StreamOptions(chunk_bytes=800), "shape": (60, 5)}])
+def test_or_the_run_fails_if_a_kernel_is_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any
+) -> None:
+    kernels = Kernels(monkeypatch, 3, aligned=False)
+    refuse_steps(monkeypatch, kernels, 3)
+    with pytest.raises(UserError, match=r"does not compile: got .*: too many registers. Try: --fuse off"):
+        run_all(tmp_path, kernels, steps=3, **options)
 
 
 @pytest.fixture(scope="module")
@@ -251,12 +369,12 @@ def test_direct_halos_of_aligned_blocks(
 
 
 def test_a_cell_too_many_beside_a_block_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    axes_of = fused_steps.axes_of
+    axes = StepBlocks.axes
 
     def wider(*arguments: Any) -> Any:
-        return [replace(one, after=one.after + 1) for one in axes_of(*arguments)]
+        return [replace(one, after=one.after + 1) for one in axes(*arguments)]
 
-    monkeypatch.setattr(fused_steps, "axes_of", wider)
+    monkeypatch.setattr(StepBlocks, "axes", wider)
     with pytest.raises(AssertionError):
         run_all(tmp_path, Kernels(monkeypatch), steps=3)
 

@@ -23,6 +23,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
+from runner.run.verify import team as verify_team
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import open_world
 
@@ -32,8 +33,8 @@ GRIDS = [(1, None), (2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (4, "4"), (2, "
 @pytest.fixture
 def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the size of the tiles that a verification takes be as before at the end."""
-    for name in ("TILE_BYTES", "REPEATED"):
-        monkeypatch.setattr(verify_steps, name, getattr(verify_steps, name))
+    for module, name in ((verify_team, "TILE_BYTES"), (verify_steps, "REPEATED")):
+        monkeypatch.setattr(module, name, getattr(module, name))
 
 
 @pytest.mark.usefixtures("tiles")
@@ -56,7 +57,7 @@ def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_f
     arrays = [random.integers(0, 2**32, shape, np.uint32) for _ in range(2)]
     places = [None if name is None else ("block", "other").index(name) for name in feeds]
     expected = plain_loop(function, arrays, steps, widths, boundary, places, 9)
-    verify_steps.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 1 << 20]))  # `tiles` puts it back
+    verify_team.TILE_BYTES = data.draw(st.sampled_from([4, 64, 300, 1 << 20]))  # `tiles` puts it back
     verify_steps.REPEATED = data.draw(st.sampled_from([1.1, 50.0]))
     found, record = stepped(
         folder, job, arrays, steps, ranks=ranks, grid=grid, steps_per_exchange=every, overlap=overlap,
@@ -157,7 +158,7 @@ def test_a_verification_in_tiles_finds_a_single_wrong_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str
 ) -> None:
     """Also one that a step changes on its way only: six steps of tiles that a pass of several steps takes."""
-    monkeypatch.setattr(verify_steps, "TILE_BYTES", 256)
+    monkeypatch.setattr(verify_team, "TILE_BYTES", 256)
     monkeypatch.setattr(verify_steps, "REPEATED", 50.0)
     job = meshrun.map_blocks(halo=1, boundary=boundary)(lambda block: block[:-2, 1:-1] + block[1:-1, 2:])
     start = np.arange(24 * 20, dtype=np.uint32).reshape(24, 20)
@@ -177,7 +178,7 @@ def test_a_verification_in_tiles_finds_a_single_wrong_cell(
 
 def test_all_wrong_cells_of_a_box_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are compared in slabs of a row; one cell that is nearly right decides by the largest of all."""
-    monkeypatch.setattr(verify_steps, "COMPARED_BYTES", 1)
+    monkeypatch.setattr(verify_team, "TILE_BYTES", 1)
     job = meshrun.map_blocks(lambda block: block + np.float32(1))
     start = np.zeros((24, 20), np.float32)
     start[23, 19] = 1e6
@@ -553,7 +554,7 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
             "frames x.npy does not apply to steps in chunks",
         ),
         ({"steps": 2, "static": True, "grid": "1"}, "grid does not apply to steps in chunks"),
-        ({"steps": 2, "frames": "x.mp4", "every": 1}, "unknown format of frames: x.mp4"),
+        ({"steps": 2, "frames": "x.avi", "every": 1}, "unknown format of frames: x.avi"),
         ({"steps": 2, "frames": "x.gif", "every": 1, "frame_field": "z"}, "frame_field names no input"),
     ],
 )

@@ -1,0 +1,166 @@
+"""How many steps a kernel takes, with which tuning: predicted, or measured once and kept for later runs.
+
+Choices change how long a run takes and no bit of its results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from runner.device.api import Backend
+from runner.fuse.graph import Program
+from runner.fuse.steps import kernel_3d as step_kernel_3d
+from runner.fuse.steps.exact_products import largest_field, with_exact_products
+from runner.fuse.steps.kernel import most_steps, valid_columns
+from runner.fuse.steps.layout import LANES, Axis, Tuning
+from runner.region import Array, Shape
+from runner.system import cached_files
+from runner.system.compiler import NotCompiled
+
+COLUMNS, BLOCKS = (2, 4), (4, 3, 2)  # of the choices
+MEASURED = 4  # choices, the best ones as predicted
+ROUNDS = 3
+WORTH_MEASURING = 100.0  # seconds that a run takes as predicted; measuring takes 20, most of it the compiler
+SAMPLE_BYTES = 2 << 30  # of the fields, at most; a quarter of the free memory if that is less
+ALIGNED = 128  # bytes from row to row of a sample are a multiple
+# Of an H200: bytes a second; instructions a second, and the part of these that is reached, by the columns of
+# a lane times the blocks of 4 warps on a processor.
+MEMORY, INSTRUCTIONS = 4e12, 33e12
+REACHED = {16: 0.85, 12: 0.78, 8: 0.7, 6: 0.6, 4: 0.5}
+OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
+
+Steps = Callable[[Sequence[Array], Sequence[Array], Sequence[Axis]], None]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """steps: of a kernel. tuning: of kernels that read vectors."""
+
+    steps: int
+    tuning: Tuning
+
+
+def choices(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
+    """Return how kernels may take several steps, the fastest as predicted first; none if no kernel can.
+
+    Over three axes, one at most: where it is predicted to be faster than single steps.
+    """
+    found: list[Choice] = []
+    if program.axes > 2:
+        tuning = step_kernel_3d.suggested(program, vectors=True)
+        most = most_steps(program, feeds, tuning)
+        best = step_kernel_3d.best_steps(program, feeds, most) if most > 1 else 1
+        return [Choice(best, tuning)] if best > 1 else []
+    for columns, blocks in product(COLUMNS, BLOCKS):
+        tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
+        steps = most_steps(program, feeds, tuning)
+        found += [Choice(one, tuning) for one in range(max(steps - 1, 2), steps + 1)]
+    return sorted(found, key=lambda one: seconds_per_cell(program, feeds, one))
+
+
+def seconds_per_cell(program: Program, feeds: Sequence[int | None], choice: Choice) -> float:
+    """Predict the time of one step of a cell on an H200; memory and arithmetic hide each other in part."""
+    tuning, fed = choice.tuning, [place for place in feeds if place is not None]
+    exact = largest_field(program, fed, choice.steps, 0.0) > 0
+    valid = valid_columns(program, feeds, choice.steps, tuning) / (LANES * tuning.columns)
+    read = sum(one.dtype.itemsize * one.components for one in program.inputs)
+    written = sum(one.dtype.itemsize * one.components for one in program.outputs)
+    memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / MEMORY
+    of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
+    nodes = (with_exact_products(program) if exact else program).nodes
+    made = (one for one in nodes if one.op not in ("load", "constant"))
+    operations = sum(2 if one.dtype.itemsize == 8 else 1 for one in made)
+    rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid
+    return math.hypot(memory, (operations + OTHERS + of_others) / rate)
+
+
+def chosen(
+    program: Program,
+    feeds: Sequence[int | None],
+    shape: Shape,
+    steps: int,
+    text: str,
+    backend: Backend,
+    taker: Callable[[Choice], Steps],
+    folder: Path | None,
+) -> Choice | None:
+    """Return the choice for a run of `steps` steps; None if no kernel takes several.
+
+    The fastest of a few if an earlier run or this one measured them, for blocks of about this size; else the
+    predicted one. shape: of this rank's own cells. text: what the choice depends on beside the device and the
+    shape. taker: returns what takes a choice's steps. folder: of kept choices.
+    """
+    possible = choices(program, feeds)
+    if len(possible) < 2:
+        return next(iter(possible), None)
+    sizes = [math.ceil(math.log2(length)) for length in shape[: program.axes]]
+    key = hashlib.sha256("\0".join([backend.device.name, str(sizes), text]).encode()).hexdigest()[:40]
+    path = folder / f"{key}.steps" if folder is not None and cached_files.is_usable(folder) else None
+    kept = None if path is None else cached_files.read(path)
+    for one in possible:
+        if kept == _bytes(one):
+            return one
+    seconds = seconds_per_cell(program, feeds, possible[0]) * math.prod(shape[: program.axes]) * steps
+    if seconds < WORTH_MEASURING:
+        return possible[0]
+    best = fastest(program, feeds, shape, possible[:MEASURED], backend, taker)
+    if path is not None:
+        with suppress(OSError):  # such as a full disk: the next run measures again
+            cached_files.write(path, _bytes(best))
+    return best
+
+
+def fastest(
+    program: Program,
+    feeds: Sequence[int | None],
+    shape: Shape,
+    possible: Sequence[Choice],
+    backend: Backend,
+    taker: Callable[[Choice], Steps],
+) -> Choice:
+    """Measure choices on part of a rank's cells, and return the one whose steps take the least time."""
+    size = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
+    cells = min(SAMPLE_BYTES, backend.free_memory() // 4) // size
+    rows = max(min(shape[0], cells // math.prod(shape[1 : program.axes])), 1)
+    part = (rows, *shape[1 : program.axes])
+    inputs, outs = (
+        [_ones(backend, part + one.trailing, one.dtype, aligned=not one.trailing) for one in operands]
+        for operands in (program.inputs, program.outputs)
+    )
+    axes = [Axis(length, 0, length) for length in part]
+    times = []
+    for one in possible:
+        take = taker(one)
+        try:
+            take(inputs, outs, axes)
+        except NotCompiled:  # a run with this choice alone would say so
+            times.append(math.inf)
+            continue
+        spans = []
+        for _ in range(ROUNDS):
+            begin = backend.mark()
+            take(inputs, outs, axes)
+            spans.append((begin, backend.mark()))
+        backend.synchronize()
+        times.append(min(backend.elapsed(*span) for span in spans) / one.steps)
+    return possible[times.index(min(times))]
+
+
+def _ones(backend: Backend, shape: Shape, dtype: Any, *, aligned: bool) -> Array:
+    """Return ones, in rows that begin where a vector may if the last axis is one of the grid."""
+    unit = max(ALIGNED // dtype.itemsize, 1) if aligned else 1
+    whole = backend.empty((*shape[:-1], math.ceil(shape[-1] / unit) * unit), dtype)
+    whole[...] = 1
+    return whole[..., : shape[-1]]
+
+
+def _bytes(choice: Choice) -> bytes:
+    return json.dumps(asdict(choice), sort_keys=True).encode()

@@ -1,0 +1,237 @@
+"""Generate a CUDA kernel that takes several time steps of a program and keeps the states between on chip.
+
+The program's outputs feed its inputs. The cells of a fed input are read once and written once for all steps;
+cells beyond the array follow the boundary mode in each step. kernels/steps_2d.cuh and steps_3d.cuh explain
+the method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from runner.fuse.graph import Program
+from runner.fuse.steps import kernel_3d as step_kernel_3d
+from runner.fuse.steps.exact_products import largest_field
+from runner.fuse.steps.layout import (
+    ALL_REGISTERS,
+    LANES,
+    REGISTERS,
+    SHARED_BYTES,
+    Axis,
+    Layout,
+    NotFusable,
+    StepKernel,
+    StepLaunch,
+    Tuning,
+    address,
+    layout_of,
+    margin_of,
+    numbers,
+    pitches,
+    strip_height,
+    vector_items,
+)
+from runner.fuse.steps.text import source
+from runner.region import Array
+
+GROWTH = 1.35  # all registers over those counted, as measured
+SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
+MOST_STEPS = 8  # instructions limit kernels of more steps
+EDGE_ROW = 5  # time of a row in the loop for edges, in rows inside the array
+WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
+
+
+def suggested(program: Program, *, vectors: bool = False) -> Tuning:
+    """Return a tuning that suits the program's number of axes."""
+    if program.axes == 3:
+        return step_kernel_3d.suggested(program, vectors)
+    return Tuning(columns=4, warps=4, ahead=3, blocks=3, vectors=vectors)
+
+
+def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | None = None) -> int:
+    """Return the largest number of steps of one kernel; 0 if no kernel is possible.
+
+    Registers and shared memory limit it, and the margins, which may take half of a tile.
+    """
+    try:
+        layout = layout_of(program, feeds)
+    except NotFusable:
+        return 0
+    chosen = tuning or suggested(program)
+    fits = step_kernel_3d.fits if program.axes == 3 else _fits
+    steps = 0
+    while steps < MOST_STEPS and fits(layout, steps + 1, chosen):
+        steps += 1
+    return steps
+
+
+def valid_columns(program: Program, feeds: Sequence[int | None], steps: int, tuning: Tuning) -> int:
+    """Return the columns between the margins of a tile."""
+    return LANES * tuning.columns - 2 * margin_of(layout_of(program, feeds), steps, tuning)
+
+
+def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
+    tile = LANES * tuning.columns
+    most = min(REGISTERS, SPILLED * ALL_REGISTERS // (LANES * tuning.warps * tuning.blocks))
+    return (
+        4 * margin_of(layout, steps, tuning) <= tile
+        and _registers(layout, steps, tuning) <= most
+        and _shared(layout, tuning, 1)[1] <= SHARED_BYTES
+    )
+
+
+def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
+    """Estimate the registers of a thread.
+
+    A plane's rows of each level are kept from when they are computed until they are last read: none of a
+    plane that is read in the newest row alone.
+    """
+    lag = layout.radius[0] if layout.program.axes > 1 else 0
+    kept = new = 0
+    for plane in layout.state:
+        rows = [one.offset[0] for one in layout.program.loads if (one.input, one.component) == plane]
+        oldest = min(rows, default=lag) if lag else 0
+        kept += max(lag - oldest, 0) * layout.words(plane[0])
+        new += layout.words(plane[0])
+    widest = max((node.dtype.itemsize + 3) // 4 for node in layout.program.nodes)
+    return int(GROWTH * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest))
+
+
+def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
+    """Return whether the rows of all arrays begin at addresses of whole vectors, equally far apart if their
+    elements are equally large."""
+    arrays = list(arrays)
+    items = vector_items(max(one.dtype.itemsize for one in arrays), tuning.columns)
+    strides = {one.dtype.itemsize: one.strides for one in arrays}
+    return all(
+        address(one) % (items * one.dtype.itemsize) == 0
+        and all(step % (items * one.dtype.itemsize) == 0 for step in one.strides[:-1])
+        and one.strides[-1] == one.dtype.itemsize
+        and one.strides == strides[one.dtype.itemsize]
+        for one in arrays
+    )
+
+
+def build(
+    program: Program,
+    feeds: Sequence[int | None],
+    boundary: str,
+    cval: float = 0,
+    steps: int = 1,
+    tuning: Tuning | None = None,
+) -> StepKernel:
+    """Return the kernel of `steps` steps. Raises NotFusable.
+
+    feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job.
+    """
+    layout, chosen = layout_of(program, feeds), tuning or suggested(program)
+    radius = layout.radius if program.axes > 1 else (0, *layout.radius)
+    margin = margin_of(layout, steps, chosen)
+    tile = LANES * chosen.columns
+    if 2 * margin >= tile:
+        raise NotFusable(f"{steps} steps need {margin} columns on each side of a tile of {tile}")
+    vector = vector_items(layout.widest, chosen.columns) if chosen.vectors else 1
+    if vector > 1 and any(layout.operand(one).components > 1 for one in (*layout.state, *layout.fixed)):
+        raise NotFusable("has components, which vectors do not hold apart")
+    name = f"take_{steps}_steps"
+    constants = {
+        "K": steps,
+        "C": chosen.columns,
+        "RY": radius[-2],
+        "RX": radius[-1],
+        "MARGIN": margin,
+        "WARPS": chosen.warps,
+        "AHEAD": chosen.ahead,
+        "VECTOR": vector,
+        "BLOCKS": chosen.blocks,
+        **{f"STRIDE{n}": layout.operand(plane).components for n, plane in enumerate(layout.state)},
+    }
+    if program.axes == 3:
+        valid_rows = step_kernel_3d.valid_rows(layout, steps, chosen)
+        more, shared = step_kernel_3d.constants(layout, steps, chosen)
+        registers = step_kernel_3d.registers(layout, steps, chosen)
+    else:
+        valid_rows = 1
+        more, shared = _shared(layout, chosen, vector)
+        registers = _registers(layout, steps, chosen)
+    if shared > SHARED_BYTES:
+        raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
+    constants |= more
+    outside = cval if boundary == "constant" else 0.0
+    largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
+    return StepKernel(
+        program, layout.feeds, steps, chosen, source(layout, boundary, cval, name, constants, largest), name,
+        LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
+        shared, registers, boundary == "wrap",
+    )  # fmt: skip
+
+
+def _shared(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
+    """Return where kernels/steps_2d.cuh keeps what in a warp's shared memory, and the bytes of a block."""
+    sizes = {layout.operand(plane).dtype.itemsize for plane in layout.state}
+    constants, total = {"BEYOND": layout.beyond, "ONE_PITCH": int(vector > 1 and len(sizes) == 1)}, 0
+    tile = LANES * tuning.columns
+    for number, plane in enumerate(layout.state):
+        constants[f"STAGE{number}"] = total
+        total += tuning.ahead * tile * layout.operand(plane).dtype.itemsize
+    constants["SCRATCH"] = total
+    constants["WARP_BYTES"] = total = total + (tile * layout.widest if vector == 1 else 0)
+    return constants, tuning.warps * total
+
+
+def arguments(
+    kernel: StepKernel,
+    inputs: Sequence[Array],
+    outs: Sequence[Array],
+    axes: Sequence[Axis],
+    registers: int | None = None,
+) -> StepLaunch:
+    """Return how to launch the kernel on arrays with at least one own cell.
+
+    inputs, outs: own cells of each input and output, as views of blocks with as many valid cells beside them
+    as `axes` says; with all trailing axes, in C order. registers: of a thread of the compiled kernel; None:
+    estimated.
+    """
+    layout = layout_of(kernel.program, kernel.feeds)
+    tuning = kernel.tuning
+    if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
+        raise ValueError("blocks whose rows do not begin where a vector may")
+    taken = registers or kernel.registers
+    *_, y, x = axes if len(axes) > 1 else (Axis(1, 0, 1), *axes)
+    if len(axes) == 3:
+        grid, height = step_kernel_3d.grid_of(kernel, [*inputs, *outs], axes, taken)
+        values = [height, *numbers(axes[0])]
+    else:
+        tiles = math.ceil(x.own / kernel.valid)
+        inside = [_inside(kernel, x, tile) for tile in range(tiles)]
+        low = inside.index(True) if True in inside else tiles
+        high = inside[::-1].index(True) if True in inside else 0
+        height = tuning.rows or strip_height(kernel, tiles + EDGE_ROW * (low + high), y.own, taken, WAVES)
+        extra = 2 * kernel.steps * kernel.radius[0]
+        shorter = max((height + extra) // EDGE_ROW - extra, extra, 1) if low + high < tiles else height
+        warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
+        grid = (math.ceil(warps / tuning.warps), 1, 1)
+        values = [height, low, high, tiles, shorter]
+    values += [number for axis in (x, y) for number in numbers(axis)]
+    for place, component in layout.state:
+        out = outs[layout.feeds.index(place)]
+        for array in (inputs[place], out):
+            values += [address(array, component), *pitches(array, len(axes))]
+    for place, component in layout.fixed:
+        values += [address(inputs[place], component), *pitches(inputs[place], len(axes))]
+    return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
+
+
+def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
+    """Return whether all columns of a tile are in the array and in memory, and its results are own cells."""
+    first = tile * kernel.valid - kernel.margin
+    last = first + kernel.valid + 2 * kernel.margin
+    inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
+    return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
+
+
+def with_rows(kernel: StepKernel, rows: int) -> StepKernel:
+    """Return the same kernel with `rows` rows for a warp."""
+    return replace(kernel, tuning=replace(kernel.tuning, rows=rows))

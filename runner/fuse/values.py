@@ -1,0 +1,276 @@
+"""Write the values of strips as C++: single elements, and words of small ones (kernels/packed.cuh)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from runner.fuse.graph import Node, Offset, Program
+from runner.fuse.operations import ctype, expression
+from runner.fuse.strips import (
+    BYTE,
+    LOGIC,
+    WORD,
+    Strip,
+    Strips,
+    above,
+    byte,
+    operand_bound,
+)
+
+Row = tuple[int, Offset]
+"""An input and a row of it, relative to the thread's first."""
+
+
+class Value(NamedTuple):
+    """What a variable of a thread holds: elements of a strip from `place` on.
+
+    form: "scalar", one element. "word", as many as it has lanes. "pair", those of a word of bytes, apart.
+    "memory", a word as it is stored.
+    """
+
+    form: str
+    strip: Strip
+    place: int
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How a value is computed. write: return its C++ for the names of what it needs. kind: the type of a
+    variable for it, or "" without one."""
+
+    needs: Sequence[Value]
+    write: Callable[[Sequence[str]], str]
+    kind: str = ""
+
+
+class Values:
+    """Write values and what they need, each once.
+
+    lines: what was written. rows: of the inputs that are read, the number of each. windows: of rows of small
+    elements, their first and last elements. loaded: of the other rows, the elements that were needed so far.
+    """
+
+    def __init__(self, program: Program, strips: Strips) -> None:
+        self._inputs = program.inputs
+        self._names: dict[Value, str] = {}
+        self.lines = list[str]()
+        self.windows: dict[Row, tuple[int, int]] = {}
+        for strip in strips.all:
+            if strip.node.op == "load":
+                row, count = (strip.node.input, strip.at), program.inputs[strip.node.input].components
+                first, last = (place * count + strip.node.component for place in (strip.low, strip.high - 1))
+                known = self.windows.get(row, (first, last))
+                self.windows[row] = min(first, known[0]), max(last, known[1])
+        self.rows = {
+            row: number for number, row in enumerate(sorted(self.windows, key=lambda row: row[::-1]))
+        }
+        self.loaded: dict[Row, set[int]] = {row: set() for row in self.rows}
+
+    def name(self, wanted: Value) -> str:
+        """Write what a value needs and is not written yet, then the value; return its name."""
+        stack = [wanted]
+        while stack:
+            value = stack[-1]
+            if value in self._names:
+                stack.pop()
+                continue
+            recipe = self._recipe(value)
+            missing = [one for one in recipe.needs if one not in self._names]
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            text = recipe.write([self._names[one] for one in recipe.needs])
+            if recipe.kind:
+                name = f"v{len(self._names)}"
+                self.lines.append(f"const {recipe.kind} {name} = {text};")
+                text = name
+            self._names[value] = text
+        return self._names[wanted]
+
+    def _recipe(self, value: Value) -> _Recipe:
+        _, strip, place = value
+        if value.form == "memory":
+            return self._stored(strip, place)
+        if strip.node.op == "constant":
+            return self._constant(value)
+        if value.form == "scalar":
+            return self._scalar(strip, place)
+        aligned = strip.aligned(place)
+        if aligned != place:
+            after = strip.aligned(place + strip.lanes)
+            of = "" if value.form == "pair" else f"{WORD // strip.lanes}, "
+            function = f"packed::from<{of}{place - aligned}>"
+            return _call(function, [Value(value.form, strip, one) for one in (aligned, after)], _kind(value))
+        return self._pair(strip, place) if value.form == "pair" else self._word(strip, place)
+
+    def _stored(self, strip: Strip, place: int) -> _Recipe:
+        """A word as it is stored."""
+        node, lanes = strip.node, WORD // strip.node.dtype.itemsize
+        if strip.lanes == lanes:
+            word = [Value("word", strip, place)]
+            return _call("packed::ones<1>", word) if node.dtype.kind == "b" else _Recipe(word, _first)
+        function = f"packed::gather<{ctype(node.dtype)}>"
+        if node.op == "cast" and node.dtype == np.float16 and node.operands[0].dtype == np.float32:
+            ((strip, further),) = strip.operands
+            function, place = "packed::halves", place + further
+        return _call(function, [Value("scalar", strip, place + lane) for lane in range(lanes)])
+
+    def _constant(self, value: Value) -> _Recipe:
+        node = value.strip.node
+        if value.form == "scalar":
+            return _Recipe([], lambda _: expression(node, {}))
+        if value.form == "pair":
+            return _call("packed::split", [value._replace(form="word")], "packed::Pair")
+        return _Recipe([], lambda _: f"{_pattern(node)}u")
+
+    def _scalar(self, strip: Strip, place: int) -> _Recipe:
+        node, kind = strip.node, ctype(strip.node.dtype)
+        if strip.lanes:
+            word, lane = _part(strip, place)
+            function = (
+                f"packed::flag<{WORD // strip.lanes}, " if kind == "bool" else f"packed::element<{kind}, "
+            )
+            return _call(f"{function}{lane}>", [word], kind)
+        if node.op == "load":
+            return self._element(strip, place)
+        if _is_float_of_small(strip):
+            ((operand, further),) = strip.operands
+            of = ctype(operand.node.dtype)
+            if operand.lanes:
+                word, lane = _part(operand, place + further)
+                return _call(f"packed::as_float<{of}, {lane}>", [word], kind)
+            text, lane = self._part_of_row(operand, place + further)
+            return _Recipe([], lambda _: f"packed::as_float<{of}, {lane}>({text})", kind)
+        needs = [Value("scalar", one, place + further) for one, further in strip.operands]
+        return _Recipe(
+            needs,
+            lambda names: expression(
+                node, {id(one): name for one, name in zip(node.operands, names, strict=True)}
+            ),
+            kind,
+        )
+
+    def _element(self, strip: Strip, place: int) -> _Recipe:
+        """An element of a row that is read by elements, or by words that hold parts of cells."""
+        operand, row = self._inputs[strip.node.input], (strip.node.input, strip.at)
+        if operand.dtype.itemsize >= WORD:
+            element = place * operand.components + strip.node.component
+            self.loaded[row].add(element)
+            return _Recipe([], lambda _: element_name(self.rows[row], element))
+        word, lane = self._part_of_row(strip, place)
+        if operand.dtype.kind == "b":
+            return _Recipe([], lambda _: f"packed::element<uint8, {lane}>({word}) != 0", "bool")
+        kind = ctype(operand.dtype)
+        return _Recipe([], lambda _: f"packed::element<{kind}, {lane}>({word})", kind)
+
+    def _part_of_row(self, strip: Strip, place: int) -> tuple[str, int]:
+        """Return the word of a row of small elements that holds one, and which of them it is."""
+        operand, row = self._inputs[strip.node.input], (strip.node.input, strip.at)
+        element = place * operand.components + strip.node.component - self.windows[row][0]
+        word, lane = divmod(element, WORD // operand.dtype.itemsize)
+        return f"row{self.rows[row]}.words[{word}]", lane
+
+    def _word(self, strip: Strip, place: int) -> _Recipe:
+        node = strip.node
+        if node.op == "load":
+            word, _ = self._part_of_row(strip, place)
+            if node.dtype.kind == "b":
+                return _Recipe([], lambda _: f"packed::not_equal<uint8>({word}, 0u)", "uint32")
+            return _Recipe([], lambda _: word)
+        if strip.bound:
+            return _call("packed::join", [Value("pair", strip, place)], "uint32")
+        needs = [Value("word", one, place + further) for one, further in strip.operands]
+        return _Recipe(needs, lambda names: _packed(node, names), "uint32")
+
+    def _pair(self, strip: Strip, place: int) -> _Recipe:
+        if not strip.bound:
+            return _call("packed::split", [Value("word", strip, place)], "packed::Pair")
+        bounds = [operand_bound(strip, one) for one, _ in strip.operands]
+        factors = [byte(one.node) for one, _ in strip.operands if one.node.op == "constant"]
+        op, scaled = strip.node.op, strip.node.op == "multiply"
+        needs = [
+            Value("pair" if bound == (one.bound or BYTE) else "word", one, place + further)
+            for bound, (one, further) in zip(bounds, strip.operands, strict=True)
+            if not (scaled and one.node.op == "constant")
+        ]
+
+        def write(names: Sequence[str]) -> str:
+            pairs = [
+                name if one.form == "pair" else f"packed::split({name})"
+                for one, name in zip(needs, names, strict=True)
+            ]
+            if scaled:
+                return f"packed::scaled<{factors[0]}u>({pairs[0]})"
+            if op == "add":
+                return f"packed::add({', '.join(pairs)})"
+            from_pair = pairs[0] if op == "subtract" else "{0, 0}"
+            return f"packed::subtract<{above(bounds[-1])}u>({from_pair}, {pairs[-1]})"
+
+        return _Recipe(needs, write, "packed::Pair")
+
+
+def element_name(row: int, element: int) -> str:
+    """Return the name of an element of a row that is read by elements."""
+    return f"e{row}_{element}".replace("-", "m")
+
+
+def _first(names: Sequence[str]) -> str:
+    return names[0]
+
+
+def _kind(value: Value) -> str:
+    return "packed::Pair" if value.form == "pair" else "uint32"
+
+
+def _call(function: str, needs: Sequence[Value], kind: str = "") -> _Recipe:
+    return _Recipe(needs, lambda names: f"{function}({', '.join(names)})", kind)
+
+
+def _part(strip: Strip, place: int) -> tuple[Value, int]:
+    """Return the word that holds a place, and which of its elements that is."""
+    aligned = strip.aligned(place)
+    return Value("word", strip, aligned), place - aligned
+
+
+def _is_float_of_small(strip: Strip) -> bool:
+    """Return whether a strip is the float32 of small integers that are in words."""
+    if strip.node.op != "cast" or strip.node.dtype != np.float32:
+        return False
+    ((operand, _),) = strip.operands
+    small = operand.node.dtype.kind in "iu" and operand.node.dtype.itemsize < WORD
+    return small and (operand.lanes > 0 or operand.node.op == "load")
+
+
+def _pattern(node: Node) -> int:
+    """Return a word of a small constant in all elements."""
+    if node.dtype.kind == "b":
+        return 0xFFFFFFFF if node.value else 0
+    bits = int.from_bytes(node.value.tobytes(), "little")
+    return bits * (0x01010101 if node.dtype.itemsize == 1 else 0x00010001)
+
+
+def _packed(node: Node, names: Sequence[str]) -> str:
+    """Return the C++ of an operation on words of small elements. names: of its operands."""
+    of = node.operands[-1].dtype
+    if node.op == "cast":
+        if node.dtype.kind == "b":
+            return f"packed::not_equal<{ctype(of)}>({names[0]}, 0u)"
+        return f"packed::ones<{node.dtype.itemsize}>({names[0]})" if of.kind == "b" else names[0]
+    if node.op == "positive":
+        return names[0]
+    if node.op in ("invert", "logical_not"):
+        return f"~{names[0]}"
+    if node.op.startswith("bitwise") or (of.kind == "b" and node.op in LOGIC):
+        return f" {LOGIC[node.op]} ".join(names)
+    if of.kind == "b":
+        return (
+            f"~({names[0]} ^ {names[1]})"
+            if node.op == "equal"
+            else f"packed::where_flags({', '.join(names)})"
+        )
+    return f"packed::{node.op}<{ctype(of)}>({', '.join(names)})"

@@ -1,0 +1,38 @@
+"""What NVRTC says when it compiles a kernel of one pass; no GPU needed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.fuse.single_pass import PassKernel
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
+
+
+def done(answer: tuple[Any, ...]) -> Any:
+    """What an NVRTC call returns beside its status."""
+    error, *values = answer
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
+    return values[0] if values else None
+
+
+def log_of(kernel: PassKernel, architecture: str) -> str:
+    """Compile a kernel as a device does; return what the compiler says."""
+    spec = importlib.util.find_spec("nvidia")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    header = next(header for place in places for header in Path(place).glob("*/include/cuda_fp16.h"))
+    program = done(nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"single_pass.cu", 0, [], []))
+    done(nvrtc.nvrtcAddNameExpression(program, kernel.name.encode()))
+    flags = [f"-arch=sm_{architecture}", "-std=c++17", "--fmad=false", f"-I{header.parent}"]
+    flags += ["--ptxas-options=-v", *kernel.options]
+    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+    buffer = bytearray(done(nvrtc.nvrtcGetProgramLogSize(program)))
+    done(nvrtc.nvrtcGetProgramLog(program, buffer))
+    log = buffer.decode().strip("\0\n ")
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log
+    done(nvrtc.nvrtcDestroyProgram(program))
+    return log

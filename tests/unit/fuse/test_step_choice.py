@@ -1,0 +1,193 @@
+"""How many steps a kernel takes: predicted, or the fastest of a few, kept for the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runner.fuse.graph import Operand, Program
+from runner.fuse.steps.choice import WORTH_MEASURING, Choice, choices, chosen, seconds_per_cell
+from runner.fuse.steps.kernel import build
+from runner.fuse.steps.layout import Axis
+from runner.fuse.trace import trace
+from runner.system.compiler import NotCompiled
+
+SHAPE = (300, 700)
+FEEDS: tuple[int | None, ...] = (0,)
+LONG = 10**13  # steps
+
+
+def heat(u: Any) -> Any:
+    centre = u[1:-1, 1:-1]
+    return centre + 0.2 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * centre)
+
+
+def program(function: Callable[..., Any] = heat, axes: int = 2, trailing: tuple[int, ...] = ()) -> Program:
+    inputs = [Operand("u", np.dtype("f4"), trailing)]
+    return trace(function, inputs, ((1, 1),) * axes, {}, frozenset(), ["after"])
+
+
+@dataclass
+class Clock:
+    """A device on which each choice takes so long; what was taken."""
+
+    seconds: Callable[[Choice], float]
+    name: str = "GPU A"
+    now: float = 0.0
+    taken: list[Choice] = field(default_factory=list)
+    shapes: set[Any] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.device = SimpleNamespace(name=self.name)
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        return np.full(shape, 7, dtype)
+
+    def mark(self) -> float:
+        return self.now
+
+    def elapsed(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def synchronize(self) -> None: ...
+
+    def free_memory(self) -> int:
+        return 1 << 21
+
+    def taker(self, choice: Choice) -> Any:
+        def take(inputs: Sequence[Any], outs: Sequence[Any], axes: Sequence[Axis]) -> None:
+            assert all((one == 1).all() and one.strides[0] % 128 == 0 for one in (*inputs, *outs))
+            assert [one.own for one in axes] == list(inputs[0].shape)
+            self.shapes.add(inputs[0].shape)
+            self.now += self.seconds(choice) * choice.steps
+            self.taken.append(choice)
+
+        return take
+
+
+def choose(clock: Any, folder: Path | None, steps: int = LONG, shape: Any = SHAPE, text: str = "") -> Any:
+    return chosen(program(), FEEDS, shape, steps, text, clock, clock.taker, folder)
+
+
+def third(clock: Clock) -> Choice:
+    wanted = choices(program(), FEEDS)[2]
+    clock.seconds = lambda one: 1.0 if one == wanted else 2.0
+    return wanted
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(lambda one: 1.0)
+
+
+def test_the_fastest_is_kept_for_the_next_run(clock: Clock, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    wanted = third(clock)
+    assert choose(clock, folder) == wanted
+    count = len(clock.taken)
+    assert count > 4
+    assert clock.shapes == {(2**19 // 4 // 2 // 700, 700)}  # a quarter of the memory that is free
+    for steps, shape in ((LONG, SHAPE), (2, SHAPE), (LONG, (257, 513))):
+        assert choose(clock, folder, steps, shape) == wanted
+    assert len(clock.taken) == count
+    for shape, text in (((600, 700), ""), (SHAPE, "other")):
+        choose(clock, folder, LONG, shape, text)
+        assert len(clock.taken) > count
+        count = len(clock.taken)
+    another = Clock(clock.seconds, "GPU B")
+    choose(another, folder)
+    assert another.taken
+
+
+def test_short_runs_take_the_predicted_choice(clock: Clock, tmp_path: Path) -> None:
+    third(clock)
+    best = choices(program(), FEEDS)[0]
+    seconds = seconds_per_cell(program(), FEEDS, best) * SHAPE[0] * SHAPE[1]
+    assert choose(clock, tmp_path, int(0.99 * WORTH_MEASURING / seconds)) == best
+    assert not clock.taken
+    assert list(tmp_path.iterdir()) == []
+    choose(clock, tmp_path, int(1.01 * WORTH_MEASURING / seconds))
+    assert clock.taken
+
+
+def test_a_cache_that_cannot_be_used_is_no_error(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = third(clock)
+    file = tmp_path / "file"
+    file.write_text("")
+    assert choose(clock, None) == choose(clock, file) == wanted
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("runner.system.cached_files.write", full)
+    assert choose(clock, tmp_path / "full") == wanted
+
+
+def test_a_choice_that_does_not_compile_is_left_out(clock: Clock, tmp_path: Path) -> None:
+    possible = choices(program(), FEEDS)
+    clock.seconds = lambda one: 1.0 if one in possible[:2] else 2.0
+
+    def taker(choice: Choice) -> Any:
+        def fail(*_: Any) -> None:
+            raise NotCompiled("ptxas: too complex")
+
+        return fail if choice == possible[0] else clock.taker(choice)
+
+    device: Any = clock
+    assert chosen(program(), FEEDS, SHAPE, LONG, "", device, taker, tmp_path) == possible[1]
+
+
+def test_what_cannot_be_read_is_measured_again(clock: Clock, tmp_path: Path) -> None:
+    wanted = third(clock)
+    choose(clock, tmp_path)
+    (kept,) = tmp_path.iterdir()
+    count = len(clock.taken)
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert choose(clock, tmp_path) == wanted
+    assert len(clock.taken) == 2 * count
+
+
+def test_choices_can_be_built_and_the_first_is_predicted_best() -> None:
+    found = choices(program(), FEEDS)
+    assert len(set(found)) == len(found) > 4
+    times = [seconds_per_cell(program(), FEEDS, one) for one in found]
+    assert times == sorted(times)
+    for one in found:
+        registers = build(program(), FEEDS, "wrap", 0, one.steps, one.tuning).registers
+        assert registers <= 1.05 * 65536 / (128 * one.tuning.blocks)
+
+
+def test_no_choice_where_no_kernel_takes_several_steps(clock: Any, tmp_path: Path) -> None:
+    assert choices(program(), (None,)) == []
+    assert chosen(program(), (None,), SHAPE, LONG, "", clock, clock.taker, tmp_path) is None
+
+
+def test_over_three_axes_there_is_one_choice_which_nobody_measures(clock: Any, tmp_path: Path) -> None:
+    cube = program(lambda u: u[1:-1, 1:-1, 1:-1] + u[:-2, 1:-1, 1:-1], 3)
+    (only,) = choices(cube, FEEDS)
+    assert only.steps > 1
+    for shape in ((2, 3, 5), (4096, 4096, 4096)):
+        assert chosen(cube, FEEDS, shape, LONG, "", clock, clock.taker, tmp_path) == only
+    assert clock.taken == []
+
+
+def test_one_axis_and_components(clock: Any, tmp_path: Path) -> None:
+    line = program(lambda u: u[1:-1] + 0.25 * (u[:-2] - u[2:]), 1)
+    assert choices(line, FEEDS)
+    assert chosen(line, FEEDS, (1000,), LONG, "", clock, lambda one: lambda *_: None, tmp_path)
+    pair = program(lambda u: u[1:-1, 1:-1] - u[:-2, 1:-1], trailing=(2,))
+    seen = []
+
+    def taker(_: Choice) -> Any:
+        return lambda inputs, outs, axes: seen.append((inputs[0].flags.c_contiguous, outs[0].shape[-1]))
+
+    chosen(pair, FEEDS, (9, 9), LONG, "", clock, taker, tmp_path)
+    assert set(seen) == {(True, 2)}
