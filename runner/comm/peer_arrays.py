@@ -16,7 +16,7 @@ from runner.device.api import Device
 from runner.device.cuda import kernel
 from runner.device.raw.cuda_memory import CudaBox
 from runner.device.raw.memory import Memory
-from runner.errors import first_line
+from runner.errors import MeshrunError, first_line
 from runner.region import Array, Shape
 
 
@@ -37,6 +37,14 @@ class PeerArrays:
     @functools.cached_property
     def _shared(self) -> PeerMemory:
         return PeerMemory(self._control, self._box)
+
+    def problem(self) -> str:
+        """Return why this process cannot look for the GPUs that it reaches; "" if it can. Not collective."""
+        try:
+            assert self._box is not None
+        except (RuntimeError, OSError, MeshrunError) as reason:
+            return f"rank {self._control.rank} cannot look for GPUs: {first_line(reason)}"
+        return ""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """Return an uninitialised array in memory of its own, which other processes can open."""

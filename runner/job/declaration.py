@@ -50,6 +50,16 @@ class Job:
     fuse: str = "auto"
 
     @property
+    def takes_steps(self) -> bool:
+        """Return whether the options of time steps apply."""
+        return self.kind == "map" or "simulate" in self.services
+
+    @property
+    def opens_input(self) -> bool:
+        """Return whether INPUT is the path of an array, which the runner opens."""
+        return "argument" not in self.services
+
+    @property
     def summary(self) -> str:
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 

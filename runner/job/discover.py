@@ -19,6 +19,7 @@ from runner.errors import Importing, UserError
 from runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
+USER_FILE = "meshrun_user_"  # begin of the name of a module that `load_file` has made: nothing can import it
 
 
 def find(name: str) -> Job:
@@ -142,7 +143,7 @@ def load_file(path: Path) -> types.ModuleType:
             "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
         )
     _append_to_path(str(path.resolve().parent))
-    module_name = "meshrun_user_" + re.sub(r"\W", "_", path.stem)
+    module_name = USER_FILE + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None

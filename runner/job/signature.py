@@ -19,7 +19,7 @@ Kind = Literal["map", "reduce", "job"]
 OFFERS: dict[Kind, frozenset[str]] = {
     "map": frozenset({"out", "xp", "here"}),
     "reduce": frozenset({"xp", "here"}),
-    "job": frozenset({"world", "input", "output", "xp"}),
+    "job": frozenset({"world", "input", "output", "xp", "argument", "simulate"}),
 }
 SERVICES = frozenset().union(*OFFERS.values())
 FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter

@@ -49,13 +49,28 @@ class TaskKernel(Protocol):
 
     @property
     def most_steps(self) -> int:
-        """The most steps of one call of `take_steps`; 1 if it takes none."""
+        """The most steps of one call of `advance`; 1 if it takes none."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether steps are faster on blocks whose rows begin at multiples of a cache line."""
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether `advance` can compute some of the rows, and leaves what it reads as it is."""
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
-        """Compile what `take_steps` needs for so many steps of own cells in arrays laid out like these."""
+        """Compile what `advance` needs for so many steps of own cells in arrays laid out like these."""
+
+    def advance(self, blocks: Any, steps: int, more: int = 0, rows: tuple[int, int] | None = None) -> None:
+        """Take `steps` steps from the blocks into the spare blocks, after which `more` follow.
+
+        blocks: `runner.fuse.compiled.StepState`. rows: first and last + 1 to compute, counted from the first
+        own row; None: those that the steps to follow need.
+        """
 
 
 @dataclass(frozen=True)

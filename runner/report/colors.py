@@ -35,14 +35,14 @@ POINTS = {
 }
 
 
-def palette(name: str) -> bytes:
-    """Return 256 colours of 3 bytes each: the map's, then that of values that are not finite."""
+def palette(name: str, other: tuple[int, int, int] = MAGENTA) -> bytes:
+    """Return 256 colours of 3 bytes each: the map's, then that of values that are not finite, `other`."""
     points = np.array([[int(word[i : i + 2], 16) for i in (0, 2, 4)] for word in POINTS[name].split()])
     places = np.linspace(0, len(points) - 1, COLORS)
     channels = [np.interp(places, np.arange(len(points)), points[:, channel]) for channel in range(3)]
     colors = np.rint(np.stack(channels, axis=1)).astype(np.uint8)
     found: bytes = colors.tobytes()
-    return found + bytes(MAGENTA)
+    return found + bytes(other)
 
 
 def indices(values: HostArray, low: float, high: float) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from runner.report.units import figure, seconds_text
+from runner.report.units import cells_text, seconds_text
 
 QUIET = 5.0  # seconds between lines without a terminal
 
@@ -49,7 +49,7 @@ class ProgressBar:
         pace = ""
         if taken and seconds:
             left = seconds_text(seconds / taken * (total - done))
-            pace = f", {figure(taken * cells / seconds / 1e9)} Gcell/s, {left} left"
+            pace = f", {cells_text(taken * cells / seconds)}, {left} left"
         title = self._title if self._bar is None else f"{self._title}: step {done:,} of {total:,}{pace}"
         self._show(title, done, total, text + pace)
 

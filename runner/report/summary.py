@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from runner.report.plan_table import render_comparison
 from runner.report.record import Record
 from runner.report.table import table
-from runner.report.units import bytes_text, counted, figure, seconds_text
+from runner.report.units import bytes_text, cells_text, counted, figure, seconds_text
 
 COLUMNS = ("phase", "slowest rank", "fastest rank", "bytes", "GB/s a rank", "of limit")
 
@@ -76,7 +76,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         text += f", of which {steps['first']:,} by an earlier run"
     if steps["cells_per_second"]:
         each = steps["seconds"] / max(taken, 1)
-        text += f", {seconds_text(each)} a step, {figure(steps['cells_per_second'] / 1e9)} Gcell/s"
+        text += f", {seconds_text(each)} a step, {cells_text(steps['cells_per_second'])}"
     notes = [text]
     if steps["fraction_of_copy"]:
         notes.append(

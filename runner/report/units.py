@@ -28,6 +28,12 @@ def rate_text(rate: float) -> str:
     return f"{rate:.0f} B/s"
 
 
+def cells_text(rate: float) -> str:
+    """rate: cells per second."""
+    size, unit = (1e9, "Gcell/s") if rate >= 1e9 else (1e6, "Mcell/s")
+    return f"{figure(rate / size)} {unit}"
+
+
 def percent_text(share: float) -> str:
     """share: from 0 to 1."""
     percent = 100 * share

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
+from runner.fuse.function_key import key_of
 from runner.job.declaration import Job
 from runner.pipeline.fusing import fused, with_inferred_halo
 from runner.pipeline.halo_exchange import HaloPlan
@@ -24,6 +26,10 @@ from runner.run.options import Options, RunContext
 from runner.storage.formats.registry import MemorySource
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World, single_rank_world
+
+MOST_KEPT = 64  # tasks
+_KEPT: dict[Hashable, tuple[Job, Task]] = {}
+_LOCK = threading.Lock()
 
 
 def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
@@ -83,18 +89,35 @@ def _iterated(
 def _stepper(
     world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int
 ) -> Stepper:
-    task = _planned(job, arrays, parameters)
-    task, _ = fused(world, task, None, "strict", steps)
-    task = with_known_results(task, world.backend)
+    task = with_known_results(_task(world, job, arrays, parameters, steps), world.backend)
     check_feeds(task)
     stepper = Stepper(world, task, Phases(world.backend.synchronize), keep_finals=True)
     stepper.start(_blocks(world, stepper.plans, arrays))
     return stepper
 
 
-def _planned(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Task:
+def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any], steps: int = 1) -> Task:
+    """Return the planned task, with a kernel where the job's function becomes one; kept for the next call.
+
+    A trace takes milliseconds. The task of an earlier call is used if all that its functions read is as it
+    was then (`function_key`); if that cannot be known, the function is traced anew.
+    """
     types = [(tuple(array.shape), np.dtype(array.dtype)) for array in arrays]
-    return plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
+    device = world.backend.device
+    given = key_of([job.function, job.halo, job.out, job.check, job.boundary, job.cval, parameters])
+    key = None if given is None else (given, id(job), tuple(types), steps, device.kind, device.index)
+    with _LOCK:
+        kept = None if key is None else _KEPT.get(key)
+    if kept is not None:
+        return kept[1]
+    task = plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
+    task, _ = fused(world, task, None, "strict", steps)
+    if key is not None:
+        with _LOCK:
+            _KEPT[key] = job, task  # the job, so that no other one has its id
+            while len(_KEPT) > MOST_KEPT:
+                del _KEPT[next(iter(_KEPT))]
+    return task
 
 
 def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> list[Any]:
@@ -125,8 +148,7 @@ def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, 
                 world, job, parameters, [source], [], Options(), OutputTransaction(), no_progress, phases
             )
         )
-    task = _planned(job, arrays, parameters)
-    task, _ = fused(world, task, None, "strict")
+    task = _task(world, job, arrays, parameters)
     pipeline = Pipeline(world, task, phases)
     blocks = _blocks(world, pipeline.halos.plans, arrays)
     task = pipeline.prepare(blocks)

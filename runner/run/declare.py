@@ -118,7 +118,7 @@ class DeclaredJob(Job):
         until: stop when no cell changes by more than this in a step.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.
-        frames: a folder of PNGs, a .gif, .webp or .png, or a .npy or .zarr with a time axis.
+        frames: a folder of PNGs, a .gif, .webp, .png or .mp4, or a .npy or .zarr with a time axis.
         frame_field, frame_range, frame_colors: the input that frames show; (low, high); a colour map.
         checkpoint: save the state every so many steps, or every "5min"; continue with resume=True.
         ranks: number of ranks to start on this machine, unless an MPI launcher has started this program;
@@ -169,9 +169,9 @@ def run_keywords() -> list[str]:
     return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
-def reserved_names(kind: Kind) -> set[str]:
-    """Return the names that parameters of a job cannot have: those of the command's options for its kind."""
-    others = set() if kind == "map" else {"fuse", "fuse_math", *StepOptions.__dataclass_fields__}
+def reserved_names(takes_steps: bool) -> set[str]:
+    """Return the names that parameters of a job cannot have: those of the command's options for it."""
+    others = set() if takes_steps else {"fuse", "fuse_math", *StepOptions.__dataclass_fields__}
     return {*run_keywords(), "help"} - others
 
 
@@ -373,8 +373,12 @@ def job(
 
     It runs on every rank. Its return value on rank 0, a mapping of names to numbers, texts or lists, is the
     run's result. output: a path with OUTPUT's suffix, at which the job must create a file or folder; it is
-    renamed to OUTPUT when every rank has returned. reference: (array, **parameters) -> the expected mapping,
-    or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in `map_blocks`.
+    renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
+    then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
+    see `runner.run.simulation`. With it, the options of time steps apply.
+
+    reference: (array, **parameters) -> the expected mapping, or (mapping, {name: absolute tolerance});
+    `parameters` as in `map_blocks`. trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
@@ -387,7 +391,8 @@ def _declare(
     function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
 ) -> DeclaredJob:
     """Build the job. beside: its auxiliary functions, which are called with the job's parameters."""
-    found = read_signature(function, kind, reserved_names(kind))
+    takes_steps = kind == "map" or "simulate" in inspect.signature(function).parameters
+    found = read_signature(function, kind, reserved_names(takes_steps))
     chosen, options = name or function.__name__, [parameter.name for parameter in found.options]
     fitting: dict[str, Any] = {
         role: fitted(chosen, role, one, options, max(len(found.arrays), 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import combinations
 from pathlib import Path
@@ -25,6 +26,7 @@ from runner.run.forecast_record import type_record
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record_builder import phase_table, places, versions
+from runner.run.simulation import Simulate
 from runner.storage.formats.containers import prefixes
 from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.formats.registry import (
@@ -104,7 +106,8 @@ def execute(
     folder = world.on_root(lambda: _check_files(job, paths, options, transaction))
     files = dict.fromkeys(split(target)[0] for target in targets)
     added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
-    noted = note(world, [] if folder else sources_at, job, parameters, added_to)
+    opened = [] if folder or not job.opens_input else sources_at
+    noted = note(world, opened, job, parameters, added_to)
     phases = world.phases = Phases(world.backend.synchronize)
     if folder is not None:
         from runner.run.image_run import FolderRun
@@ -116,7 +119,7 @@ def execute(
     else:
         with phases("read"):
             sources: list[Source] = world.on_root(
-                lambda: [open_source(path, options.form) for path in sources_at]
+                lambda: [open_source(path, options.form) for path in opened]
             )
         run = RunContext(
             world,
@@ -132,10 +135,11 @@ def execute(
             proof,
             noted,
             stepped,
+            argument=str(sources_at[0]),
         )
         details = run_map(run) if job.kind == "map" else _result(run)
         types = [type_record((source.shape, source.dtype)) for source in sources]
-        details = {**types[0], "types": types, **details}
+        details = {**(types[0] if types else {}), "types": types or None, **details}
     transaction.release()
     details = {"steps": None, "fused": None, **details}
     found = {
@@ -180,7 +184,7 @@ def as_list(paths: Files) -> list[str | Path]:
 
 
 def writes_files(job: Job) -> bool:
-    return job.kind == "map" or "output" in job.services
+    return job.kind == "map" or bool({"output", "simulate"} & job.services)
 
 
 def name_files(
@@ -229,8 +233,10 @@ def _check_files(
     Locks the outputs until the run ends.
     """
     inputs, targets = paths
-    folder = open_folder(inputs[0]) if len(inputs) == 1 else None
+    folder = open_folder(inputs[0]) if len(inputs) == 1 and job.opens_input else None
     for target in targets:
+        if "simulate" in job.services:  # a film, whose format is checked with the other options of frames
+            continue
         if folder is None:
             check_output(target, alone=job.kind != "map")
         else:
@@ -279,9 +285,13 @@ def _check_two_outputs(first: Path, second: Path) -> None:
 def _result(run: RunContext) -> Record:
     """Run a job whose result is not an array partitioned like its input."""
     options = run.options
-    of_a_cut = any(one is not None for one in (options.grid, options.boundary, options.cval, options.overlap))
-    if of_a_cut or options.stream.named:
-        which = "--grid, --boundary, --cval and --overlap do" if of_a_cut else f"{options.stream.named} does"
+    of_blocks: tuple[object, ...] = (options.boundary, options.cval)
+    if not run.job.takes_steps:
+        of_blocks = (*of_blocks, options.grid, options.overlap)
+    of_a_cut = any(one is not None for one in of_blocks)
+    stream = replace(options.stream, resume=False) if run.job.takes_steps else options.stream
+    if of_a_cut or stream.named:
+        which = "--grid, --boundary, --cval and --overlap do" if of_a_cut else f"{stream.named} does"
         raise UserError(
             f"{which} not apply to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
@@ -292,10 +302,11 @@ def _result(run: RunContext) -> Record:
             everywhere=True,
         )
     partial = output = None
-    if run.targets and run.job.kind == "job":
+    if run.targets and "output" in run.job.services:
         partial, output = job_paths(run.targets[0], run.world.run_id)
         run.transaction.track_partial(partial)
-    value = call(run, output)
+    simulate = Simulate(run) if run.job.takes_steps else None
+    value = call(run, output, simulate)
     run.inputs.check(run.world)
     proof = None
     if options.verify != "off":
@@ -307,13 +318,13 @@ def _result(run: RunContext) -> Record:
         run.proof(1, 1)
     if partial is not None:
         _commit(run, partial)
-    elif run.targets:
+    elif run.targets and run.job.kind == "reduce":
         _write_array(run, value)
         value = type_record((value.shape, value.dtype))
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
-    cut |= {"plan": None, "stream": None}
-    return {**cut, "verify": proof, "result": plain(result)}
+    cut |= {"plan": None, "stream": None, **(simulate.details or {} if simulate else {})}
+    return {**cut, "verify": proof, "result": plain(result), "results": None}
 
 
 def _write_array(run: RunContext, value: Any) -> None:
@@ -357,15 +368,24 @@ def _commit(run: RunContext, partial: Path) -> None:
     run.transaction.forget_partial()
 
 
-def call(run: RunContext, output: Path | None = None) -> Any:
+def call(run: RunContext, output: Path | None = None, simulate: Simulate | None = None) -> Any:
     """Call the job's function and return its result. output: the path to write to, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
         return reduce_array(
             world, job, run.parameters, Tiles(world, run.source, run.phases, whole_rows=job.whole_rows)
         )
-    services = {"world": world, "input": run.source, "output": output, "xp": world.xp}
+    services = {
+        "world": world,
+        "input": run.sources[0] if run.sources else None,
+        "argument": run.argument,
+        "output": output,
+        "xp": world.xp,
+        "simulate": simulate,
+    }
     wanted = {name: service for name, service in services.items() if name in job.services}
+    if simulate is not None:  # its phases are those of the steps
+        return job.function(**wanted, **run.parameters)
     with run.phases("job"):
         return job.function(**wanted, **run.parameters)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
-from runner.pipeline.fusing import with_inferred_halo
+from runner.pipeline.fusing import Fusion, ImageKernels, fused, with_inferred_halo
 from runner.pipeline.images import StreamedFolder
 from runner.pipeline.in_memory import OnProgress
 from runner.pipeline.inputs import Inputs
@@ -23,7 +23,7 @@ from runner.plan.task import Task, plan_task
 from runner.region import Region, Shape
 from runner.report.phases import Phases
 from runner.report.record import Record
-from runner.run.options import Options
+from runner.run.options import Options, must_fuse
 from runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from runner.storage.file_errors import listing
 from runner.storage.formats.image_folder import LOSSY, Folder
@@ -47,6 +47,7 @@ class FolderRun:
     show: OnStreamProgress
     proof: OnProgress
     inputs: Inputs
+    fusion: Fusion | None = field(default=None, init=False)
 
     def run(self) -> Record:
         """Make the output folder; return this part of the run's record."""
@@ -63,6 +64,8 @@ class FolderRun:
             self.transaction,
             self.phases,
             self.inputs,
+            self._fuse,
+            ImageKernels(world.backend.device, options.fuse_math, must_fuse=must_fuse(self.job, options)),
             self.show,
         )
         details = streamed.write()
@@ -83,6 +86,7 @@ class FolderRun:
             "boundary": options.boundary or self.job.boundary,
             "result": {"shape": [len(self.folder.images)], "dtype": None},
             "overlap": False,
+            "fused": asdict(self.fusion) if self.fusion else None,
             "verify": proof,
             "plan": None,
             "stream": details,
@@ -92,6 +96,14 @@ class FolderRun:
         options, types = self.options, [(shape, dtype)]
         job = with_inferred_halo(self.job, types, self.parameters)
         return plan_task(job, self.parameters, types, 1, boundary=options.boundary, cval=options.cval)
+
+    def _fuse(self, task: Task) -> Task:
+        """Return the largest image's task with a kernel in place of its function, where possible."""
+        mode, images = self.options.fuse, len(self.folder.images)
+        if (mode or self.job.fuse) != "off":
+            with self.phases("prepare"):
+                task, self.fusion = fused(self.world, task, mode, self.options.fuse_math, images)
+        return task
 
     def _check(self) -> None:
         """Raise UserError for options that do not apply to a folder."""

@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.errors import UserError
-from runner.fuse import host, single_pass, step_kernel
-from runner.fuse.compiled import tuning
+from runner.fuse import host, single_pass
 from runner.fuse.graph import Program, merge_components
 from runner.fuse.operations import compiler_options
-from runner.fuse.step_kernel import NotFusable
+from runner.fuse.steps import choice as step_choice
+from runner.fuse.steps import kernel as step_kernel
+from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import NotTraceable
 from runner.pipeline.fusing import INEXACT, not_one_kernel, result_types, traced
 from runner.plan.task import Task, check_feeds
 from runner.report.units import counted
+from runner.system.compiler import NotCompiled
 
 # Operations that a GPU computes while its memory moves a byte: 7 of float32 on an H200 (33.5 T operations
 # without contraction and 4.8 TB a second), half as many of float64.
@@ -53,10 +55,10 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     check_feeds(replace(task, results=result_types(task, program)))
     names = [field.name for field in task.fields]
     feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+    predicted = next(iter(step_choice.choices(program, feeds)), None)
+    chosen = predicted.tuning if predicted else step_kernel.suggested(program, vectors=True)
     try:
-        stepping = step_kernel.build(
-            program, feeds, task.boundary, task.cval, steps, tuning(program, vectors=True)
-        )
+        stepping = step_kernel.build(program, feeds, task.boundary, task.cval, steps, chosen)
     except NotFusable as reason:
         raise UserError(
             f"job {task.job.name}: {steps} steps cannot be one kernel", got=reason, hint="fewer --steps"
@@ -103,5 +105,8 @@ def _registers(source: str, name: str, options: tuple[str, ...]) -> list[tuple[s
         return [("registers", "not known without CuPy and a GPU")]
     if not cuda.count():
         return [("registers", "not known without a GPU")]
-    compiled: Any = cuda.kernel_of_text(source, name, options)
+    try:
+        compiled: Any = cuda.kernel_of_text(source, name, options)
+    except NotCompiled as failure:
+        return [("registers", f"not known: {failure.reason}")]
     return [("registers", f"{registers_of(compiled)} of a thread")]

@@ -230,9 +230,16 @@ def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
             setattr(failure, part, replaced)
 
 
+def must_fuse(job: Job, options: Options) -> bool:
+    """Return whether a function that does not become one kernel is an error."""
+    return (options.fuse or job.fuse) == "require"
+
+
 @dataclass
 class RunContext:
-    """Context that the functions of one run share: world, job, files, options, transaction and progress."""
+    """Context that the functions of one run share: world, job, files, options, transaction and progress.
+
+    argument: INPUT as it was given, for a job that opens it itself."""
 
     world: World
     job: Job
@@ -248,6 +255,7 @@ class RunContext:
     inputs: Inputs = field(default_factory=Inputs)
     stepped: OnSteps = no_steps
     fusion: Fusion | None = None
+    argument: str = ""
 
     @property
     def source(self) -> Source:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
 from runner.pipeline.load import load_blocks
 from runner.pipeline.steps.checkpoints import Checkpoints, find_state
-from runner.pipeline.steps.frames import Frames, open_frames
+from runner.pipeline.steps.frames import Drawing, Frames, open_frames
+from runner.pipeline.steps.fused_steps import most_fused_steps
 from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
-from runner.pipeline.steps.stepper import Stepper
+from runner.pipeline.steps.stepper import BeforeStep, Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import Store
 from runner.pipeline.streamed.chunk_agreement import is_any_too_large, known_results, serial_file
@@ -29,11 +30,25 @@ from runner.run.map_run import (
     fuse,
     planned,
 )
-from runner.run.options import RunContext
+from runner.run.options import RunContext, must_fuse
 from runner.storage.checkpoint_folder import SavedState
 from runner.storage.formats.frame_files import ARRAYS
 from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a solver adds to the time steps of a map job, whose outputs are not written then.
+
+    drawing: what frames show. observers: of the fields, besides those of the options; the first to observe.
+    before_step: given the stepper, returns what to call before each step with the padded block of each input,
+    on every rank; None: nothing. With it, steps are taken one by one.
+    """
+
+    drawing: Drawing
+    observers: Sequence[StepObserver] = ()
+    before_step: Callable[[Stepper], BeforeStep] | None = None
 
 
 def in_passes(run: RunContext, task: Task) -> bool:
@@ -67,6 +82,28 @@ def in_passes(run: RunContext, task: Task) -> bool:
     return True
 
 
+def _check_additions(run: RunContext, task: Task, additions: Additions) -> None:
+    """Raise UserError if the steps would have to pass through chunks, or several would be taken at once.
+    Collective."""
+    several = run.options.steps.steps_per_exchange or 1
+    if additions.before_step is not None and several > 1:
+        raise UserError(
+            "--steps-per-exchange does not apply: cells are set before each step",
+            got=several,
+            everywhere=True,
+        )
+    options = replace(run.options.stream, resume=False)
+    if options.named is not None:
+        raise UserError(f"{options.named} does not apply: the fields stay in memory", everywhere=True)
+    if is_any_too_large(run.world, task, options):
+        raise UserError(
+            "the fields do not fit the memory of the ranks",
+            got=f"{task.input_bytes(task.partition[0]) * 2:,} bytes of fields on rank 0",
+            hint="more ranks, or a smaller --size",
+            everywhere=True,
+        )
+
+
 def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     """Take the steps in passes over chunks; return this part of the run's record. Collective."""
     world, options = run.world, run.options
@@ -94,6 +131,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         frames,
         until,
         options.steps.every or EVERY,
+        must_fuse(run.job, run.options),
     )
     begin = time.perf_counter()
     details = streamed.take(steps, options.steps.steps_per_exchange or 1)
@@ -105,11 +143,13 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     world.on_root(run.transaction.remove_partials)
     run.transaction.forget_partial()
     checkpoints.remove()
+    steps_per_pass, single = details.pop("steps_per_pass"), details.pop("single_reason")
+    _warn_of_single_steps(world, single)
     record = {
         "steps": done,
         "first": streamed.first,
-        "steps_per_exchange": details.pop("steps_per_pass"),
-        "steps_per_kernel": 1,
+        "steps_per_exchange": steps_per_pass,
+        "steps_per_kernel": 1 if single else min(most_fused_steps(whole), steps_per_pass),
         "exchanges": 0,
         "halo": None,
         "halo_reason": None,
@@ -125,7 +165,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     return {**about, **details}
 
 
-def run_steps(run: RunContext) -> Record:
+def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     """Take the steps and write the outputs; return this part of the run's record. Collective."""
     world, options, steps = run.world, run.options, run.options.steps
     assert steps.steps is not None
@@ -133,12 +173,14 @@ def run_steps(run: RunContext) -> Record:
     check_nothing_unfinished(run)
     task = known_results(world, fuse(run, task, steps.steps), run.sources)
     world.collective_call(lambda: check_feeds(task))
-    if in_passes(run, task):
+    if additions is not None:
+        _check_additions(run, task, additions)
+    elif in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
     checkpoints = _checkpoints(run, task)
     state = find_state(checkpoints, resume=options.stream.resume)
-    frames = _frames(run, task, checkpoints, state)
-    sinks = create_outputs(run, task)
+    frames = _frames(run, task, checkpoints, state, additions)
+    sinks = [] if additions else create_outputs(run, task)
     run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames))
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
@@ -151,16 +193,20 @@ def run_steps(run: RunContext) -> Record:
         progress=lambda done: run.stepped(done, steps.steps or 0, cells),
         keep_finals=steps.until is not None,
         done=state.step if state else 0,
+        must_fuse=must_fuse(run.job, run.options),
+        one_by_one=additions is not None and additions.before_step is not None,
     )
-    if stepper.limited:
-        run.world.warn(
-            f"--steps-per-exchange {steps.steps_per_exchange} is lowered to {stepper.steps_per_exchange}: "
-            f"the halo of {steps.steps_per_exchange} steps is wider than the smallest block"
-        )
+    if stepper.lowered:
+        asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
+        run.world.warn(f"--steps-per-exchange {asked} is lowered to {taken}: {stepper.lowered}")
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
     observers, until = _observers(steps, checkpoints, frames)
+    if additions is not None:
+        observers = [*additions.observers, *observers]
+        if additions.before_step is not None:
+            stepper.before_step = additions.before_step(stepper)
     begin, compiled = time.perf_counter(), run.phases.seconds("prepare")
     try:
         done = take_steps(stepper, steps.steps, observers)
@@ -168,6 +214,7 @@ def run_steps(run: RunContext) -> Record:
         if frames is not None:
             frames.abandon()
         raise
+    _warn_of_single_steps(world, stepper.single_reason)
     world.control.barrier()
     # Kernels are compiled when it is known of how many steps.
     seconds = time.perf_counter() - begin - (run.phases.seconds("prepare") - compiled)
@@ -184,7 +231,7 @@ def run_steps(run: RunContext) -> Record:
         "steps": done,
         "first": state.step if state else 0,
         "steps_per_exchange": stepper.steps_per_exchange,
-        "steps_per_kernel": stepper.fused_steps,
+        "steps_per_kernel": min(stepper.fused_steps, stepper.steps_per_exchange),
         "exchanges": stepper.exchanges,
         "halo": stepper.halo_taken or None,
         "halo_reason": stepper.halo_reason or None,
@@ -207,6 +254,11 @@ def run_steps(run: RunContext) -> Record:
     }
 
 
+def _warn_of_single_steps(world: World, reason: str) -> None:
+    if reason:
+        world.warn(f"steps are taken one by one: the kernel that takes several does not compile ({reason})")
+
+
 def _checkpoints(run: RunContext, task: Task) -> Checkpoints:
     steps = run.options.steps
     assert steps.steps is not None
@@ -222,10 +274,17 @@ def _checkpoints(run: RunContext, task: Task) -> Checkpoints:
     )
 
 
-def _frames(run: RunContext, task: Task, checkpoints: Checkpoints, state: SavedState | None) -> Frames | None:
+def _frames(
+    run: RunContext,
+    task: Task,
+    checkpoints: Checkpoints,
+    state: SavedState | None,
+    additions: Additions | None = None,
+) -> Frames | None:
     """Return what writes frames, which a checkpoint waits for; None if there are none. Collective."""
     first, colors = (state.step, state.colors) if state else (0, None)
-    frames = open_frames(run.world, task, run.options.steps, first, colors)
+    drawing = additions.drawing if additions else None
+    frames = open_frames(run.world, task, run.options.steps, first, colors, drawing)
     if frames is not None:
         checkpoints.before = frames.flush
     return frames

@@ -10,11 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.errors import RunError
 from runner.system.launcher import environment
 from runner.system.sysfs import text
 
 NAMES = ("c++", "g++", "clang++")
 SECONDS = 60  # for one run of the compiler
+
+
+class NotCompiled(RunError):
+    """A compiler failed on a kernel that meshrun made of a function.
+
+    reason: the compiler, and its first error. at: the line of the kernel's text that it names; 0 if none.
+    line: of the user's file; 0 if unknown.
+    """
+
+    def __init__(self, reason: str, at: int = 0) -> None:
+        super().__init__(reason, hint="--fuse off, which calls the function as it is")
+        self.reason, self.at, self.line = reason, at, 0
 
 
 @dataclass(frozen=True)

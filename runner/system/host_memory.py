@@ -1,9 +1,10 @@
-"""Host memory, total and free, within the limits of this process's control groups."""
+"""Host memory, total and free, and processors, within the limits of this process's control groups."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -67,28 +68,49 @@ def _meminfo(proc: Path, name: str) -> int:
     return int(found.split()[1]) << 10
 
 
+def host_processors(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Number of this host's processors, or the limit of its container or job if that is lower."""
+    found = os.cpu_count() or 1
+    for group, unified in _folders("cpu", proc, cgroup):
+        with suppress(OSError, ValueError):  # "max" is not a number
+            if unified:
+                quota, period = (group / "cpu.max").read_text().split()
+            else:
+                quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                found = min(found, max(int(quota) // int(period), 1))
+    return found
+
+
 def _groups(proc: Path, cgroup: Path) -> Iterator[tuple[int, int]]:
-    """Limit and usage, in bytes, of this process's control group and its parents (cgroup v2 and v1), for
-    those with a limit."""
+    """Limit and usage, in bytes, of this process's control group and its parents, for those with a limit."""
+    for group, unified in _folders("memory", proc, cgroup):
+        limit, used, files = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        if unified:
+            limit, used, files = "memory.max", "memory.current", "inactive_file"
+        with suppress(OSError, ValueError):  # "max" is not a number
+            yield int((group / limit).read_text()), _used(group, used, files)
+
+
+def _folders(kind: str, proc: Path, cgroup: Path) -> Iterator[tuple[Path, bool]]:
+    """Folders of this process's control group and its parents, and whether they are of version 2.
+
+    kind: the controller, for version 1.
+    """
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
         number, kinds, name = line.split(":", 2)
-        if number == "0":
-            top, limit, used, files = cgroup, "memory.max", "memory.current", "inactive_file"
-        elif "memory" in kinds.split(","):
-            top, limit, used = cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-            files = "total_inactive_file"
-        else:
+        if number != "0" and kind not in kinds.split(","):
             continue
+        top = cgroup if number == "0" else cgroup / kind
         group = top / name.lstrip("/")
         for path in (group, *group.parents):
             if path == top.parent:
                 break
-            with suppress(OSError, ValueError):  # "max" is not a number
-                yield int((path / limit).read_text()), _used(path, used, files)
+            yield path, number == "0"
 
 
 def _used(group: Path, used: str, files: str) -> int:

@@ -25,6 +25,7 @@ VARIABLES = (
 )
 # Launchers that set a rank but no size.
 RANK_ONLY = (("a PMIx launcher", "PMIX_RANK"), ("PALS", "PALS_RANKID"))
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MV2_", "JSM_", "FLUX_", "SLURM_", "PALS_")  # begins of all names
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ BY_HAND = Started()
 def environment() -> dict[str, str]:
     """A copy of this process's environment variables, to read a library's settings from."""
     return dict(os.environ)
+
+
+def environment_of_helper() -> dict[str, str]:
+    """Environment variables for a process that a rank starts and that is no rank: without its launcher's."""
+    return {name: value for name, value in environment().items() if not name.startswith(LAUNCHERS)}
 
 
 def working_directory() -> str:

@@ -17,6 +17,7 @@ from runner.pipeline import in_memory as pipeline
 from runner.pipeline.halo_exchange import Exchange, HaloPlan, Halos
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.reduce import Tiles
+from runner.pipeline.result_type import result_buffers
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.store import Store
 from runner.plan import halo
@@ -193,7 +194,7 @@ def _block_used_twice() -> AbstractContextManager[None]:
         """Call the function on a row first, in the blocks that are computed afterwards."""
         task, region = original(mine, blocks), mine.region
         if region.size:
-            outs = pipeline.result_buffers(task, region.rows(0, 1).shape, mine.world.backend)
+            outs = result_buffers(task, region.rows(0, 1).shape, mine.world.backend)
             window = [block[: 1 + sum(mine.task.widths[0])] for block in blocks]
             pipeline.call_rows(mine.world, task, region, window, (0, 1), outs)
         return task

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import shutil
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from runner.storage.formats.registry import Sink, check_output, check_place, ope
 from runner.storage.paths import partial_path
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
+FILM = ".mp4"  # encoded by the program ffmpeg
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
 COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
@@ -30,7 +32,11 @@ COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many st
 def check_frames(path: Path, *, resume: bool) -> None:
     """Raise UserError for a path that frames cannot be written to."""
     suffix = path.suffix.lower()
-    if suffix in (*ANIMATIONS, *ARRAYS):
+    if suffix == FILM and shutil.which("ffmpeg") is None:
+        raise UserError(
+            f"{path} needs the program ffmpeg", got="none on PATH", hint="a name that ends in .webp or .gif"
+        )
+    if suffix in (*ANIMATIONS, *ARRAYS, FILM):
         check_place(path, "file of frames", folder=suffix == ".zarr", beside=32)
         if suffix == ".zarr":
             check_output(path, alone=True)
@@ -38,7 +44,7 @@ def check_frames(path: Path, *, resume: bool) -> None:
         raise UserError(
             f"unknown format of frames: {path}",
             got=suffix,
-            expected=f"a folder, {', '.join((*ANIMATIONS, *ARRAYS))}",
+            expected=f"a folder, {', '.join((*ANIMATIONS, FILM, *ARRAYS))}",
         )
     elif path.is_dir():
         if any(path.iterdir()) and not resume:
@@ -174,6 +180,62 @@ class Animation:
         rename(self._partial, self._path)
 
 
+class Film:
+    """A film by ffmpeg (H.264), which gets the frames through a pipe and encodes them meanwhile."""
+
+    def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
+        self._path, self._partial = path, partial
+        self._colors = np.frombuffer(palette, np.uint8).reshape(-1, 3)
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def write(self, step: int, picture: HostArray) -> None:
+        rows, columns = (n - n % 2 for n in picture.shape)  # the colours of H.264 are those of 2 x 2 pixels
+        if self._program is None:
+            self._program = self._start(rows, columns)
+        assert self._program.stdin is not None
+        try:
+            self._program.stdin.write(self._colors[picture[:rows, :columns]].tobytes())
+        except OSError as reason:
+            raise self._failed() from reason
+
+    def close(self) -> None:
+        if self._program is None:
+            return
+        assert self._program.stdin is not None
+        try:
+            self._program.stdin.close()
+        except OSError as reason:
+            raise self._failed() from reason
+        if self._program.wait():
+            raise self._failed()
+        rename(self._partial, self._path)
+
+    def _start(self, rows: int, columns: int) -> subprocess.Popen[bytes]:
+        frames = [
+            "-f",
+            "rawvideo",
+            "-pix_fmt",
+            "rgb24",
+            "-s",
+            f"{columns}x{rows}",
+            "-r",
+            str(1000 // MILLISECONDS),
+        ]
+        film = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-crf", "18", "-f", "mp4", str(self._partial)]
+        command = ["ffmpeg", "-nostdin", "-loglevel", "error", "-y", *frames, "-i", "-", *film]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def _failed(self) -> RunError:
+        assert self._program is not None
+        assert self._program.stderr is not None
+        text = self._program.stderr.read().decode(errors="replace").strip()
+        self._program.wait()
+        return RunError(
+            f"ffmpeg cannot write {self._path}",
+            got=text.splitlines()[-1] if text else f"exit status {self._program.returncode}",
+        )
+
+
 def _changed(picture: HostArray, before: HostArray | None) -> Region:
     """Return the smallest rectangle with all cells that differ; the first cell if none does."""
     if before is None:
@@ -253,6 +315,8 @@ def picture_writer(path: Path, palette: bytes, run_id: str) -> PictureWriter:
     """Open a file or folder of pictures for writing."""
     if path.suffix.lower() == ".gif":
         return Gif(path, palette, partial_path(path, run_id))
+    if path.suffix.lower() == FILM:
+        return Film(path, palette, partial_path(path, run_id))
     if path.suffix.lower() in ANIMATIONS:
         return Animation(path, palette, partial_path(path, run_id))
     return PictureFolder(path, palette)

@@ -11,8 +11,8 @@ import contextlib
 import importlib
 import os
 import stat
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -160,6 +160,32 @@ class MemorySource:
         target[...] = part.get() if hasattr(part, "__cuda_array_interface__") else part
 
 
+@dataclass
+class ComputedSource:
+    """An array that a function computes, part by part.
+
+    compute: (region) -> its cells, of `dtype`; the same on every rank. description: plain values on which the
+    cells depend, to tell one such array from another.
+    """
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    compute: Callable[[Region], HostArray]
+    description: Mapping[str, Any] = field(default_factory=dict)
+    path: Path = Path("computed array")
+    parallel: bool = True
+    name: str | None = None
+    form: Form = Form()
+    chunks: Shape | None = None
+
+    @property
+    def array(self) -> Any:
+        return self.compute(Region((0,) * len(self.shape), self.shape))
+
+    def read(self, region: Region, target: HostArray) -> None:
+        target[...] = self.compute(region)
+
+
 def open_source(path: Path, form: Form | None = None) -> Source:
     """Open an array by its file's suffix.
 
@@ -171,7 +197,7 @@ def open_source(path: Path, form: Form | None = None) -> Source:
 
 def reopen(source: Source) -> Source:
     """Open the same array again; only the description of `source` is used."""
-    if isinstance(source, MemorySource):
+    if isinstance(source, (MemorySource, ComputedSource)):
         return source
     return _open(source.path, source.name, source.form)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from runner.comm.peer_memory import PAGE, Unreachable
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.api import Device, NotCapturable
 from runner.device.raw.memory import Memory
+from runner.pipeline.steps import halo_path
 
 OVER_CUPY = (
     "runner.comm.peer_arrays", "runner.device.cuda", "runner.device.copy_streams",
@@ -61,9 +63,13 @@ class Box:
         return self.shut != "refused"
 
     def export(self, memory: Memory) -> bytes:
+        if self.shut == "export":
+            raise CudaError("operation not supported\nmore")
         return b"%d" % memory.address
 
     def attach(self, token: bytes, nbytes: int, gpu: int) -> Memory:
+        if self.shut == "attach":
+            raise CudaError("invalid device context\nmore")
         return Memory(int(token) + 7, nbytes, "device", gpu)
 
     def release(self, memory: Memory) -> None:
@@ -106,10 +112,40 @@ def test_a_neighbours_arrays_are_opened_in_their_order_and_closed(cupy: Any) -> 
         ("", (1,), "rank 1's process does not see rank 0's GPU"),
         ("refused", (0, 1), "rank 1 cannot open rank 0's memory: no peer access between their GPUs"),
         ("connect", (0, 1), "rank 1 cannot open rank 0's memory: peer access is not supported"),
+        ("export", (0, 1), "rank 1 cannot open rank 0's memory: operation not supported"),
+        ("attach", (0, 1), "rank 1 cannot open rank 0's memory: invalid device context"),
     ],
 )
 def test_the_reason_names_both_ranks(cupy: Any, shut: str, seen: tuple[int, ...], reason: str) -> None:
     assert opened(cupy, shut, seen)[1][0] == reason
+
+
+def test_a_process_that_cannot_look_for_gpus_says_so_on_every_rank(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a block is allocated: --halo auto exchanges messages then, --halo direct is refused."""
+    from runner.comm import peer_arrays
+
+    def box() -> Any:
+        if threading.current_thread() is not blind:
+            return Box([0, 1], "")
+        raise CudaError("the driver is gone\nmore")
+
+    monkeypatch.setattr(peer_arrays, "CudaBox", box)
+    blind: Any = None
+
+    def body(control: ThreadComm) -> Any:
+        nonlocal blind
+        if control.rank == 1:
+            blind = threading.current_thread()
+        ranks = tuple(SimpleNamespace(device=gpu) for gpu in GPUS)
+        world: Any = SimpleNamespace(
+            control=control, ranks=ranks, here=SimpleNamespace(device=GPUS[control.rank]), hosts=["n1"]
+        )
+        return [halo_path.find_peers(world, choice, 2) for choice in ("direct", "nccl")]
+
+    for found in run_ranks(2, body):
+        assert found == ["rank 1 cannot look for GPUs: the driver is gone", "--halo nccl"]
 
 
 def test_an_array_has_whole_pages_of_its_own(cupy: Any) -> None:

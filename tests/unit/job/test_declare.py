@@ -140,7 +140,7 @@ def test_parameters_are_completed_and_checked() -> None:
         edges.complete({})
 
 
-@pytest.mark.parametrize("name", sorted(reserved_names("map")))
+@pytest.mark.parametrize("name", sorted(reserved_names(True)))
 def test_the_commands_own_options_are_not_a_jobs(name: str) -> None:
     scope: dict[str, Any] = {}
     exec(f"def clash(block, *, {name}=1): return block", scope)
@@ -151,8 +151,8 @@ def test_the_commands_own_options_are_not_a_jobs(name: str) -> None:
 def test_every_option_of_a_run_is_reserved() -> None:
     """Else `job.run(..., name=value)` could mean a job's parameter or the run's option."""
     fields = {*Options.__dataclass_fields__, *StepOptions.__dataclass_fields__}
-    assert fields - {"form", "stream", "steps", "rates"} <= reserved_names("map")
-    assert {"steps", "device", "help", "ranks", "input_shape"} <= reserved_names("map")
+    assert fields - {"form", "stream", "steps", "rates"} <= reserved_names(True)
+    assert {"steps", "device", "help", "ranks", "input_shape"} <= reserved_names(True)
 
 
 def test_options_of_map_jobs_alone_may_be_parameters_of_others() -> None:
@@ -161,7 +161,7 @@ def test_options_of_map_jobs_alone_may_be_parameters_of_others() -> None:
 
     job = meshrun.reduce_blocks(counted, combine=lambda one, other: one + other)
     assert [parameter.name for parameter in job.parameters] == ["steps", "frames"]
-    assert {"device", "depth"} <= reserved_names("reduce")
+    assert {"device", "depth"} <= reserved_names(False)
 
 
 def unnamed_options(block, *rest):

@@ -113,7 +113,7 @@ def test_every_option_of_a_stream_reaches_it(ran: Ran, words: list[str], name: s
 def test_the_command_has_an_option_for_each_field_and_no_job_takes_its_name() -> None:
     fields = set(StreamOptions.__dataclass_fields__)
     assert {option.name for option in stream_options()} == fields
-    assert fields <= reserved_names("map") & reserved_names("reduce")
+    assert fields <= reserved_names(True) & reserved_names(False)
 
 
 def test_the_help_tells_how_many_chunks_are_under_way_unless_said() -> None:

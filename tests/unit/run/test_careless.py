@@ -125,7 +125,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         (f"{RUN} --json ~", "empty argument after --json"),
         (f"{RUN} --timeline ~", "empty argument after --timeline"),
         (f"{RUN} --json text.txt/a.json", "the record's folder is a file: got text.txt, expected a folder"),
-        ("run ~ in.npy out.npy", "unknown job: got '', expected convolve"),
+        ("run ~ in.npy out.npy", "unknown job: got '', expected airflow"),
         ("plan mine.py:same ~ --ranks 2", "INPUT has no name"),
         (f"{PLAN} --json ~", "empty argument after --json"),
         ("run mine.py:same null.npy out.npy", "cannot read null.npy: got a device or a pipe, expected"),

@@ -41,7 +41,7 @@ def test_steps_have_a_rate_and_the_time_left(
     first, second = capsys.readouterr().err.splitlines()
     assert first == "meshrun: heat: 10 % of the steps: 10 of 100"
     assert second.startswith("meshrun: heat: 30 % of the steps: 30 of 100, ")
-    assert "Gcell/s" in second
+    assert ", 8 Gcell/s, " in second
     assert second.endswith(" left")
 
 

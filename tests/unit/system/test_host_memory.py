@@ -7,11 +7,12 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.device.cpu import CpuBackend
-from runner.system.host_memory import free_host_memory, host_memory
+from runner.system.host_memory import free_host_memory, host_memory, host_processors
 
 FREE = 1000 << 10
 
@@ -68,6 +69,35 @@ def test_free_memory_minds_control_groups(
     tmp_path: Path, groups: str | None, files: dict[str, str], free: int
 ) -> None:
     assert free_host_memory(*host(tmp_path, groups, files)) == free
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "share"),
+    [
+        (None, {}, None),
+        ("0::/\n", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("0::/\n", {"cpu.max": "no numbers"}, None),
+        ("0::/\n", {"cpu.max": "300000 100000"}, 3),
+        ("0::/\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/job/step\n", {"job/step/cpu.max": "max 100000", "job/cpu.max": "250000 100000"}, 2),
+        (
+            "5:cpu,cpuacct:/job\n4:memory:/job\n0::/\n",
+            {"cpu/job/cpu.cfs_quota_us": "400000", "cpu/job/cpu.cfs_period_us": "100000"},
+            4,
+        ),
+        (
+            "5:cpu,cpuacct:/\n0::/\n",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000", "memory/cpu.max": "1 1"},
+            None,
+        ),
+    ],
+)
+def test_processors_mind_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str | None, files: dict[str, str], share: Any
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert host_processors(*host(tmp_path, groups, files)) == (share or 8)
 
 
 def test_what_files_may_give_up_is_no_part_of_the_whole(tmp_path: Path) -> None:

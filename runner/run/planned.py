@@ -1,0 +1,150 @@
+"""Plan a run of a job without running it: its inputs by file or by shape, the machine, and the forecast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from runner.device.cpu import CpuBackend
+from runner.errors import UserError, describe
+from runner.job.declaration import Job
+from runner.pipeline.fusing import with_inferred_halo
+from runner.pipeline.result_type import with_known_results
+from runner.pipeline.streamed.chunk_agreement import file_chunks
+from runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
+from runner.plan.forecast import by_ranks, forecast
+from runner.plan.machine import Machine, choose, load, nominal_cpu, rates_file
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import ArrayType, Task, plan_task
+from runner.report.record import Record
+from runner.run.forecast_record import SCHEMA, record
+from runner.run.options import form_of
+from runner.storage.formats.registry import open_source
+from runner.storage.paths import named
+from runner.system.host_memory import host_memory
+
+__all__ = ["SCHEMA", "describe_inputs", "plan_record"]
+
+# Errors that a job's own function can raise.
+JOB_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+def plan_record(
+    job: Job,
+    inputs: Sequence[str],
+    parameters: dict[str, Any],
+    *,
+    input_shape: str | None,
+    input_dtype: str | None,
+    ranks: int,
+    hosts: int | None,
+    gpu: str | None,
+    grid: str | None,
+    boundary: str | None,
+    cval: float | None,
+    depth: int | None,
+    chunk_bytes: int | None,
+    host_memory: int | None,
+    device_memory: int | None,
+) -> Record:
+    """Return the forecast of a run as plain values, with notes on what it assumes.
+
+    The arguments are the values of the options of `meshrun plan`. Raises UserError where they, the inputs or
+    the job do not allow one.
+    """
+    if job.kind != "map":
+        raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
+    arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)
+    machine = _machine(gpu)
+    given = job.complete(parameters)
+    job = with_inferred_halo(job, arrays, given)
+    task = _settled(plan_task(job, given, arrays, ranks, grid=grid, boundary=boundary, cval=cval))
+    options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
+    if hosts is not None and hosts > ranks:
+        raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
+    _check_memory(machine, options)
+    hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
+    if inputs and options.named is not None and not files.parallel:
+        raise not_streamed(options.named, inputs[0])
+    last = forecast(task, machine, hosts, options, files, grid=grid)
+    every = by_ranks(last, task, machine, options, files, grid=grid)
+    found = record(every, task, machine, options)
+    assumed = gpu is None and not machine.measured
+    found["machine"]["assumed"] = assumed
+    if assumed:
+        notes.append(
+            f"no --gpu and no measured rates: assuming hosts with {machine.gpus} {machine.name} GPUs; "
+            "use --gpu cpu for hosts without GPUs"
+        )
+    if not machine.measured:
+        notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
+    found["notes"] = notes
+    return found
+
+
+def describe_inputs(
+    job: Job, inputs: Sequence[str], shape: str | None, dtype: str | None
+) -> tuple[list[ArrayType], Files, list[str]]:
+    """Shape and dtype of each array, what chunks depend on of their files, and notes about them.
+
+    shape, dtype: of files without a header, or of every array where there are no files.
+    """
+    form = form_of(shape, dtype, None)
+    if inputs:
+        if len(inputs) != len(job.arrays):
+            raise UserError(
+                f"job {job.name} takes {len(job.arrays)} input{'s' if len(job.arrays) > 1 else ''}",
+                got=f"{len(inputs)} file{'s' if len(inputs) > 1 else ''}: {', '.join(inputs)}",
+                expected=" ".join(name.upper() for name in job.arrays),
+            )
+        sources = [open_source(named("INPUT", input), form) for input in inputs]
+        serial = next((str(source.path) for source in sources if not source.parallel), None)
+        files = Files(serial is None, source_chunks=file_chunks(sources))
+        notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
+        return [(source.shape, source.dtype) for source in sources], files, notes if serial else []
+    if form is None or form.shape is None:
+        raise UserError("no array to plan for", got="neither INPUT nor --shape", expected="one of them")
+    if dtype is None:
+        raise UserError("--shape needs an element type", hint="--input-dtype float32")
+    try:
+        return [(form.shape, np.dtype(dtype))] * len(job.arrays), PLAIN, []
+    except (TypeError, ValueError) as reason:
+        raise UserError("unknown --input-dtype", got=dtype, expected="uint8, float32, ...") from reason
+
+
+def _machine(gpu: str | None) -> Machine:
+    here = nominal_cpu(len(os.sched_getaffinity(0)), host_memory())
+    return choose(gpu, load(rates_file()), here)
+
+
+def _settled(task: Task) -> Task:
+    try:
+        return with_known_results(task, CpuBackend())
+    except JOB_ERRORS as reason:  # in the job's own function
+        raise UserError(
+            f"job {task.job.name} fails when called on zeros to find its result type",
+            got=describe(reason).partition(". Try: ")[0],
+            hint="declare out= in its decorator; --debug shows the traceback",
+        ) from reason
+
+
+def _check_memory(machine: Machine, options: StreamOptions) -> None:
+    """UserError for more memory than the machine has; without measurements, only the GPU's is known."""
+    gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
+    host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
+    check_limit("--host-memory", options.host_memory, host, machine.name)
+    check_limit("--device-memory", options.device_memory, device, machine.name)

@@ -1,0 +1,79 @@
+"""The service `simulate`: a job of kind "job" takes time steps of a map job that it makes itself.
+
+A solver uses the same steps, halos, checkpoints and frames as a job that is made by map_blocks, and adds
+what only it knows: the state before the first step, what frames show, what to observe, and what to do before
+each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import UserError
+from runner.job.declaration import Job
+from runner.plan.step_options import StepOptions
+from runner.report.record import Record
+from runner.run.forecast_record import type_record
+from runner.run.options import RunContext
+from runner.run.step_run import Additions, run_steps
+from runner.storage.formats.registry import Source
+
+
+@dataclass
+class Simulate:
+    """Takes the steps of one run: call it once, on every rank.
+
+    details: the part of the run's record that is about the steps, once they are taken.
+    """
+
+    run: RunContext
+    details: Record | None = field(default=None, init=False)
+
+    @property
+    def options(self) -> StepOptions:
+        """The options of steps as they were given; a job may pass on others in place of missing ones."""
+        return self.run.options.steps
+
+    @property
+    def film(self) -> Path:
+        """OUTPUT: the file or folder of the frames."""
+        return self.run.targets[0]
+
+    def __call__(
+        self,
+        step: Job,
+        parameters: dict[str, Any],
+        sources: Sequence[Source],
+        options: StepOptions,
+        additions: Additions,
+    ) -> Record:
+        """Take the steps of `options` of the map job `step`; return their record. Collective.
+
+        sources: the state before the first step, and the inputs that stay. Raises UserError before the first
+        step for options that do not apply.
+        """
+        run = self.run
+        if options.frames is not None:
+            raise UserError(
+                f"--frames does not apply to job {run.job.name}: its OUTPUT is the film",
+                got=options.frames,
+                everywhere=True,
+            )
+        options = replace(options, frames=str(self.film))
+        if options.steps is None:
+            raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
+        run.world.collective_call(options.check)
+        inner = replace(
+            run,
+            job=step,
+            parameters=step.complete(parameters),
+            sources=list(sources),
+            options=replace(run.options, steps=options),
+        )
+        domain = type_record((sources[0].shape, sources[0].dtype))
+        self.details = {**domain, **run_steps(inner, additions)}
+        steps: Record = self.details["steps"]
+        return steps

@@ -1,0 +1,122 @@
+"""Direct calls of a decorated function: one trace for many calls, until something that it reads changes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy_kernel import NumpyKernel
+
+import meshrun
+from runner.pipeline import fusing
+from runner.run import array_call
+
+GAIN = 2.0
+THING = SimpleNamespace(gain=2.0)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
+    """Kernels that were made, each after a trace."""
+    kernels: list[NumpyKernel] = []
+
+    def compile_for(
+        device: Any,
+        program: Any,
+        widths: Any,
+        arithmetic: str,
+        feeds: Any,
+        boundary: str,
+        cval: float,
+        _: Any,
+    ) -> Any:
+        kernels.append(NumpyKernel(program, widths, feeds, boundary, cval, aligned=False))
+        return kernels[-1], "NumPy"
+
+    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
+    array_call._KEPT.clear()
+    return kernels
+
+
+def helper(block: Any) -> Any:
+    return block * GAIN
+
+
+@meshrun.map_blocks
+def slope(block: Any, *, rate: float = 1.0) -> Any:
+    """Infer a halo, too."""
+    return rate * helper(block[2:, 1:-1] - block[:-2, 2:])
+
+
+@meshrun.map_blocks
+def of_object(block: Any) -> Any:
+    return block * THING.gain
+
+
+ARRAY = np.random.default_rng(1).random((9, 8))
+
+
+def expected(rate: float = 1.0, array: Any = ARRAY) -> Any:
+    return slope.function(np.pad(array, 1, "symmetric"), rate=rate)
+
+
+def test_a_function_is_traced_once_for_equal_calls(made: list[NumpyKernel]) -> None:
+    for _ in range(3):
+        np.testing.assert_array_equal(slope(ARRAY), expected())
+    assert len(made) == 1
+    np.testing.assert_array_equal(slope(2 * ARRAY), expected(array=2 * ARRAY))
+    assert len(made) == 1
+    np.testing.assert_array_equal(slope(ARRAY, rate=3.0), expected(3.0))
+    assert len(made) == 2
+    for other in (ARRAY[1:], ARRAY.astype(np.float32), np.asfortranarray(ARRAY[:, 1:])):
+        np.testing.assert_array_equal(slope(other), expected(array=other))
+    assert len(made) == 5
+
+
+def test_a_change_of_what_it_reads_is_seen(made: list[NumpyKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    slope(ARRAY)
+    monkeypatch.setitem(globals(), "GAIN", 3.0)
+    np.testing.assert_array_equal(slope(ARRAY), expected())
+    monkeypatch.setitem(globals(), "helper", lambda block: block + GAIN)
+    np.testing.assert_array_equal(slope(ARRAY), expected())
+    assert len(made) == 3
+    monkeypatch.undo()
+
+
+def test_what_cannot_be_known_is_traced_each_time(
+    made: list[NumpyKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.testing.assert_array_equal(of_object(ARRAY), ARRAY * 2)
+    monkeypatch.setattr(THING, "gain", 5.0)
+    np.testing.assert_array_equal(of_object(ARRAY), ARRAY * 5)
+    assert len(made) == 2
+
+
+def test_steps_are_traced_once_and_apart_from_calls(made: list[NumpyKernel]) -> None:
+    for _ in range(2):
+        found = slope.iterate(ARRAY, steps=3)
+        wanted = ARRAY
+        for _ in range(3):
+            wanted = expected(array=wanted)
+        np.testing.assert_array_equal(found, wanted)
+    assert len(made) == 1
+
+
+def test_jobs_of_one_function_are_kept_apart(made: list[NumpyKernel]) -> None:
+    jobs = [meshrun.map_blocks(boundary=name)(slope.function) for name in ("nearest", "wrap")]
+    for job, mode in zip(jobs * 2, ("edge", "wrap") * 2, strict=True):
+        chosen: Any = mode
+        padded = np.pad(ARRAY, 1, chosen)
+        np.testing.assert_array_equal(job(ARRAY), slope.function(padded))
+    assert len(made) == 2
+
+
+def test_few_tasks_are_kept(made: list[NumpyKernel], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(array_call, "MOST_KEPT", 2)
+    for rate in (1.0, 2.0, 3.0, 2.0, 1.0):
+        slope(ARRAY, rate=rate)
+    assert len(array_call._KEPT) == 2
+    assert len(made) == 4
