@@ -1,4 +1,8 @@
-"""Convolution with a small kernel of any shape."""
+"""Convolution with a small kernel of any shape.
+
+On a GPU, kernels of few taps are made for their taps, by the trace of the job's NumPy functions: on an H200
+they take a quarter to two thirds of the time of convolve.cu, which is for kernels of more taps.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from jobs import kernels
 from jobs.filters import dtypes
 from jobs.filters.weights import EXACT, Weights, read
 from runner.errors import UserError
+from runner.fuse.fill import fill, is_on_device
 
 THREADS, COLUMNS = 128, 4  # as in convolve.cu
+MOST_TAPS = 225  # of a kernel that is made for its taps; one of more takes long to compile
 WIDEST = 2**20  # of weights on 64-bit integers: half of a sum fits a float64
 Array = np.ndarray[Any, Any]
 
@@ -158,10 +164,25 @@ def convolve(
         The same as bool is uint8. Sums of 64-bit integers become floats by way of float64.
     """
     weights = read(kernel, normalize)
-    kind = accumulator(block.dtype, out.dtype, weights)
-    if xp is not np:
-        _on_gpu(block, out, weights, kind, xp)
+    if not is_on_device(block):
+        _filter(block, out=out, weights=weights)
         return
+    axes = weights.values.ndim
+    if axes > 3:
+        raise UserError(
+            "a kernel of so many axes runs on CPUs only",
+            got=f"{axes} axes",
+            expected="3 at most",
+            hint="--device cpu",
+        )
+    if len(weights.taps) <= MOST_TAPS:
+        fill(_filter, [block], [out], tuple(weights.widths), weights=weights)
+    else:
+        _by_table(block, out, weights, accumulator(block.dtype, out.dtype, weights), xp)
+
+
+def _filter(block: Any, *, out: Any, weights: Weights) -> None:
+    kind = accumulator(block.dtype, out.dtype, weights)
     if kind == dtypes.WIDE:
         exact = dtypes.ExactSums(lambda part: _sums(part, out.shape, weights), block, int(weights.total))
         if weights.divisor == 1:
@@ -176,15 +197,17 @@ def convolve(
     dtypes.store(total, out)
 
 
-def _sums(block: Array, shape: tuple[int, ...], weights: Weights) -> Array:
+def _sums(block: Any, shape: tuple[int, ...], weights: Weights) -> Any:
     """Sums of products in the block's dtype. shape: of the result."""
-    kind = block.dtype
-    total, term = np.empty(shape, kind), np.empty(shape, kind)
+    total: Any = None
+    term: Any = None
     with np.errstate(all="ignore"):
-        for number, (place, weight) in enumerate(weights.taps):
+        for place, weight in weights.taps:
             part = block[tuple(slice(a, a + n) for a, n in zip(place, shape, strict=False))]
-            np.multiply(part, kind.type(weight), out=term if number else total)
-            if number:
+            if total is None:
+                total = np.multiply(part, block.dtype.type(weight))
+            else:
+                term = np.multiply(part, block.dtype.type(weight), out=term)
                 total += term
     return total
 
@@ -193,15 +216,9 @@ def instance(source: np.dtype[Any], kind: np.dtype[Any], result: np.dtype[Any]) 
     return kernels.instance("convolve", source, kind, result)
 
 
-def _on_gpu(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: ModuleType) -> None:
+def _by_table(block: Any, out: Any, weights: Weights, kind: np.dtype[Any], xp: ModuleType) -> None:
+    """By the kernel that reads its taps from memory: any number of them, but more slowly."""
     axes = weights.values.ndim
-    if axes > 3:
-        raise UserError(
-            "a kernel of so many axes runs on CPUs only",
-            got=f"{axes} axes",
-            expected="3 at most",
-            hint="--device cpu",
-        )
     # Planes x rows x width: the kernel's last axis and all behind it are one long row.
     width = math.prod(out.shape[axes - 1 :])
     planes, rows = (1, 1, *out.shape[: axes - 1])[-2:]

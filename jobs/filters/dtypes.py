@@ -57,9 +57,10 @@ def result(dtype: np.dtype[Any], choice: str) -> np.dtype[Any]:
 
 
 def store(values: Array, out: Array) -> None:
-    """Write `values` to `out`, as convert() in kernels/common.cuh does; may overwrite `values`.
+    """Write `values` to `out`, as convert() in kernels/common.cuh does; may overwrite integer `values`.
 
-    Into integers: round half to even, saturate, NaN becomes 0. Into floats: round to nearest.
+    Into integers: round half to even, saturate, NaN becomes 0. Into floats: round to nearest. Of plain NumPy
+    functions, so that one kernel can be made of it.
     """
     with np.errstate(over="ignore"):
         if out.dtype.kind == "f":
@@ -67,7 +68,7 @@ def store(values: Array, out: Array) -> None:
             return
         if values.dtype.kind == "f":
             values = np.rint(values, dtype=np.float64)  # holds every int32, as float32 does not
-            values[np.isnan(values)] = 0
+            values = np.where(np.isnan(values), 0.0, values)
     limits = np.iinfo(out.dtype)
     if np.can_cast(values.dtype, out.dtype):
         out[...] = values
@@ -75,11 +76,10 @@ def store(values: Array, out: Array) -> None:
         end = float(limits.max)  # one more than the largest integer, which is no float64
         beyond = values >= end
         np.clip(values, float(limits.min), np.nextafter(end, 0), out=values)
-        np.copyto(out, values, casting="unsafe")
-        out[beyond] = limits.max
+        out[...] = np.where(beyond, limits.max, values.astype(out.dtype))
     else:
         np.clip(values, limits.min, limits.max, out=values)
-        np.copyto(out, values, casting="unsafe")
+        out[...] = values
 
 
 class ExactSums:
@@ -90,11 +90,12 @@ class ExactSums:
     """
 
     def __init__(self, sums: Callable[[Array], Array], block: Array, total: int) -> None:
-        ends = (int(block.min()), int(block.max())) if block.size else (0, 0)
         self.high: Array | None = None  # where int64 holds every sum
-        if max(-ends[0], ends[1]) * total < 2**63:
-            self.low = sums(block.astype(np.int64, copy=False))
-            return
+        if isinstance(block, np.ndarray):  # a stand-in for one has no values
+            ends = (int(block.min()), int(block.max())) if block.size else (0, 0)
+            if max(-ends[0], ends[1]) * total < 2**63:
+                self.low = sums(block.astype(np.int64, copy=False))
+                return
         half, mask = block.dtype.type(HALF), block.dtype.type(2**HALF - 1)
         self.high = sums((block >> half).astype(np.int64, copy=False))
         self.low = sums((block & mask).astype(np.int64, copy=False))
@@ -104,7 +105,7 @@ class ExactSums:
     def floats(self) -> Array:
         """The sums as float64, rounded to nearest."""
         low = self.low.astype(np.float64)
-        return low if self.high is None else np.ldexp(self.high.astype(np.float64), HALF) + low
+        return low if self.high is None else self.high.astype(np.float64) * 2.0**HALF + low
 
     def store(self, out: Array) -> None:
         """Write the sums to `out`: saturated into integers, by way of float64 into floats."""
@@ -119,13 +120,13 @@ class ExactSums:
                 store(self.low, out)
             return
         ends = (0, 2**HALF - 1) if unsigned else (-(2 ** (HALF - 1)), 2 ** (HALF - 1) - 1)
-        self.low[self.high < ends[0]] = 0
-        self.low[self.high > ends[1]] = 2**HALF - 1
+        most = np.int64(2**HALF - 1)
+        low = np.where(self.high < ends[0], np.int64(0), np.where(self.high > ends[1], most, self.low))
         np.clip(self.high, *ends, out=self.high)
         self.high <<= np.int64(HALF)
-        self.high |= self.low
+        self.high |= low
         if unsigned:
-            out[...] = self.high.view(np.uint64)
+            out[...] = self.high.astype(np.uint64)
         else:
             store(self.high, out)
 

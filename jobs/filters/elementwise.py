@@ -1,19 +1,17 @@
-"""A formula applied to every element."""
+"""A formula applied to every element. On a GPU it is one kernel, by the trace of its NumPy functions."""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
 import meshrun
-from jobs import kernels
 from jobs.filters import dtypes
 from jobs.filters.bounds import Intervals
-from jobs.filters.expression import cpp, evaluate, fold, parse
+from jobs.filters.expression import evaluate, fold, parse
+from runner.fuse.fill import fill, is_on_device
 
-THREADS, ELEMENTS = 256, 4  # as in elementwise.cu
 Result = Literal["float", "same", "uint8", "uint16", "int32", "int64", "float16", "float32", "float64"]
 
 
@@ -53,7 +51,7 @@ def _reference(
         ((53, 29), "uint8", {"expression": "where(x > 100, x * 2, 255 - x)", "dtype": "uint8"}),
     ],
 )
-def elementwise(block: Any, *, out: Any, xp: ModuleType, expression: str, dtype: Result = "float") -> None:
+def elementwise(block: Any, *, out: Any, expression: str, dtype: Result = "float") -> None:
     """Apply a formula in x to every element.
 
     Computed in float32 where it holds every element and the result is float16 or float32, else in
@@ -68,17 +66,15 @@ def elementwise(block: Any, *, out: Any, xp: ModuleType, expression: str, dtype:
         bytes, float64 for others. Into integers: rounded half to even, saturated, NaN becomes 0. The
         same as bool is uint8.
     """
-    tree, kind = parse(expression), dtypes.floating(block.dtype, out.dtype)
-    if xp is not np:
-        blocks = -(-out.size // (THREADS * ELEMENTS))
-        name = instance(block.dtype, out.dtype)
-        options = (f"-DEXPRESSION={cpp(tree, kind)}",)
-        kernels.launch("elementwise.cu", name, blocks, THREADS, (block, out, np.int64(out.size)), options)
-        return
+    if is_on_device(block):
+        fill(_apply, [block.reshape(-1)], [out.reshape(-1)], ((0, 0),), expression=expression)
+    else:
+        _apply(block, out=out, expression=expression)
+
+
+def _apply(block: Any, *, out: Any, expression: str) -> None:
+    kind = dtypes.floating(block.dtype, out.dtype)
     with np.errstate(all="ignore"):
-        values = evaluate(tree, block.astype(kind, copy=False), kind)
-    dtypes.store(np.array(values, ndmin=1), out)
-
-
-def instance(source: np.dtype[Any], result: np.dtype[Any]) -> str:
-    return kernels.instance("elementwise", source, dtypes.floating(source, result), result)
+        x = block.astype(kind, copy=False)
+        values = evaluate(parse(expression), x, kind)
+        dtypes.store(values if np.ndim(values) else np.full_like(x, values), out)

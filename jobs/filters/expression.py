@@ -1,4 +1,4 @@
-"""A formula in x: parsed once, then folded over any algebra (NumPy arrays, C++ text, error bounds).
+"""A formula in x: parsed once, then folded over any algebra (arrays, stand-ins for them, error bounds).
 
 Nothing of Python is run: the syntax tree may hold only what is listed here.
 """
@@ -61,30 +61,6 @@ FUNCTIONS = {
     "where": ("where", 3),
     "clip": ("clip", 3),
 }
-CPP = {
-    "add": "({} + {})",
-    "subtract": "({} - {})",
-    "multiply": "({} * {})",
-    "divide": "({} / {})",
-    "floor_divide": "floor_quotient<C>({}, {})",
-    "remainder": "remainder_of<C>({}, {})",
-    "power": "pow({}, {})",
-    "square": "square({})",
-    "negative": "(-{})",
-    "less": "C({} < {})",
-    "less_equal": "C({} <= {})",
-    "greater": "C({} > {})",
-    "greater_equal": "C({} >= {})",
-    "equal": "C({} == {})",
-    "not_equal": "C({} != {})",
-    "minimum": "minimum<C>({}, {})",
-    "maximum": "maximum<C>({}, {})",
-    "where": "choose<C>({}, {}, {})",
-    "absolute": "fabs({})",
-    "arcsin": "asin({})",
-    "arccos": "acos({})",
-    "arctan": "atan({})",
-}
 LONGEST, DEEPEST = 1000, 40  # characters; levels of the tree
 
 
@@ -136,26 +112,16 @@ def fold(tree: ast.expr, x: Value, constant: Callable[[float], Value], apply: Ca
 
 
 def evaluate(tree: ast.expr, x: Any, dtype: np.dtype[Any]) -> Any:
-    """The tree's value for an array x of the floating-point `dtype`, in that dtype throughout."""
+    """The tree's value for an array x of the floating-point `dtype`, in that dtype throughout; a scalar for a
+    tree without x. Of plain NumPy functions, so that one kernel can be made of it."""
 
     def apply(name: str, *operands: Any) -> Any:
         if name == "where":
             return np.where(operands[0] != 0, operands[1], operands[2])
-        return np.asarray(getattr(np, name)(*operands), dtype)[()]  # a comparison is 1 or 0
+        result = getattr(np, name)(*operands)
+        return result if result.dtype == dtype else result.astype(dtype)  # a comparison is 1 or 0
 
     return fold(tree, x, dtype.type, apply)
-
-
-def cpp(tree: ast.expr, dtype: np.dtype[Any]) -> str:
-    """The tree as a C++ expression in `x` of type C, which is `dtype`; constants are exact."""
-
-    def constant(number: float) -> str:
-        return f"C({float(dtype.type(number)).hex()})"
-
-    def apply(name: str, *operands: str) -> str:
-        return CPP.get(name, name + "({})").format(*operands)
-
-    return fold(tree, "x", constant, apply)
 
 
 def _check(node: ast.expr, text: str, depth: int) -> None:

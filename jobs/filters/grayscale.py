@@ -1,18 +1,17 @@
-"""Colour image to grey levels."""
+"""Colour image to grey levels. On a GPU it is one kernel, by the trace of its NumPy functions."""
 
 from __future__ import annotations
 
 import functools
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 import meshrun
-from jobs import kernels
 from jobs.filters import dtypes
 from runner.errors import UserError
+from runner.fuse.fill import fill, is_on_device
 
 ACCUMULATOR = {
     "bool": "uint32",
@@ -30,7 +29,6 @@ ACCUMULATOR = {
 }
 UNIT = 65536  # weights are whole multiples of 1 / UNIT
 REC601 = "0.299 0.587 0.114"
-THREADS, PIXELS = 256, 4  # as in grayscale.cu
 
 
 @functools.lru_cache
@@ -91,7 +89,7 @@ def _reference(
     reference=_reference,
     trials=[((67, 41, 3), "uint8", {}), ((33, 20, 4), "float32", {})],
 )
-def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) -> None:
+def grayscale(block: Any, *, out: Any, weights: str = REC601) -> None:
     """Grey levels of a colour image, by default with the weights of Rec. 601.
 
     (rows, columns, 3 or 4) to (rows, columns) of the same dtype, of bool, which counts as 0 and 1, to uint8;
@@ -103,14 +101,14 @@ def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) ->
 
     weights: of red, green and blue, in any proportion: divided by their sum.
     """
-    parts = parse(weights)
-    if xp is not np:
-        pixels = np.int64(out.size)
-        blocks = -(-out.size // (THREADS * PIXELS))
-        arguments = (block, out, pixels, *np.array([block.shape[2], *parts], np.int32))
-        kernels.launch("grayscale.cu", instance(block.dtype), blocks, THREADS, arguments)
-        return
-    accumulator = np.dtype(ACCUMULATOR[block.dtype.name])
+    if is_on_device(block):
+        fill(_grey, [block], [out], ((0, 0), (0, 0)), weights=weights)
+    else:
+        _grey(block, out=out, weights=weights)
+
+
+def _grey(block: Any, *, out: Any, weights: str) -> None:
+    parts, accumulator = parse(weights), np.dtype(ACCUMULATOR[block.dtype.name])
     if accumulator.kind == "f":
         total = _sums(block, [accumulator.type(part / UNIT) for part in parts], accumulator)
         dtypes.store(total, out)
@@ -120,7 +118,7 @@ def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) ->
         total = _sums(block, whole, accumulator)
         total += accumulator.type(UNIT // 2)
         total >>= accumulator.type(16)
-        np.copyto(out, total, casting="unsafe")
+        out[...] = total
         return
     half, mask = block.dtype.type(dtypes.HALF), block.dtype.type(2**dtypes.HALF - 1)
     total = _sums(block & mask, whole, accumulator)
@@ -129,21 +127,18 @@ def grayscale(block: Any, *, out: Any, xp: ModuleType, weights: str = REC601) ->
     high = _sums(block >> half, whole, accumulator)
     high <<= accumulator.type(dtypes.HALF - 16)  # bits beyond 64 are those of a sign
     total += high
-    np.copyto(out, total.view(block.dtype))
+    out[...] = total.astype(block.dtype)
 
 
-def _sums(block: Any, weights: list[Any], accumulator: np.dtype[Any]) -> np.ndarray[Any, Any]:
+def _sums(block: Any, weights: list[Any], accumulator: np.dtype[Any]) -> Any:
     """(red + green) + blue of products in `accumulator`."""
+    total: Any = None
     with np.errstate(all="ignore"):
-        total: np.ndarray[Any, Any]
-        total, term = np.empty((2, *block.shape[:-1]), accumulator)
         for channel, weight in enumerate(weights):
-            into = term if channel else total
-            np.multiply(block[..., channel], weight, out=into, dtype=accumulator, casting="unsafe")
-            if channel:
+            term = block[..., channel].astype(accumulator)
+            term *= weight
+            if total is None:
+                total = term
+            else:
                 total += term
     return total
-
-
-def instance(source: np.dtype[Any]) -> str:
-    return kernels.instance("grayscale", source, ACCUMULATOR[source.name])

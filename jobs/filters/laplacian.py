@@ -1,20 +1,19 @@
-"""Edges of an image or any array: the 3 x 3 Laplacian filter."""
+"""Edges of an image or any array: the 3 x 3 Laplacian filter.
+
+On a GPU it is one kernel, by the trace of the job's NumPy functions.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 import meshrun
-from jobs import kernels
 from jobs.filters import dtypes
 from runner.errors import UserError
+from runner.fuse.fill import fill, is_on_device
 
-THREADS, ROWS = 128, 8  # as in laplacian.cu
-COLUMNS = {1: 8, 2: 4, 4: 2, 8: 1}  # by itemsize: 8 bytes of a row for each thread
-CHANNELS = (1, 3, 4)  # that have a kernel of their own
 Array = np.ndarray[Any, Any]
 
 
@@ -71,7 +70,7 @@ def _reference(block: Array, *, dtype: str = "same", input_dtype: np.dtype[Any] 
         ((65, 33), "int64", {}),
     ],
 )
-def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "same") -> None:
+def laplacian(block: Any, *, out: Any, dtype: dtypes.Result = "same") -> None:
     """Edge filter: the eight neighbours along rows and columns, minus eight times the centre.
 
     Works on axes 0 and 1; further axes, such as channels, are kept apart. Integers of any size are
@@ -82,9 +81,13 @@ def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "s
     dtype: of the result. Into integers, values are rounded half to even and saturate: nothing wraps.
         The same as bool is uint8. Sums of 64-bit integers become floats by way of float64.
     """
-    if xp is not np:
-        _on_gpu(block, out)
-        return
+    if is_on_device(block):
+        fill(_filter, [block], [out], ((1, 1), (1, 1)))
+    else:
+        _filter(block, out=out)
+
+
+def _filter(block: Any, *, out: Any) -> None:
     kind = accumulator(block.dtype, out.dtype)
     if kind == dtypes.WIDE:
         dtypes.ExactSums(_sums, block, 16).store(out)
@@ -95,7 +98,7 @@ def laplacian(block: Any, *, out: Any, xp: ModuleType, dtype: dtypes.Result = "s
         dtypes.store(total, out)
 
 
-def _sums(block: Array, total: Array | None = None) -> Array:
+def _sums(block: Any, total: Any = None) -> Any:
     """The filter in the block's dtype, in `total` where that is given."""
     with np.errstate(all="ignore"):
         across = np.add(block[:, :-2], block[:, 1:-1])
@@ -104,26 +107,3 @@ def _sums(block: Array, total: Array | None = None) -> Array:
         total += across[2:]
         total -= np.multiply(block[1:-1, 1:-1], block.dtype.type(9), out=across[:-2])
     return total
-
-
-def instance(source: np.dtype[Any], result: np.dtype[Any], columns: int, channels: int) -> str:
-    """The kernel for these dtypes, `columns` results of a row per thread, and so many channels (0: any)."""
-    return kernels.instance("laplacian", source, accumulator(source, result), result, columns, channels)
-
-
-def _on_gpu(block: Any, out: Any) -> None:
-    rows, width = out.shape[0], out[0].size
-    channels = width // out.shape[1]
-    columns = COLUMNS[block.itemsize]
-    pitch = out.strides[0] // out.itemsize
-    if width < columns or pitch % columns:
-        columns = 1
-    shift = kernels.address(out) // out.itemsize % columns
-    tiles = -(-(width + shift) // (THREADS * columns))
-    kernels.launch(
-        "laplacian.cu",
-        instance(block.dtype, out.dtype, columns, channels if channels in CHANNELS else 0),
-        tiles * -(-rows // ROWS),
-        THREADS,
-        (block, out, *np.array([rows, width, channels, tiles, pitch, shift], np.int64)),
-    )

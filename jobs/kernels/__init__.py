@@ -111,10 +111,9 @@ def launch(
     blocks: int,
     threads: int,
     arguments: Sequence[Any],
-    options: tuple[str, ...] = (),
 ) -> None:
     """Launch a kernel on a one-dimensional grid, on the current stream.
 
     Arguments are device arrays and NumPy scalars of the parameters' exact types.
     """
-    load(file, instance, options)((blocks,), (threads,), tuple(arguments))
+    load(file, instance, ())((blocks,), (threads,), tuple(arguments))

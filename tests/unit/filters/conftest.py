@@ -49,7 +49,8 @@ def call(job: Job, block: Array, shape: tuple[int, ...], parameters: dict[str, A
     # As the runner's views may be: aligned to the itemsize and no better.
     out = np.empty(size + 1, dtype)[1:].reshape(out_shape)
     poison(out)
-    job.function(block, out=out, xp=np, **parameters)
+    services = {"xp": np} if "xp" in job.services else {}
+    job.function(block, out=out, **services, **parameters)
     return out
 
 

@@ -29,10 +29,9 @@ from measured_kernels import INSTANCES
 
 import jobs.kernels
 import meshrun
-from jobs.filters import convolve, elementwise, grayscale, laplacian
-from jobs.filters.dtypes import SUPPORTED, floating
+from jobs.filters import convolve
+from jobs.filters.dtypes import SUPPORTED
 from jobs.filters.dtypes import result as filtered_type
-from jobs.filters.expression import FUNCTIONS, cpp, parse
 from jobs.kernels import instance
 from jobs.measure.exact_reductions import RecipeKind
 
@@ -43,19 +42,9 @@ FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 GOLDEN = Path(__file__).with_name("resources.json")
 WHOLE, *OTHERS = ARCHITECTURES = ("90", "80", "100")
 RESULTS = ("int16", "int32", "int64", "float32", "float64")
-ELEMENTWISE_RESULTS = ("uint8", "uint16", "int32", "int64", "float16", "float32", "float64")
 DTYPES = ("uint8", "int64", "float16", "float32", "float64")  # each itemsize, each kind of arithmetic
 # By day: elements that get all results, the others those of their own type.
 ALL_RESULTS = ("uint8", "int64", "float64")
-SHORT = "-DEXPRESSION=(x + C(1))"
-OPTIONS = {"elementwise.cu": (SHORT,)}
-EVERYTHING = " + ".join(
-    [f"{name}({', '.join(['x'] * arguments)})" for name, (_, arguments) in FUNCTIONS.items()]
-    + [
-        "x ** 2 - 1.5 * x / 2 // 3 % 4 ** -x + pi",
-        "(x < 1) + (x <= 1) + (x > 1) + (x >= 1) + (x == 1) + (x != 1)",
-    ]
-)
 # ptxas' report beside warnings.
 REPORT = re.compile(r"ptxas info\s*:.*|ptxas\s+\. .*|\s*")
 
@@ -98,20 +87,9 @@ def instances(file: str, *, every: bool) -> Iterator[str]:
     for source in map(np.dtype, SUPPORTED):
         same, wanted = filtered_type(source, "same"), every or source.name in ALL_RESULTS
         results = [same, *(map(np.dtype, RESULTS) if wanted else ())]
-        if file == "laplacian.cu":
-            columns = laplacian.COLUMNS[source.itemsize]
-            yield from (laplacian.instance(source, result, columns, 1) for result in results)
-            for few, channels in product((1, columns), (0, *laplacian.CHANNELS)):
-                if wanted or few == columns or channels == 0:
-                    yield laplacian.instance(source, same, few, channels)
-        elif file == "grayscale.cu":
-            yield grayscale.instance(source)
-        elif file == "convolve.cu":
+        if file == "convolve.cu":
             for kernel, result in product(weights, results):
                 yield convolve.instance(source, convolve.accumulator(source, result, kernel), result)
-        elif file == "elementwise.cu":
-            yield elementwise.instance(source, same)
-            yield from (elementwise.instance(source, np.dtype(result)) for result in ELEMENTWISE_RESULTS)
         else:
             yield instance(file.removesuffix(".cu"), source)
 
@@ -133,15 +111,8 @@ def golden_instances(file: str) -> Iterator[str]:
         return
     weights = convolve.read("0.1", False)
     for dtype in map(np.dtype, DTYPES):
-        if file == "laplacian.cu":
-            yield laplacian.instance(dtype, dtype, laplacian.COLUMNS[dtype.itemsize], 1)
-            yield laplacian.instance(dtype, dtype, 1, 0)
-        elif file == "grayscale.cu":
-            yield grayscale.instance(dtype)
-        elif file == "convolve.cu":
+        if file == "convolve.cu":
             yield convolve.instance(dtype, convolve.accumulator(dtype, dtype, weights), dtype)
-        elif file == "elementwise.cu":
-            yield elementwise.instance(dtype, dtype)
         else:
             yield instance(file.removesuffix(".cu"), dtype)
 
@@ -154,7 +125,7 @@ def compiled(file: str, names: Iterable[str], architecture: str, options: Sequen
         done(nvrtc.nvrtcAddNameExpression(program, name.encode()))
     fused = file.removesuffix(".cu") in jobs.kernels.FUSED
     flags = [f"-arch=sm_{architecture}", "-std=c++17", f"--fmad={str(fused).lower()}", *headers()]
-    flags += ["--ptxas-options=-v", *(options or OPTIONS.get(file, ()))]
+    flags += ["--ptxas-options=-v", *options]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     buffer = bytearray(done(nvrtc.nvrtcGetProgramLogSize(program)))
     done(nvrtc.nvrtcGetProgramLog(program, buffer))
@@ -254,20 +225,11 @@ def test_kernel_compiles_without_a_warning_to_the_golden_resources(
             assert resources == kept, name
 
 
-@pytest.mark.parametrize(
-    "architecture", [WHOLE, *(pytest.param(other, marks=pytest.mark.nightly) for other in OTHERS)]
-)
-@pytest.mark.parametrize("kind", ["float32", "float64"])
-def test_elementwise_compiles_with_every_function(kind: str, architecture: str) -> None:
-    pairs = product(map(np.dtype, SUPPORTED), map(np.dtype, ELEMENTWISE_RESULTS))
-    name = next(elementwise.instance(*pair) for pair in pairs if floating(*pair) == kind)
-    option = f"-DEXPRESSION={cpp(parse(EVERYTHING), np.dtype(kind))}"
-    assert compiled("elementwise.cu", [name], architecture, [option]).warnings == ""
-
-
-def test_a_kernel_with_an_error_fails() -> None:
+def test_a_kernel_with_an_error_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "touch.cu").write_text((FOLDER / "touch.cu").read_text() + "\nundefined x;\n")
+    monkeypatch.setitem(globals(), "FOLDER", tmp_path)
     with pytest.raises(AssertionError, match="undefined"):
-        compiled("elementwise.cu", ["elementwise<float, float, float>"], WHOLE, ["-DEXPRESSION=undefined(x)"])
+        compiled("touch.cu", INSTANCES["touch.cu"], WHOLE)
 
 
 def test_a_warning_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
