@@ -1,0 +1,210 @@
+"""The job `airflow`: the air in a wind tunnel, from a shape to a film and the forces on the body."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import meshrun
+from jobs.airflow import forces as coefficients
+from jobs.airflow.drawing import FlowDrawing
+from jobs.airflow.lattice import LATTICES, Lattice
+from jobs.airflow.sampling import ForceSamples
+from jobs.airflow.shapes import shape as shapes
+from jobs.airflow.shapes.bodies import Body, Cells
+from jobs.airflow.step import SCALE, Collision, step_job
+from jobs.airflow.tunnel import Sides, Tunnel
+from jobs.airflow.units import Flow
+from runner.errors import UserError
+from runner.plan.step_options import StepOptions
+from runner.report.record import Record
+from runner.run.simulation import Simulate
+from runner.run.step_run import Additions
+from runner.storage.formats.registry import check_place
+from runner.world.world import World
+
+LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
+CROSSINGS = 4  # of the domain by the flow, where --steps is not given
+FRAMES = 100  # where --every is not given
+SAMPLES = 16  # of forces while the flow passes a length of the body
+ANCHOR = 0.02  # rate at which the density at the outflow relaxes to 1
+
+
+@meshrun.job
+def airflow(
+    world: World,
+    argument: str,
+    simulate: Simulate,
+    *,
+    reynolds: float = 150.0,
+    size: str | None = None,
+    length: float | None = None,
+    place: str | None = None,
+    up: Literal["y", "z"] = "z",
+    speed: float = 0.1,
+    sides: Literal["walls", "slip", "periodic"] = "slip",
+    inlet: Literal["uniform", "parabolic"] = "uniform",
+    surface: Literal["auto", "interpolated", "cells"] = "auto",
+    lattice: Literal["auto", "D2Q9", "D3Q19", "D3Q27"] = "auto",
+    collision: Literal["trt", "bgk", "les"] = "trt",
+    storage: Literal["float32", "float16"] = "float32",
+    draw: Literal["speed", "vorticity", "pressure"] = "speed",
+    forces: Path | None = None,
+    forces_every: int | None = None,
+) -> Record:
+    """Blow air past a shape and film it: lattice-Boltzmann method, two or three axes.
+
+    INPUT is the shape: a picture (dark is solid), cylinder, sphere, airfoil:2412@8 (NACA digits and angle of
+    attack), none, an .stl file, an array or a folder of pictures (a plane each). OUTPUT is the film: .gif,
+    .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs. The air flows from left to right.
+
+    reynolds: Reynolds number: mean velocity of the inlet * length / viscosity.
+    size: cells of the domain, WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH. Default: the picture's.
+    length: characteristic length of the shape, in cells. Default: by the size of the domain.
+    place: X,Y[,Z] of the middle of the shape, in fractions of the domain from the left, top and front.
+    up: axis of an .stl file that points up.
+    speed: mean velocity of the inlet, in cells a step: larger is faster and less accurate, at most 0.115.
+    sides: what is above and below: walls, walls without friction, or a periodic domain.
+    inlet: profile of the inlet's velocity.
+    surface: whether the exact surface of a named shape is used, or its cells only.
+    lattice: discrete velocities. auto: D2Q9 or D3Q19.
+    collision: two relaxation times, one, or a large-eddy model (stable at large Reynolds numbers).
+    storage: type in memory: float16 halves the bytes of a cell and keeps three digits.
+    draw: what the film shows.
+    forces: file for drag and lift over time: .csv, or a plot .png, .svg or .html.
+    forces_every: steps between two samples of the forces.
+    """
+    body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
+    chosen = world.collective_call(lambda: _lattice(lattice, body))
+    flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
+    tunnel = Tunnel(body, chosen, sides, inlet, speed, np.dtype(storage))
+    step = step_job(chosen, tunnel.kinds, collision, storage=storage, profile=inlet == "parabolic")
+    options = _options(simulate.options, tunnel)
+    assert options.steps is not None
+    samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
+    if forces is not None:
+        world.collective_call(lambda: _check_forces(forces, body))
+    drawing = FlowDrawing(chosen, np.dtype(storage), draw, tunnel.greatest, body.length)
+    additions = Additions(
+        drawing,
+        [] if samples is None else [samples],
+        samples.open if samples is not None and samples.interpolated else None,
+    )
+    description = {
+        "shape": _identity(argument), "size": list(body.shape), "length": length, "place": place, "up": up,
+        "sides": sides, "inlet": inlet, "speed": speed, "surface": surface,
+    }  # fmt: skip
+    parameters = {
+        "omega": flow.omega,
+        "omega_minus": flow.omega_minus,
+        "velocity_x": tunnel.greatest,
+        "outflow": flow.outflow,
+        "anchor": ANCHOR,
+    }
+    known = {one.name for one in step.parameters}
+    parameters = {name: value for name, value in parameters.items() if name in known}
+    done = simulate(step, parameters, tunnel.sources(description), options, additions)
+    result: Record = {
+        "cells": math.prod(body.shape),
+        "reynolds": reynolds,
+        "length": body.length,
+        "speed": speed,
+        "viscosity": flow.viscosity,
+        "omega": flow.omega,
+        "steps": done["steps"],
+    }
+    if samples is not None and samples.steps:
+        result |= world.on_root(lambda: _measured(samples, tunnel, forces))
+    return result
+
+
+def _body(word: str, placement: shapes.Placement, sides: Sides) -> Body:
+    body = shapes.read(word, placement)
+    shapes.check(body, ("top", "bottom", "front", "back") if sides != "periodic" else ())
+    return body
+
+
+def _lattice(name: str, body: Body) -> Lattice:
+    axes = len(body.shape)
+    chosen = LATTICES[LATTICE[axes] if name == "auto" else name]
+    if chosen.axes != axes:
+        raise UserError(
+            f"{name} is a lattice of {chosen.axes} axes",
+            got=f"a domain of {'x'.join(map(str, body.shape))} cells",
+            expected=LATTICE[axes],
+            hint="--size WIDTHxHEIGHTxDEPTH" if axes == 2 else "leave --lattice out",
+        )
+    return chosen
+
+
+def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Flow:
+    flow = Flow(reynolds, body.length, speed)
+    flow.check(collision)
+    return flow
+
+
+def _options(given: StepOptions, tunnel: Tunnel) -> StepOptions:
+    """Return the options of steps with those that are not given."""
+    steps = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
+    return replace(given, steps=steps, every=given.every or max(steps // FRAMES, 1))
+
+
+def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptions) -> ForceSamples | None:
+    """Return what samples the forces; None if there is no body."""
+    body = tunnel.body
+    if every is not None and every < 1:
+        raise UserError("--forces-every is no number of steps", got=every, expected="1 or more")
+    if type(body) is Body:
+        return None
+    interpolated = surface == "interpolated" or (surface == "auto" and not isinstance(body, Cells))
+    chosen = every or max(round(body.length / tunnel.speed / SAMPLES), 1)
+    scale = 1 / SCALE[tunnel.storage]
+    return ForceSamples(body, tunnel.lattice, scale, chosen, options.steps or 0, interpolated)
+
+
+def _check_forces(path: Path, body: Body) -> None:
+    if type(body) is Body:
+        raise UserError("--forces: there is no body", got="none", expected="a shape")
+    suffixes = (".csv", ".png", ".svg", ".html")
+    if path.suffix.lower() not in suffixes:
+        raise UserError(f"unknown format of forces: {path}", got=path.suffix, expected=", ".join(suffixes))
+    check_place(path, "file of forces")
+
+
+def _identity(word: str) -> dict[str, Any]:
+    """Return the shape's word, with the state of its file if it is one."""
+    path = Path(word)
+    state = path.stat() if path.exists() else None
+    return {"word": word} | ({"bytes": state.st_size, "changed_ns": state.st_mtime_ns} if state else {})
+
+
+def _measured(samples: ForceSamples, tunnel: Tunnel, file: Path | None) -> Record:
+    """Return the forces of the run as coefficients, and write them. On rank 0."""
+    history = coefficients.coefficients(samples.steps, samples.forces, tunnel.body, tunnel.speed)
+    if file is not None and file.suffix.lower() == ".csv":
+        coefficients.write_csv(history, file)
+    elif file is not None:
+        coefficients.plot(history, file, f"{tunnel.body.name}, {tunnel.sides}")
+    later = slice(len(history.drag) // 2, None)
+    found: Record = {
+        "drag": float(np.mean(history.drag[later])),
+        "lift": float(np.mean(history.lift[later])),
+    }
+    try:
+        shed = coefficients.shedding(history)
+    except UserError as reason:
+        return {**found, "strouhal": None, "strouhal_reason": str(reason)}
+    return {
+        **found,
+        "drag": shed.drag,
+        "greatest_drag": shed.greatest_drag,
+        "lift": shed.lift,
+        "greatest_lift": shed.greatest_lift,
+        "strouhal": shed.strouhal,
+        "strouhal_uncertainty": shed.uncertainty,
+        "periods": shed.periods,
+    }

@@ -1,0 +1,133 @@
+"""Forces on the body during a run: links of each rank, their slots before each step, and samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jobs.airflow import links
+from jobs.airflow.cells import Cell
+from jobs.airflow.lattice import Lattice
+from jobs.airflow.shapes.bodies import Body
+from runner.pipeline.steps.loop import next_multiple
+from runner.pipeline.steps.stepper import Stepper
+from runner.region import Array, HostArray
+
+PENDING = 256  # samples that wait on the device
+
+
+@dataclass
+class BodyLinks:
+    """This rank's links, and the kernels' table of the populations for each of their two blocks.
+
+    scale: by which stored populations are to be multiplied.
+    """
+
+    stepper: Stepper
+    body: Body
+    lattice: Lattice
+    scale: float
+    _tables: dict[int, Array] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        plan = self.stepper.plans[0]
+        kinds = _on_host(self.stepper, self.stepper.padded[self.lattice.size])
+        block = self.stepper.padded[0]
+        found = links.find_links(
+            self.body,
+            plan.region,
+            self.lattice,
+            [low for low, _ in plan.widths],
+            kinds == int(Cell.FLUID),
+            [step // block.itemsize for step in block.strides],
+        )
+        self.links = found.on(self.stepper.world.xp)
+
+    def set_slots(self, blocks: Sequence[Array]) -> None:
+        """Set what the fluid will pull from the body. blocks: padded, of all inputs."""
+        populations = blocks[: self.lattice.size]
+        links.set_slots(populations, self.links, self.stepper.world.xp, self._table(populations))
+
+    def momentum(self, blocks: Sequence[Array]) -> Array:
+        """Return what the fluid gives the body in a step on this rank: see `links.momentum`."""
+        populations = blocks[: self.lattice.size]
+        xp = self.stepper.world.xp
+        return links.momentum(populations, self.links, self.lattice, xp, self.scale, self._table(populations))
+
+    def _table(self, populations: Sequence[Array]) -> Array | None:
+        """Return the table of these blocks; it stays in place, as CUDA graphs repeat its address."""
+        if self.stepper.world.xp is np:
+            return None
+        key = populations[0].data.ptr
+        if key not in self._tables:
+            self._tables[key] = links.addresses(self.stepper.world.xp, populations)
+        return self._tables[key]
+
+
+@dataclass
+class ForceSamples:
+    """Samples the force on the body: an observer of the steps. every: steps between two samples.
+
+    last: step of the run, which is not sampled, as no halos are exchanged after it. interpolated: whether the
+    slots of the links are set before each step. steps: of each sample.
+    """
+
+    body: Body
+    lattice: Lattice
+    scale: float
+    every: int
+    last: int
+    interpolated: bool
+    steps: list[int] = field(default_factory=list, init=False)
+    _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device
+    _momentum: list[HostArray] = field(default_factory=list, init=False)  # of all ranks
+
+    def open(self, stepper: Stepper) -> Callable[[Sequence[Array]], None]:
+        """Find the links of this rank; return what to call before each step."""
+        self._links = BodyLinks(stepper, self.body, self.lattice, self.scale)
+        return self._links.set_slots
+
+    def begin(self, stepper: Stepper) -> None:
+        if not self.interpolated:
+            self.open(stepper)
+
+    def next_step(self, done: int) -> int:
+        return next_multiple(done, self.every)
+
+    def observe(self, stepper: Stepper) -> bool:
+        if stepper.done == self.last:
+            return False
+        blocks = stepper.padded
+        if self.interpolated:
+            self._links.set_slots(blocks)
+        self.steps.append(stepper.done)
+        self._pending.append(self._links.momentum(blocks))
+        if len(self._pending) == PENDING:
+            self._add_up(stepper)
+        return False
+
+    def end(self, stepper: Stepper) -> None:
+        self._add_up(stepper)
+
+    def _add_up(self, stepper: Stepper) -> None:
+        """Add up the pending samples of all ranks."""
+        if self._pending:
+            own = _on_host(stepper, stepper.world.xp.stack(self._pending))
+            self._momentum += list(np.sum(stepper.world.control.allgather(own), axis=0))
+            self._pending = []
+
+    @property
+    def forces(self) -> HostArray:
+        """Force of each sample along each axis, (samples, axes), in lattice units; after the last step."""
+        return np.array([links.force(one) for one in self._momentum]).reshape(-1, self.lattice.axes)
+
+
+def _on_host(stepper: Stepper, values: Array) -> HostArray:
+    """Return the values in host memory, after the work that computes them."""
+    backend = stepper.world.backend
+    found = np.empty(values.shape, values.dtype)
+    backend.download(backend.xp.ascontiguousarray(values), found)
+    backend.synchronize()
+    return found

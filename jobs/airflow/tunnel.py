@@ -1,0 +1,141 @@
+"""The wind tunnel: what kind each cell of the domain is, and the flow before the first step.
+
+The inlet is the first column of cells, the outflow the last. Cells are computed for any part of the domain,
+so that each rank makes its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal
+
+import numpy as np
+
+from jobs.airflow.cells import Cell
+from jobs.airflow.lattice import Lattice
+from jobs.airflow.moments import population_in_equilibrium
+from jobs.airflow.shapes.bodies import Body, overlap
+from runner.region import HostArray, Region, Shape
+from runner.storage.formats.registry import ComputedSource
+
+Sides = Literal["walls", "slip", "periodic"]
+Inlet = Literal["uniform", "parabolic"]
+# The greatest velocity of a parabolic inlet over its mean, by number of axes: between plates, in a duct.
+GREATEST = {2: 1.5, 3: 2.25}
+DAMPED = 16  # part of the width in which eddies are damped: 1/16 at most
+WOBBLE = 0.05  # velocity across the flow before the first step, over that of the inlet: it starts vortices
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """A body in a channel.
+
+    sides: what bounds the flow above and below, in three dimensions also in front and behind: walls, walls
+    without friction, or nothing, where what leaves at one side enters at the other. inlet: the profile of
+    its velocity. speed: mean velocity of the inlet, in cells a step. storage: dtype of populations.
+    """
+
+    body: Body
+    lattice: Lattice
+    sides: Sides
+    inlet: Inlet
+    speed: float
+    storage: np.dtype[Any]
+
+    @property
+    def shape(self) -> Shape:
+        return self.body.shape
+
+    @property
+    def greatest(self) -> float:
+        """The greatest velocity of the inlet."""
+        return self.speed * (GREATEST[self.lattice.axes] if self.inlet == "parabolic" else 1)
+
+    @property
+    def damped(self) -> int:
+        """Number of columns before the outflow in which eddies are damped."""
+        return max(min(self.shape[-1] // DAMPED, round(self.body.length)), 1)
+
+    @cached_property
+    def kinds(self) -> frozenset[Cell]:
+        """Kinds of cells that occur."""
+        found = {Cell.FLUID, Cell.MOVING, Cell.DAMPED, Cell.OUTFLOW}
+        if type(self.body) is not Body or self.sides == "walls":
+            found.add(Cell.SOLID)
+        if self.sides == "slip":
+            found |= {Cell.SLIP, Cell.SLIP_Z} if self.lattice.axes == 3 else {Cell.SLIP}
+        return frozenset(found)
+
+    def cells(self, region: Region) -> HostArray:
+        """Return the kind of each cell of `region`, as uint8."""
+        found = np.full(region.shape, int(Cell.FLUID), np.uint8)
+        last = self.shape[-1] - 1
+        self._set(found, region, -1, (0,), Cell.MOVING)
+        self._set(found, region, -1, range(last - self.damped, last), Cell.DAMPED)
+        self._set(found, region, -1, (last,), Cell.OUTFLOW)
+        if self.sides != "periodic":
+            for axis in range(-self.lattice.axes, -1):
+                kind = Cell.SOLID if self.sides == "walls" else Cell.SLIP if axis == -2 else Cell.SLIP_Z
+                self._set(found, region, axis, (0, self.shape[axis] - 1), kind)
+        self._set_solid(found, region, int(Cell.SOLID))
+        return found
+
+    def _set_solid(self, found: HostArray, region: Region, value: int) -> None:
+        """Set the values of the body's cells. found: of `region`."""
+        part = overlap(region, self.body.box)
+        inside = tuple(
+            slice(a - origin, b - origin)
+            for a, b, origin in zip(part.start, part.stop, region.start, strict=True)
+        )
+        found[inside][self.body.solid(part)] = value
+
+    def _set(self, found: HostArray, region: Region, axis: int, places: Iterable[int], kind: Cell) -> None:
+        for place in places:
+            if region.start[axis] <= place < region.stop[axis]:
+                index: list[Any] = [slice(None)] * found.ndim
+                index[axis] = place - region.start[axis]
+                found[tuple(index)] = int(kind)
+
+    def wind(self, region: Region) -> HostArray:
+        """Return the velocity of the inlet at each cell of `region`, over its greatest: float32."""
+        return np.array(np.broadcast_to(self._profile(region), region.shape), np.float32)
+
+    def _profile(self, region: Region) -> HostArray:
+        """Return the same as an array that can be broadcast to the region."""
+        found = np.ones((1,) * len(region.shape))
+        if self.inlet == "parabolic":
+            for axis in range(self.lattice.axes - 1):
+                edge = 0 if self.sides == "periodic" else 1  # a wall is half way between it and the fluid
+                height = self.shape[axis] - 2 * edge
+                place = np.arange(region.start[axis], region.stop[axis]) - edge + 0.5
+                part = np.clip(4 * place * (height - place) / height**2, 0, None)
+                found = found * part.reshape([-1 if at == axis else 1 for at in range(found.ndim)])
+        return found
+
+    def population(self, number: int, region: Region) -> HostArray:
+        """Return a population of `region` before the first step: in equilibrium with the wind."""
+        along = self._profile(region) * self.greatest
+        column = np.arange(region.start[-1], region.stop[-1]) / self.shape[-1]
+        across = along * (WOBBLE * np.sin(2 * np.pi * column))
+        velocity = [np.zeros_like(across)] * (self.lattice.axes - 2) + [across, along]
+        one = population_in_equilibrium(self.lattice, number, 0.0, velocity, self.storage)
+        found = np.array(np.broadcast_to(one, region.shape))
+        self._set_solid(found, region, 0)
+        return found
+
+    def sources(self, description: dict[str, Any]) -> list[ComputedSource]:
+        """Return the inputs of the step. description: plain values that tell this tunnel from others."""
+
+        def one(name: str, dtype: np.dtype[Any], compute: Callable[[Region], HostArray]) -> ComputedSource:
+            return ComputedSource(self.shape, dtype, compute, {**description, "array": name})
+
+        found = [
+            one(f"f{number}", self.storage, partial(self.population, number))
+            for number in range(self.lattice.size)
+        ]
+        found.append(one("cells", np.dtype(np.uint8), self.cells))
+        if self.inlet == "parabolic":
+            found.append(one("wind", np.dtype(np.float32), self.wind))
+        return found

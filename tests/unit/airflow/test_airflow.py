@@ -1,0 +1,174 @@
+"""The job `airflow`: films and forces that no split of the domain changes, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jobs.airflow import airflow as module
+from jobs.airflow.airflow import airflow
+from jobs.airflow.cells import Cell
+from jobs.airflow.drawing import FlowDrawing
+from jobs.airflow.lattice import D2Q9, D3Q19
+from jobs.airflow.moments import equilibrium
+from jobs.airflow.shapes.bodies import Body
+from jobs.airflow.shapes.shape import Placement, read
+from jobs.airflow.tunnel import Tunnel
+from runner.errors import RunError, UserError
+from runner.pipeline.steps.frames import Frames
+from runner.region import Region
+
+SMALL = {"size": "64x32", "length": 8.0, "reynolds": 20.0, "steps": 60, "every": 20, "forces_every": 10}
+
+
+def blow(folder: Path, name: str, shape: str = "cylinder", **options: Any) -> Any:
+    return airflow.run(shape, folder / name, device="cpu", **{**SMALL, **options})
+
+
+def frames(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.glob("*.png"))]
+
+
+@pytest.mark.parametrize("surface", ["interpolated", "cells"])
+@pytest.mark.parametrize("draw", ["speed", "vorticity", "pressure"])
+def test_the_ranks_change_no_bit(tmp_path: Path, surface: str, draw: str) -> None:
+    options = {"surface": surface, "draw": draw, "sides": "walls", "inlet": "parabolic"}
+    one = blow(tmp_path, "one", forces=tmp_path / "one.csv", **options)
+    two = blow(tmp_path, "two", forces=tmp_path / "two.csv", **options, ranks=2)  # cuts the body
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()
+    assert frames(tmp_path / "one") == frames(tmp_path / "two")
+    assert one["result"]["drag"] == two["result"]["drag"] > 1
+    rows = list(csv.reader((tmp_path / "one.csv").open()))
+    assert [row[0] for row in rows] == ["step", "10", "20", "30", "40", "50"]
+
+
+def test_three_axes_in_two_storages(tmp_path: Path) -> None:
+    options = {"size": "32x16x16", "length": 5.0, "steps": 20, "every": 10, "shape": "sphere"}
+    wide = blow(tmp_path, "wide", **options)
+    narrow = blow(tmp_path, "narrow", **options, storage="float16")
+    assert wide["result"]["drag"] == pytest.approx(narrow["result"]["drag"], rel=0.01)
+    assert wide["dtype"] == "float32"
+    assert narrow["dtype"] == "float16"
+    assert len(frames(tmp_path / "wide")) == 3
+
+
+def test_a_picture_is_the_body_and_stands_in_the_film_as_it_is(tmp_path: Path) -> None:
+    drawn = np.full((32, 64), 255, np.uint8)
+    drawn[10:16, 20:24] = 0
+    Image.fromarray(drawn).save(tmp_path / "body.png")
+    record = blow(tmp_path, "film", shape=str(tmp_path / "body.png"), size=None, length=None)
+    picture = np.asarray(Image.open(tmp_path / "film" / "frame-000060.png").convert("RGB"))
+    solid = (picture == np.array(FlowDrawing.other.fget(None))).all(axis=2)  # type: ignore[attr-defined]
+    assert np.array_equal(solid, drawn == 0)
+    assert record["result"]["length"] == 6
+
+
+def test_a_run_that_fails_is_resumed_to_the_same_film(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blow(tmp_path, "whole")
+    observe = Frames.observe
+
+    def fail(self: Frames, stepper: Any) -> bool:
+        if stepper.done == 40:
+            raise RunError("lost power")
+        return observe(self, stepper)
+
+    monkeypatch.setattr(Frames, "observe", fail)
+    with pytest.raises(RunError, match="lost power"):
+        blow(tmp_path, "film", checkpoint=20)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="left checkpoints"):
+        blow(tmp_path, "film", checkpoint=20)
+    with pytest.raises(UserError, match=r"parameters|computed"):
+        blow(tmp_path, "film", checkpoint=20, resume=True, speed=0.05)
+    record = blow(tmp_path, "film", checkpoint=20, resume=True, ranks=2)
+    assert record["steps"]["first"] == 20
+    assert frames(tmp_path / "film") == frames(tmp_path / "whole")
+
+
+def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:
+    """A turn of 0.001 radians a step, counter-clockwise as seen in the picture, whose rows count down."""
+    rows, columns = np.mgrid[0:9, 0:9].astype(float)
+    velocity = [-0.001 * (columns - 4), 0.001 * (rows - 4)]
+    cells = [*equilibrium(D2Q9, np.zeros((9, 9)), velocity), np.zeros((9, 9), np.uint8)]
+    cells[-1][0, 0] = Cell.SOLID
+    drawing = FlowDrawing(D2Q9, np.dtype(np.float32), "vorticity", 0.1, 9.0)
+    shifted = [
+        drawing.values([one[1 + y : 8 + y, 1 + x : 8 + x] for one in cells], np) for y, x in drawing.shifts
+    ]
+    assert drawing.picture(shifted, 1) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
+
+
+def test_the_tunnel_is_the_same_in_parts() -> None:
+    body = read("cylinder", Placement(size="40x24", length=8))
+    tunnel = Tunnel(body, D2Q9, "walls", "parabolic", 0.1, np.dtype(np.float32))
+    whole = Region((0, 0), (24, 40))
+    parts = [Region((0, 0), (24, 13)), Region((0, 13), (24, 40))]
+    for compute in (tunnel.cells, tunnel.wind, lambda region: tunnel.population(3, region)):
+        assert np.array_equal(np.concatenate([compute(part) for part in parts], 1), compute(whole))
+    kinds = tunnel.cells(whole)
+    assert set(np.unique(kinds)) == {int(kind) for kind in tunnel.kinds}
+    assert (kinds[0] == Cell.SOLID).all()
+    wind = tunnel.wind(whole)[1:-1, 0]
+    assert wind.max() <= 1
+    assert tunnel.greatest * wind.mean() == pytest.approx(0.1, rel=0.01)  # the mean velocity
+
+
+def test_walls_without_friction_stand_on_all_sides_of_three_axes() -> None:
+    body = Body("none", (8, 9, 20), 9.0, 1.0)
+    kinds = Tunnel(body, D3Q19, "slip", "uniform", 0.1, np.dtype(np.float32)).cells(
+        Region((0, 0, 0), body.shape)
+    )
+    assert (kinds[1:-1, [0, -1], 3] == Cell.SLIP).all()
+    assert (kinds[[0, -1], 1:-1, 3] == Cell.SLIP_Z).all()
+    assert (kinds[1:-1, 1:-1, 0] == Cell.MOVING).all()
+    assert (kinds[1:-1, 1:-1, -1] == Cell.OUTFLOW).all()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"speed": 0.2}, "Mach number"),
+    ({"reynolds": 1e5}, "would burst"),
+    ({"reynolds": -3.0}, "positive number"),
+    ({"lattice": "D3Q19"}, "a lattice of 3 axes"),
+    ({"size": "64x32x32", "lattice": "D2Q9"}, "a lattice of 2 axes"),
+    ({"shape": "teapot"}, "unknown SHAPE"),
+    ({"shape": "airfoil:24"}, "airfoil"),
+    ({"shape": "none", "forces": Path("forces.csv")}, "no body"),
+    ({"forces": Path("forces.xls")}, "unknown format of forces"),
+    ({"place": "0.02,0.5"}, "inlet"),
+    ({"length": 40.0}, r"blocks|cut"),
+    ({"frames": "other.gif"}, "its OUTPUT is the film"),
+    ({"boundary": "wrap"}, "boundary"),
+    ({"steps_per_exchange": 4}, "steps_per_exchange"),
+    ({"forces_every": 0}, "forces"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_what_cannot_be_computed_is_refused_before_the_first_step(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        blow(tmp_path, "film", **{"shape": "cylinder", **options})
+    assert not (tmp_path / "film").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("film.bmp", "unknown format of frames"), ("film.npy", "pictures")]
+)
+def test_a_film_that_cannot_be_written_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        blow(tmp_path, name)
+
+
+def test_steps_and_frames_have_defaults() -> None:
+    body = read("cylinder", Placement(size="100x64"))
+    tunnel = Tunnel(body, D2Q9, "slip", "uniform", 0.1, np.dtype(np.float32))
+    options = module._options(module.StepOptions(), tunnel)
+    assert (options.steps, options.every) == (4000, 40)

@@ -1,0 +1,36 @@
+"""The flow around a cylinder in a channel has the published drag and lift."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flow_runs import channel, free, simulate
+
+from runner.errors import RunError
+from runner.system.compiler import find_compiler
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="takes too long without a C++ compiler")
+def test_drag_and_lift_of_schaefer_and_turek() -> None:
+    """2D-1 of their benchmark (1996), Reynolds number 20: drag 5.5795, lift 0.0106; in a shorter channel.
+
+    With 8 cells in the diameter. benchmarks/airflow_cylinder.py takes up to 80, within 1 %.
+    """
+    history = simulate(channel(8, 20, 0.1, 10.0), 2800, 100, "host")
+    assert np.ptp(history.drag[-4:]) < 0.002
+    assert history.drag[-1] == pytest.approx(5.5795, rel=0.015)
+    assert history.lift[-1] == pytest.approx(0.0106, abs=0.0025)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_compiled_steps_are_numpys() -> None:
+    flow = free(4, 50, 0.1, (6.0, 8.0))
+    one, other = (simulate(flow, 12, 4, device) for device in ("numpy", "host"))
+    np.testing.assert_array_equal(one.drag, other.drag)
+    np.testing.assert_array_equal(one.lift, other.lift)
+    np.testing.assert_array_equal(one.steps, [4, 8, 12])
+
+
+def test_a_flow_that_breaks_down_is_no_result() -> None:
+    with np.errstate(all="ignore"), pytest.raises(RunError, match="broke down before step"):
+        simulate(free(4, 1e7, 0.9, (6.0, 8.0)), 400, 20, "numpy")
