@@ -18,7 +18,7 @@ from jobs.bench.collectives.options import (
     bench_options,
     option,
 )
-from jobs.bench.command_base import LAST, PLOT, NcclTestsSize, run_on_ranks, with_options
+from jobs.bench.command_base import LAST, PLOT, SIZE, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
@@ -61,7 +61,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
 @bench.command(cls=BenchCommand)
 @with_options(
     [
-        option("-b", "minbytes", "First size.", type=NcclTestsSize(), default=8),
+        option("-b", "minbytes", "First size.", type=SIZE, default=8),
         option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1), default=2),
         option("-n", "iters", "Timed messages.", type=click.IntRange(min=1), default=100),
         *(LETTERS[letter] for letter in ("-e", "-i", "-w", "-c", "-d", "-T", "-J")),

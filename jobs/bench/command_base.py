@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from jobs.measure.exit_codes import StrictCommand
+from jobs.measure.exit_codes import Parsed, StrictCommand
 from jobs.measure.sizes import parse_nccl_tests_size
-from runner.errors import UserError
 from runner.world.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -31,20 +30,7 @@ class OwnGroup(OwnCommand, click.Group):
     """A group of such commands."""
 
 
-class NcclTestsSize(click.ParamType[int]):
-    """A size in bytes, such as 32M, with the grammar of nccl-tests."""
-
-    name = "bytes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_nccl_tests_size(value)
-        except UserError as reason:
-            self.fail(str(reason), param, ctx)
-
-
+SIZE = Parsed("bytes", parse_nccl_tests_size)
 PLOT = click.option("--plot", metavar="FILE", help="Draw a plot: .html, .svg or .png.")
 LAST = (
     click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True,

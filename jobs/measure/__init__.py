@@ -7,7 +7,6 @@ gate                hold streams back until all work is queued
 timers              the host's clock, pairs of events, gated events of several streams
 link_rates          rate of a collective on its limiting link
 outliers            statistics of samples, and the rules that call a measurement slow
-time_statistics     minimum, percentiles and standard deviation of iteration times
 sizes               parse and format sizes in bytes
 plots               plots as .html, .svg and .png
 record_file         the JSON file of -J

@@ -27,8 +27,7 @@ class DataMismatch:
     """Wrong data in a result.
 
     count: number of wrong elements. offset: of the first one in segment order, in elements from the start of
-    the memory. got_bits, expected_bits: bits of that element. source: of its segment. flipped_bits: number of
-    bits that differ.
+    the memory. got_bits, expected_bits: bits of that element. source: of its segment.
     """
 
     count: int
@@ -36,7 +35,20 @@ class DataMismatch:
     got_bits: int
     expected_bits: int
     source: int | None
-    flipped_bits: int
+    datatype: Datatype
+
+    @property
+    def flipped_bits(self) -> int:
+        """Number of bits of that element that differ."""
+        return (self.got_bits ^ self.expected_bits).bit_count()
+
+    @property
+    def got(self) -> str:
+        return text(self.got_bits, self.datatype)
+
+    @property
+    def expected(self) -> str:
+        return text(self.expected_bits, self.datatype)
 
 
 def poison(memory: Any) -> None:
@@ -71,15 +83,13 @@ def verify(memory: Any, datatype: Datatype, segments: Sequence[Segment]) -> Data
     for segment, (wrong, first) in zip(segments, compared, strict=True):
         if wrong:
             here = (segment.start + first) * datatype.itemsize
-            got = int.from_bytes(bytes(memory[here : here + datatype.itemsize].tolist()), "little")
-            expected = int(patterns.values(datatype, segment.data, first, 1)[0])
             return DataMismatch(
                 count=sum(count for count, _ in compared),
                 offset=segment.start + first,
-                got_bits=got,
-                expected_bits=expected,
+                got_bits=int.from_bytes(bytes(memory[here : here + datatype.itemsize].tolist()), "little"),
+                expected_bits=int(patterns.values(datatype, segment.data, first, 1)[0]),
                 source=segment.source,
-                flipped_bits=(got ^ expected).bit_count(),
+                datatype=datatype,
             )
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -51,6 +51,21 @@ class StrictCommand(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         with raised_as(self.bad_usage):
             return super().invoke(ctx)
+
+
+class Parsed(click.ParamType[Any]):
+    """What `function` makes of a text; its ValueError or UserError is a usage error. name: as in messages."""
+
+    def __init__(self, name: str, function: Callable[[str], Any]) -> None:
+        self.name, self._function = name, function
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):  # a default
+            return value
+        try:
+            return self._function(value)
+        except (UserError, ValueError) as reason:
+            self.fail(str(reason), param, ctx)
 
 
 class Finite(click.FloatRange):

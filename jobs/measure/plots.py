@@ -6,11 +6,9 @@ pyplot, so that no display is needed and no global state is left behind. The sam
 
 from __future__ import annotations
 
-import html
 import importlib
 import io
 import math
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -93,18 +91,18 @@ def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Itera
     The title is part of the image, in .html above it. Raises UserError for other suffixes than
     .html, .png and .svg, without matplotlib, or if the file cannot be written.
     """
+    from jinja2 import Environment
+    from markupsafe import Markup
+
     check(target)
     suffix = target.suffix.lower()
     image = _render(draw, "" if suffix == ".html" else title, "png" if suffix == ".png" else "svg")
     if suffix == ".html":
         drawing = image.decode()
-        parts = {
-            "title": html.escape(title),
-            "figure": drawing[drawing.index("<svg") :].strip(),  # without the XML prologue
-            "tables": "\n".join(map(_table, sheets)),
-        }
-        page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
-        image = page.encode()
+        svg = drawing[drawing.index("<svg") :].strip()  # without the XML prologue
+        templates = Environment(autoescape=True, keep_trailing_newline=True)
+        page = templates.from_string(PAGE.read_text(encoding="utf-8"))
+        image = page.render(title=title, figure=Markup(svg), sheets=sheets).encode()
     try:
         write_file(target, image)
     except OSError as reason:
@@ -126,12 +124,3 @@ def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
         stream = io.BytesIO()
         figure.savefig(stream, format=form, dpi=150, metadata=nothing)
     return stream.getvalue()
-
-
-def _table(sheet: Sheet) -> str:
-    def row(tag: str, values: Iterable[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(value)}</{tag}>" for value in values) + "</tr>"
-
-    caption = f"<caption>{html.escape(sheet.caption)}</caption>" if sheet.caption else ""
-    rows = [row("th", sheet.titles), *(row("td", values) for values in sheet.rows)]
-    return "\n".join([f'<div tabindex="0"><table>{caption}', *rows, "</table></div>"])

@@ -79,14 +79,14 @@ def gated_event_seconds(
     box: Box,
     gpu: int,
     stream: Any,
-    work: Callable[[int], object],
+    work: Work,
     median: Callable[[Callable[[], float]], float],
 ) -> float:
     """Return median seconds of an operation that `work` queues on a stream of GPU `gpu`.
 
     The operations of a sample wait behind a gate until all are queued, so that the calls are not timed. work:
-    called with 0, 1, 2, ... within a sample; queues one operation and does not wait. median: calls its
-    argument, which measures a sample in seconds, as often as the caller wants and returns the median.
+    queues one operation and does not wait. median: calls its argument, which measures a sample in seconds, as
+    often as the caller wants and returns the median.
     """
     gate = Gate(box, gpu)
 
@@ -94,8 +94,8 @@ def gated_event_seconds(
         with gate.closed():
             gate.hold(gpu, stream)
             begin = box.mark(stream)
-            for call in range(calls):
-                work(call)
+            for _ in range(calls):
+                work()
             end = box.mark(stream)
         box.synchronize(stream)
         gate.check()
@@ -103,7 +103,7 @@ def gated_event_seconds(
 
     try:
         gate.hold(gpu, stream)  # the gate is open: load all kernels now
-        work(0)
+        work()
         box.synchronize(stream)
         once = sample(1)
         wanted = max(FEWEST_CALLS, math.ceil(SHORTEST_SAMPLE / once)) if once > 0 else MAX_QUEUED

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from jobs.measure.exit_codes import Finite, StrictCommand
+from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
 from jobs.validate.ladder.budget import parse_duration
 from jobs.validate.ladder.budget import quick as quick_plan
 from jobs.validate.plan import RUNGS, Plan, RungName
@@ -52,49 +52,30 @@ class ValidateCommand(StrictCommand):
         return conclude(words, status, why, answer, named, typed["nagios"])
 
 
-class Duration(click.ParamType[float]):
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return value if isinstance(value, float) else parse_duration(value)
-        except UserError as reason:
-            self.fail(str(reason), param, ctx)
+def parse_rungs(text: str) -> tuple[RungName, ...]:
+    """Parse comma-separated names of rungs, in any order. Raises ValueError."""
+    words = [word.strip().replace("-", " ").replace("_", " ") for word in text.split(",")]
+    if unknown := [word for word in words if word not in RUNGS]:
+        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(RUNGS)}")
+    return tuple(name for name in RUNGS if name in words)
 
 
-class Rungs(click.ParamType[tuple[RungName, ...]]):
-    """Comma-separated names of rungs, in any order."""
-
-    name = "rungs"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[RungName, ...]:
-        if isinstance(value, tuple):
-            return value
-        words = [word.strip().replace("-", " ").replace("_", " ") for word in value.split(",")]
-        if unknown := [word for word in words if word not in RUNGS]:
-            self.fail(f"{unknown[0]!r} is not one of {', '.join(RUNGS)}", param, ctx)
-        return tuple(name for name in RUNGS if name in words)
-
-
+DURATION = Parsed("duration", parse_duration)
 FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=ValidateCommand)
 @click.option(
     "--rungs",
-    type=Rungs(),
+    type=Parsed("rungs", parse_rungs),
     default=RUNGS,
     metavar="NAME,...",
     help=f"Measure only these rungs: {', '.join(RUNGS)}.",
 )
 @click.option("--keep-going", is_flag=True, help="Continue after a broken rung.")
 @click.option("--quick", is_flag=True, help="Take fewer samples of smaller sizes.")
-@click.option(
-    "--budget", type=Duration(), metavar="TIME", help="Reduce sizes and repeats to fit, such as 60s."
-)
-@click.option("--soak", type=Duration(), metavar="TIME", help="Repeat for this time, such as 1h.")
+@click.option("--budget", type=DURATION, metavar="TIME", help="Reduce sizes and repeats to fit, such as 60s.")
+@click.option("--soak", type=DURATION, metavar="TIME", help="Repeat for this time, such as 1h.")
 @click.option(
     "--simulate",
     metavar="FLEET",

@@ -12,28 +12,10 @@ from pathlib import Path
 
 import click
 
-ROOMS = (
-    "meshrun",
-    "runner",
-    "jobs",
-)  # our other packages, whose names users also give to folders
-RANKS = re.compile(
-    r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)"
-)  # the option as typed, and the number that may follow
+ROOMS = ("meshrun", "runner", "jobs")  # our other packages, whose names users also give to folders
+# The option as typed, and the number that may follow.
+RANKS = re.compile(r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)")
 LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
-# Errors that a job's own function can raise.
-JOB_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 
 
 class ShadowedPackage(click.ClickException):

@@ -68,7 +68,7 @@ def job_command(name: str) -> click.Command:
         values["stream"] = StreamOptions(
             **{name: values.pop(name) for name in StreamOptions.__dataclass_fields__}
         )
-        if job.kind == "map":
+        if job.takes_steps:
             values["steps"] = StepOptions(
                 **{name: values.pop(name) for name in StepOptions.__dataclass_fields__}
             )
@@ -89,7 +89,7 @@ def job_command(name: str) -> click.Command:
         params=[
             *files_of(job),
             *own,
-            *runner_options({parameter.name for parameter in job.parameters}, steps=job.kind == "map"),
+            *runner_options({parameter.name for parameter in job.parameters}, steps=job.takes_steps),
         ],
         help=_help_text(job),
         short_help=job.summary,
@@ -109,47 +109,50 @@ def files_of(job: Job) -> list[click.Argument]:
     ]
 
 
-def inputs_command(
-    name: str,
-    problem: str,
-    help: str,
-    options: Callable[[Container[str]], list[click.Option]],
-    show: Callable[..., None],
-) -> click.Command:
-    """Return a command that shows something of the job `name` without running it, for inputs or their shape.
+class JobsShown(Jobs):
+    """Every job as a command that shows something of it without running it, for inputs or their shape.
 
-    problem: says that it cannot, where an option has the name of a parameter. help: after the job's summary.
-    options: besides the job's own, whose names are passed. show: called with the job, the inputs, the job's
-    parameters and the values of `options`. Raises UserError if there is no such job or it cannot be loaded.
+    problem: says of a job that it cannot, because an option has the name of a parameter. about: what is
+    shown, after the job's summary. options: besides the job's own and the input's. show: called with the job,
+    the inputs, the job's parameters and the values of the options.
     """
-    from runner.errors import UserError
-    from runner.job.discover import find
 
-    job = find(name)
-    own = [job_option(parameter) for parameter in job.parameters]
-    ours = options({parameter.name for parameter in job.parameters})
-    twice = {option.name for option in own} & {option.name for option in ours}
-    if twice:
-        raise UserError(
-            problem, got=", ".join(sorted(str(option) for option in twice)), hint="rename the job's parameter"
+    problem: str
+    about: str
+    options: Callable[[], list[click.Option]]
+    show: Callable[..., None]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """The command for a job. Raises UserError if there is no such job or it cannot be loaded."""
+        from runner.errors import UserError
+        from runner.job.discover import find
+
+        job = find(cmd_name)
+        own = [job_option(parameter) for parameter in job.parameters]
+        taken = {parameter.name for parameter in job.parameters}
+        ours = [
+            input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or instead of INPUT."),
+            input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
+            *self.options(),
+            debug_option(),
+        ]
+        takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
+        if twice := {str(option.name) for option in own} & {str(option.name) for option in ours}:
+            hint = "rename the job's parameter"
+            raise UserError(self.problem.format(cmd_name), got=", ".join(sorted(twice)), hint=hint)
+
+        def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
+            parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+            self.show(job, inputs, parameters, **values)
+
+        return JobCommand(
+            cmd_name,
+            callback=run,
+            params=[click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"), *own, *ours],
+            help=f"{job.summary}\n\n{self.about.format(cmd_name)}",
+            short_help=job.summary,
+            own=len(own),
         )
-
-    def run(inputs: tuple[str, ...], **values: Any) -> None:
-        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
-        show(job, inputs, parameters, **values)
-
-    return JobCommand(
-        name,
-        callback=run,
-        params=[click.Argument(["inputs"], nargs=-1, metavar=_inputs_metavar(job)), *own, *ours],
-        help=f"{job.summary}\n\n{help}",
-        short_help=job.summary,
-        own=len(own),
-    )
-
-
-def _inputs_metavar(job: Job) -> str:
-    return "[INPUT]" if len(job.arrays) == 1 else f"[{' '.join(name.upper() for name in job.arrays)}]"
 
 
 class JobCommand(click.Command):
@@ -208,7 +211,7 @@ def _click_type(declared: Any) -> Any:
 def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Option]:
     """The options that every job has, as in `runner.run.options`. taken: the job's own names.
 
-    steps: those of jobs that take steps, too.
+    steps: those of jobs that take steps, too. If the job has its own --dtype, only --input-dtype remains.
     """
     return [
         device_option(),
@@ -225,8 +228,15 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
         *grid_options(),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
-        *form_options(taken),
-        *((*fuse_options(), *step_options()) if steps else ()),
+        input_option("shape", taken, metavar="RxC", help="Shape of an input without a header, such as .raw."),
+        input_option("dtype", taken, metavar="NAME", help="Dtype of such an input: float32."),
+        input_option(
+            "order",
+            taken,
+            type=click.Choice(("C", "F")),
+            help="Order of such an input; F: the first index varies fastest.",
+        ),
+        *((fuse_option(), fuse_math_option(), *step_options()) if steps else ()),
         *stream_options(),
         debug_option(),
     ]
@@ -243,39 +253,21 @@ def grid_options() -> list[click.Option]:
     ]
 
 
-def form_options(taken: Container[str]) -> list[click.Option]:
-    """Options that describe a file without a header. If the job has its own --dtype, only --input-dtype
-    remains."""
-    return [
-        input_option("shape", taken, metavar="RxC", help="Shape of an input without a header, such as .raw."),
-        input_option("dtype", taken, metavar="NAME", help="Dtype of such an input: float32."),
-        input_option(
-            "order",
-            taken,
-            type=click.Choice(("C", "F")),
-            help="Order of such an input; F: the first index varies fastest.",
-        ),
-    ]
-
-
 def input_option(name: str, taken: Container[str], **details: Any) -> click.Option:
     """--input-NAME, and --NAME if the job has no such parameter."""
     short = [] if name in taken else [f"--{name}"]
     return click.Option([f"--input-{name}", *short, f"input_{name}"], **details)
 
 
-def fuse_options() -> list[click.Option]:
+def fuse_option() -> click.Option:
     """Whether a job's function becomes one kernel."""
     from runner.job.declaration import FUSE
 
-    return [
-        click.Option(
-            ["--fuse"],
-            type=click.Choice(FUSE),
-            help="Compute the function as one kernel: where it can be traced, or fail.  [default: auto]",
-        ),
-        fuse_math_option(),
-    ]
+    return click.Option(
+        ["--fuse"],
+        type=click.Choice(FUSE),
+        help="Compute the function as one kernel: where it can be traced, or fail.  [default: auto]",
+    )
 
 
 def fuse_math_option() -> click.Option:
@@ -322,7 +314,7 @@ def step_options() -> list[click.Option]:
         ),
         click.Option(
             ["--frames"], metavar="DIR|FILE",
-            help="Write frames: a folder of PNGs, a .gif, .webp or .png, or every cell to a .npy or .zarr.",
+            help="Write frames: a folder of PNGs, .gif, .webp, .png or .mp4; or all cells to .npy or .zarr.",
         ),
         click.Option(["--frame-field"], metavar="NAME", help="Input that frames show.  [default: the first]"),
         click.Option(

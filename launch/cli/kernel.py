@@ -2,61 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.job_command import Jobs, fuse_math_option, grid_options, input_option, inputs_command
-from launch.cli.params import debug_option
-from launch.cli.plan import describe_inputs
+from launch.cli.job_command import JobsShown, fuse_math_option, grid_options
 
 if TYPE_CHECKING:
     from runner.job.declaration import Job
-
-
-class Kernels(Jobs):
-    """A command that prints the kernel, for every job."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return kernel_command(cmd_name)
-
-
-@click.group(cls=Kernels, subcommand_metavar="JOB [INPUT] [OPTIONS]", options_metavar="")
-def kernel() -> None:
-    """Print the kernel that a job's function becomes.
-
-    \b
-    meshrun kernel edges.py:edges photo.npy
-    meshrun kernel heat.py --shape 16384x16384 --input-dtype float32 --steps 7
-    meshrun kernel edges.py:edges photo.npy --cpu
-
-    JOB and its options are those of meshrun run. Needs no GPU; with one, the registers of a thread are shown.
-    """
-
-
-def kernel_command(name: str) -> click.Command:
-    """The command `meshrun kernel NAME`. Raises UserError if there is no such job or it cannot be loaded."""
-    return inputs_command(
-        name,
-        f"the kernel of job {name} cannot be shown: meshrun kernel has options with the same names",
-        f"Prints the kernel of meshrun run {name}.",
-        kernel_options,
-        show,
-    )
-
-
-def kernel_options(taken: Container[str]) -> list[click.Option]:
-    """The options of `meshrun kernel JOB` besides the job's own. taken: the job's own names."""
-    return [
-        input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or instead of INPUT."),
-        input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
-        *(option for option in grid_options() if option.name != "grid"),
-        fuse_math_option(),
-        click.Option(["--steps"], type=click.IntRange(1, 16), metavar="K", help="Of K time steps."),
-        click.Option(["--cpu"], is_flag=True, help="The C++ for a CPU instead of CUDA."),
-        debug_option(),
-    ]
 
 
 def show(
@@ -71,13 +24,13 @@ def show(
     fuse_math: str,
     steps: int | None,
     cpu: bool,
-    debug: bool,
 ) -> None:
     """Print a job's kernel to stdout, and what is to be known of it to stderr."""
     from runner.errors import UserError
     from runner.pipeline.fusing import with_inferred_halo
     from runner.plan.task import plan_task
     from runner.run.kernel_report import kernel_report
+    from runner.run.planned import describe_inputs
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")
@@ -89,3 +42,33 @@ def show(
     click.echo(report.source)
     for name, value in report.facts:
         click.echo(f"{name:<12} {value}", err=True)
+
+
+class Kernels(JobsShown):
+    """A command that prints the kernel, for every job."""
+
+    problem = "the kernel of job {} cannot be shown: meshrun kernel has options with the same names"
+    about = "Prints the kernel of meshrun run {}."
+    show = staticmethod(show)
+
+    @staticmethod
+    def options() -> list[click.Option]:
+        return [
+            *(option for option in grid_options() if option.name != "grid"),
+            fuse_math_option(),
+            click.Option(["--steps"], type=click.IntRange(1, 16), metavar="K", help="Of K time steps."),
+            click.Option(["--cpu"], is_flag=True, help="The C++ for a CPU instead of CUDA."),
+        ]
+
+
+@click.group(cls=Kernels, subcommand_metavar="JOB [INPUT] [OPTIONS]", options_metavar="")
+def kernel() -> None:
+    """Print the kernel that a job's function becomes.
+
+    \b
+    meshrun kernel edges.py:edges photo.npy
+    meshrun kernel heat.py --shape 16384x16384 --input-dtype float32 --steps 7
+    meshrun kernel edges.py:edges photo.npy --cpu
+
+    JOB and its options are those of meshrun run. Needs no GPU; with one, the registers of a thread are shown.
+    """

@@ -13,16 +13,15 @@ import os
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.call import call
 from launch.cli.cli_context import CliContext, terminal_columns
-from launch.cli.command_line import command_in, without_ranks
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
-from launch.cli.plugins import ARGUMENTS, Commands, conclude
+from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
 
@@ -141,8 +140,29 @@ def jobs() -> None:
         click.echo(f"{name:{width}}  {summary}".rstrip())
 
 
+@command.command(hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.pass_obj
+def call(cli_context: CliContext, folder: Path) -> int:
+    """Run a call, `job.run(..., ranks=N)`, that a Python program has left in FOLDER."""
+    from runner.run.entry import main
+    from runner.run.python_call import keep_error, keep_record, read_call
+
+    wanted = read_call(folder)
+    return main(
+        wanted.job,
+        wanted.inputs,
+        wanted.outputs,
+        wanted.parameters,
+        wanted.options,
+        started=cli_context.started,
+        columns=cli_context.columns,
+        on_error=partial(keep_error, folder),
+        on_record=partial(keep_record, folder),
+    )
+
+
 command.add_command(selftest)
-command.add_command(call)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from launch.cli.command_line import check_words
+from launch.cli.plugins import check_words
 from launch.spec import (
     HOST_TIMEOUT,
     HostSlots,

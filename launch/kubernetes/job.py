@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
-from launch.kubernetes import kubectl, manifest, pod_state, schema
+from launch.kubernetes import kubectl, manifest, pod_state, user_values
 from launch.kubernetes.kubectl import ClusterJob, NoAnswer
 from launch.kubernetes.manifest import Document
 from launch.kubernetes.pod_log import PodLog
@@ -74,7 +74,7 @@ def _document(spec: LaunchSpec, pods: Pods, token: str | None = None) -> Documen
     from runner.errors import UserError
 
     document = manifest.document(spec, pods, token)
-    if wrong := schema.problems(document):
+    if wrong := user_values.problems(document):
         raise UserError(f"the {document['kind']} is invalid: {'; '.join(wrong)}")
     return document
 

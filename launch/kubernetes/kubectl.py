@@ -51,10 +51,9 @@ class ClusterJob:
                 + ("mpijobs" if self.kind == "MPIJob" else "jobs"),
             ) from reason
 
-    def delete(self, *, wait: bool = True) -> None:
+    def delete(self) -> None:
         """Remove the job and its pods, and wait until they are gone."""
-        waiting = [f"--timeout={ENDING}s"] if wait else ["--wait=false"]
-        words = ["delete", str(self), "--ignore-not-found", "--cascade=foreground", *waiting]
+        words = ["delete", str(self), "--ignore-not-found", "--cascade=foreground", f"--timeout={ENDING}s"]
         self._run(words, seconds=ENDING + TIMEOUT)
 
     def get(self) -> Object | None:

@@ -77,7 +77,9 @@ def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
     exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
     attempt = [_attempt(token)] if job.requeue else []
     again = [AGAIN] if job.requeue else []
-    options = " \\\n    ".join(["srun", *_grouped(spec, job), _program(spec, job, token)])
+    words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
+    ranks = shlex.join(program(spec, job, token))
+    options = " \\\n    ".join(["srun", *_grouped(spec, job), ranks, words])
     comment = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
     sections = [
         "\n".join(["#!/bin/bash", *_requests(spec, job)]),
@@ -191,11 +193,6 @@ def _container(spec: LaunchSpec, job: JobRequest) -> list[str]:
     words = [f"--container-image={job.container}", f"--container-mounts={','.join(mounts)}"]
     words += [f"--container-workdir={job.folder}", "--no-container-mount-home"]
     return [*words, f"--container-env={names}"] if names else words
-
-
-def _program(spec: LaunchSpec, job: JobRequest, token: str | None) -> str:
-    words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
-    return f"{shlex.join(program(spec, job, token))} \\\n    {words}"
 
 
 def _indexed(word: str) -> str:

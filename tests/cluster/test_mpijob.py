@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hosts import problem
 from mpijob import MpiJob
+from mpijob_schema import problems
 
-from launch.kubernetes import manifest, schema
+from launch.kubernetes import manifest
 from launch.kubernetes.pods import Implementation, Pods
 from launch.mpi.launcher import find
 from launch.spec import LaunchSpec, make_spec
@@ -68,7 +69,7 @@ def job(spec: LaunchSpec, **pods: Any) -> dict[str, Any]:
         Pods("none", name="pi", gpu_resource=None, shm="256Mi", mpi=mpi(), python=sys.executable, **pods),
         TOKEN,
     )
-    assert schema.problems(made) == []
+    assert problems(made) == []
     return made
 
 

@@ -1,17 +1,23 @@
-"""Measure one size and placement: time it, then check another call on fresh data."""
+"""Measure all sizes of one operation in nccl-tests' order: warm-up over all, then each in both placements.
+
+nccl-tests 2.19.6, src/common.cu, TimeTest, and the loops over types, reductions and roots in src/<op>.cu.
+Each size and placement is timed; then another call is checked on fresh data.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count
 
-from jobs.bench.collectives.groups import grouped_figures
-from jobs.bench.collectives.results import Iterations, PlacementResult, RankMismatch
+from jobs.bench.collectives.results import Group, Iterations, PlacementResult, RankMismatch, ResultRow
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import DataLayout, bandwidths, data_layout
 from jobs.bench.collectives.timing import CallTimes, bound_call, clock
-from jobs.measure.check import fill, poison, text, verify
-from runner.comm.collectives.api import Pointer
+from jobs.measure.check import fill, poison, verify
+from runner.comm.collectives.api import DATATYPES, Pointer
 
 UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests; its result is not checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a
@@ -68,6 +74,32 @@ def result(
     )
 
 
+def grouped_figures(
+    bench: Bench,
+    point: Point,
+    by_rank: Sequence[float],
+    findings: Sequence[RankMismatch] | None,
+    average: Callable[[Sequence[float]], float],
+) -> tuple[Group, ...]:
+    """Compute the figures of each color, averaged over its own ranks; empty if there is only one color.
+
+    nccl-tests averages over all ranks whatever the split: one slow group of eight makes the average an eighth
+    slower, and nothing in the output names it.
+    """
+    colors = sorted({*bench.colors})
+    if len(colors) == 1:
+        return ()
+    groups = []
+    for color in colors:
+        ranks = tuple(rank for rank, other in enumerate(bench.colors) if other == color)
+        seconds = average([by_rank[rank] for rank in ranks])
+        counts = bench.operation.counts(point.elements, point.datatype, len(ranks), bench.traffic)
+        algbw, busbw = bandwidths(bench.operation, counts, point.datatype, len(ranks), seconds)
+        wrong = None if findings is None else sum(found.count for found in findings if found.rank in ranks)
+        groups.append(Group(color, ranks, seconds, algbw, busbw, wrong))
+    return tuple(groups)
+
+
 def arrival_skew(begun: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """Return how many seconds each rank began after the median rank; the median over iterations.
 
@@ -121,8 +153,64 @@ def check(bench: Bench, point: Point, number: int) -> RankMismatch | None:
         device=str(here.device),
         count=found.count,
         offset=found.offset,
-        got=text(found.got_bits, point.datatype),
-        expected=text(found.expected_bits, point.datatype),
+        got=found.got,
+        expected=found.expected,
         source=None if found.source is None else members[found.source],
         flipped_bits=found.flipped_bits,
     )
+
+
+def sweep(bench: Bench) -> Iterator[ResultRow]:
+    """Yield every row of one operation as soon as it is measured; collective."""
+    settings, operation = bench.settings, bench.operation
+    reductions = settings.reductions if operation.reduces else ("sum",)
+    roots = range(bench.group.size) if settings.root == -1 else (settings.root,)
+    for name in settings.datatypes:
+        for reduction in reductions:
+            for root in roots if operation.rooted else (0,):
+                counts = bench.counts(0, DATATYPES[name])
+                yield from _sizes(bench, Point(counts, DATATYPES[name], reduction, root, False, 0))
+
+
+def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:
+    settings = bench.settings
+    bench.everyone.barrier()
+    bench.progress.begin(f"warm-up of {bench.operation.name} {blank.datatype.name}")
+    for size in settings.warmup_sizes():
+        point = at_size(bench, blank, size, in_place=False)
+        calls = [bench.group.bind(bound_call(bench, point, i)) for i in range(settings.warmup_iters)]
+        bench.progress.enter(1)
+        bench.group.issue(calls)
+        bench.group.wait()
+    bench.progress.done()
+    for cycle in count(1):
+        for size in settings.sizes():
+            placements = []
+            for in_place in (False, True):
+                point = at_size(bench, blank, size, in_place)
+                bench.progress.begin(describe(bench, point))
+                placements.append(measure(bench, point))
+            yield ResultRow(
+                size=point.bytes,
+                count=point.counts.count,
+                datatype=point.datatype.name,
+                reduction=point.reduction if bench.operation.reduces else bench.operation.shows,
+                root=point.root if bench.operation.rooted else -1,
+                out_of_place=placements[0],
+                in_place=placements[1],
+                finished=time.time(),
+            )
+        if cycle == settings.run_cycles:  # 0: endless
+            return
+
+
+def at_size(bench: Bench, blank: Point, size: int, in_place: bool) -> Point:
+    elements = size // blank.datatype.itemsize
+    return replace(blank, counts=bench.counts(size, blank.datatype), in_place=in_place, elements=elements)
+
+
+def describe(bench: Bench, point: Point) -> str:
+    """Describe one measurement: operation, type, reduction, size, placement."""
+    reduction = f" {point.reduction}" if bench.operation.reduces else ""
+    place = "in-place" if point.in_place else "out-of-place"
+    return f"{bench.operation.name} {point.datatype.name}{reduction}, {point.bytes} B, {place}"

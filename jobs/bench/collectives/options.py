@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.command_base import PLOT, BadUsage, Command, NcclTestsSize
-from jobs.measure.exit_codes import Finite, StrictCommand
+from jobs.bench.command_base import PLOT, SIZE, BadUsage, Command
+from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
 from jobs.measure.sizes import size_text
 from runner.comm.collectives import api
 
@@ -46,32 +46,26 @@ class BenchGroup(BenchCommand, click.Group):
     """A group of such commands; a missing or unknown command is a usage error with the same status."""
 
 
-class Choices(click.ParamType[tuple[str, ...]]):
-    """One of `words`, or `all`; converts to a tuple."""
+def listed(words: Iterable[str]) -> str:
+    return f"{', '.join(words)}, all."
 
-    name = "word"
 
-    def __init__(self, words: Sequence[str]) -> None:
-        self.words = tuple(words)
-        self.listed = f"{', '.join(self.words)}, all."
+def one_or_all(words: Iterable[str]) -> Parsed:
+    """One of `words`, or `all`, as a tuple."""
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        if isinstance(value, tuple):
-            return value
-        if value == "all":
-            return self.words
-        if value not in self.words:
-            self.fail(f"{value!r} is none of {self.listed}", param, ctx)
-        return (value,)
+    def parse(word: str) -> tuple[str, ...]:
+        if word != "all" and word not in words:
+            raise ValueError(f"{word!r} is none of {listed(words)}")
+        return tuple(words) if word == "all" else (word,)
+
+    return Parsed("word", parse)
 
 
 def option(letter: str, name: str, help: str, **keywords: Any) -> Callable[[Command], Command]:
     """Declare an option of nccl-tests: -x and --long_name."""
     default = next((field.default for field in fields(SweepSettings) if field.name == name), None)
     keywords = {"default": default, "help": help, "metavar": "N", **keywords}
-    if isinstance(keywords["type"], NcclTestsSize):
+    if keywords["type"] is SIZE:
         keywords |= {"metavar": "BYTES", "default": size_text(keywords["default"])}
     keywords["show_default"] = keywords["default"] is not None
     return click.option(letter, f"--{name}", name, **keywords)
@@ -90,17 +84,13 @@ def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None)
         raise click.BadParameter(NO_DEVICE_API, ctx, param)
 
 
-REDUCTIONS, DATATYPES = (
-    Choices(api.REDUCTIONS),
-    Choices([*api.DATATYPES]),
-)
 NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)
 
 LETTERS = {
-    "-b": option("-b", "minbytes", "First size.", type=NcclTestsSize()),
-    "-e": option("-e", "maxbytes", "Last size.", type=NcclTestsSize()),
-    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=NcclTestsSize()),
+    "-b": option("-b", "minbytes", "First size.", type=SIZE),
+    "-e": option("-e", "maxbytes", "Last size.", type=SIZE),
+    "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=SIZE),
     "-f": option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1)),
     "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
     "-w": option("-w", "warmup_iters", "Warm-up iterations of each size.", type=NATURAL),
@@ -109,8 +99,10 @@ LETTERS = {
     "-a": option("-a", "average", "Over ranks: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
     "-p": option("-p", "parallel_init", "No effect: each process has one GPU.", type=ZERO_OR_ONE, default=0),
     "-c": option("-c", "check", "Number of checks of each result.", type=NATURAL),
-    "-o": option("-o", "op", REDUCTIONS.listed, type=REDUCTIONS, default="sum", metavar="WORD"),
-    "-d": option("-d", "datatype", DATATYPES.listed, type=DATATYPES, default="float", metavar="WORD"),
+    "-o": option("-o", "op", listed(api.REDUCTIONS), type=one_or_all(api.REDUCTIONS), default="sum",
+                 metavar="WORD"),
+    "-d": option("-d", "datatype", listed(api.DATATYPES), type=one_or_all(api.DATATYPES), default="float",
+                 metavar="WORD"),
     "-r": option("-r", "root", "Root rank; -1: all in turn.", type=click.IntRange(min=-1)),
     "-z": option(
         "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 with an untimed barrier.",

@@ -16,11 +16,11 @@ from typing import Any
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.output import nccl_tests_text
-from jobs.bench.collectives.output.nccl_tests_text import figure
+from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
 from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import Header
 from jobs.bench.collectives.session import Bench
-from jobs.measure.check import fill, poison, text, verify
+from jobs.measure.check import fill, poison, verify
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.record_file import open_record
@@ -31,11 +31,17 @@ from runner.comm.collectives.api import DATATYPES, Call, Datatype, Pointer
 from runner.errors import UserError
 from runner.world.failure import FailureHandler
 
-TITLES = (
-    ("size", "count", "type", "from", "to", "latency", "one-way", "two-way", "#wrong"),
-    ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", ""),
+COLUMNS = (  # title, unit, width
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 8),
+    ("from", "", 6),
+    ("to", "", 6),
+    ("latency", "(us)", 8),
+    ("one-way", "(GB/s)", 8),
+    ("two-way", "(GB/s)", 8),
+    ("#wrong", "", 6),
 )
-WIDTHS = (12, 12, 8, 6, 6, 8, 8, 8, 6)
 
 
 @dataclass(frozen=True)
@@ -187,38 +193,20 @@ def _check(bench: Bench, call: Call, nbytes: int, peer: int, second: bool) -> tu
     found = verify(call.recv.bytes(nbytes), call.datatype, [Segment(0, call.count, Copied(seed, 0), peer)])
     if found is None:
         return 0, ""
-    got, expected = (text(bits, call.datatype) for bits in (found.got_bits, found.expected_bits))
     return found.count, (
         f"[{bench.world.here}] {found.count} elements of rank {peer}'s wrong, first at {found.offset}: "
-        f"got {got}, expected {expected}"
+        f"got {found.got}, expected {found.expected}"
     )
 
 
 def _header(options: BenchOptions, header: Header) -> str:
-    lines = [line for line in nccl_tests_text.header(options.settings, header).splitlines() if "Rank" in line]
-    titles = ["#" + _cells(row)[1:] for row in TITLES]
-    return (
-        "\n".join(
-            ["# pingpong: latency is half a round trip", *lines, f"# backend: {header.backend}", *titles]
-        )
-        + "\n"
-    )
-
-
-def _cells(row: Sequence[str]) -> str:
-    return "  ".join(f"{cell:>{width}s}" for cell, width in zip(row, WIDTHS, strict=True))
+    ranks = [line for line in nccl_tests_text.header(options.settings, header).splitlines() if "Rank" in line]
+    lines = ["# pingpong: latency is half a round trip", *ranks, f"# backend: {header.backend}"]
+    return "\n".join([*lines, *titles(COLUMNS)]) + "\n"
 
 
 def _row(one: PingPongResult) -> str:
-    figures = [
-        figure(one.latency * 1e6, 8),
-        figure(one.one_way, 8),
-        figure(one.two_way, 8),
-    ]
+    figures = [figure(value, 8) for value in (one.latency * 1e6, one.one_way, one.two_way)]
     wrong = "N/A" if one.wrong is None else str(one.wrong)
-    return (
-        _cells(
-            [str(one.size), str(one.count), one.datatype, str(one.source), str(one.target), *figures, wrong]
-        )
-        + "\n"
-    )
+    places = str(one.source), str(one.target)
+    return cells(COLUMNS, [str(one.size), str(one.count), one.datatype, *places, *figures, wrong]) + "\n"

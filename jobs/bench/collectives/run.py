@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.measure import sweep
 from jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
 from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
 from jobs.bench.collectives.specs import SPECS
-from jobs.bench.collectives.sweep import sweep
 from jobs.measure import plots as measure_plots
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import Json, RecordFile, open_record, refuse_unwritable

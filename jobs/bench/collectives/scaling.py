@@ -17,12 +17,12 @@ import numpy as np
 
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.output.nccl_tests_text import figure
+from jobs.bench.collectives.measure import sweep
+from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
 from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.run import check_files
 from jobs.bench.collectives.specs import SPECS
-from jobs.bench.collectives.sweep import sweep
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record
 from jobs.measure.sizes import size_name
@@ -220,22 +220,16 @@ def _header(options: BenchOptions, backend: str, single: SingleRank) -> str:
     if single.to_device is not None and single.to_host is not None:
         copies += f", host to device {single.to_device:.4g} GB/s, device to host {single.to_host:.4g} GB/s"
     lines = [f"# scale {options.operations[0]}: out of place", f"# backend: {backend}", f"# 1 rank: {copies}"]
-    rows = ([title for title, _, _ in COLUMNS], [unit for _, unit, _ in COLUMNS])
-    titles = ("#" + _cells(row)[1:] for row in rows)
-    return "\n".join([*lines, *titles]) + "\n"
-
-
-def _cells(row: Sequence[str]) -> str:
-    return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, COLUMNS, strict=True))
+    return "\n".join([*lines, *titles(COLUMNS)]) + "\n"
 
 
 def _row(rung: ScalingPoint) -> str:
     row, values = rung.row, rung.row.out_of_place
-    cells = [str(rung.ranks), str(rung.hosts), str(row.size), row.datatype, row.reduction]
     figures = ((values.seconds * 1e6, 9), (values.algbw, 7), (values.busbw, 7))
-    cells += [figure(value, width) for value, width in figures]
-    cells.append("N/A" if values.wrong is None else str(values.wrong))
-    for value, width in ((values.wire, 7), (values.wire_percent, 6)):
-        cells.append("-" if value is None else figure(value, width))
-    cells.append("-" if rung.efficiency is None else f"{100 * rung.efficiency:.1f} %")
-    return _cells(cells) + "\n"
+    wire = ((values.wire, 7), (values.wire_percent, 6))
+    shown = [str(rung.ranks), str(rung.hosts), str(row.size), row.datatype, row.reduction]
+    shown += [figure(value, width) for value, width in figures]
+    shown.append("N/A" if values.wrong is None else str(values.wrong))
+    shown += ["-" if value is None else figure(value, width) for value, width in wire]
+    shown.append("-" if rung.efficiency is None else f"{100 * rung.efficiency:.1f} %")
+    return cells(COLUMNS, shown) + "\n"

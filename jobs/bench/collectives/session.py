@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.groups import color_of
 from jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
-from jobs.bench.collectives.specs import SPECS, CollectiveSpec, Counts
-from jobs.bench.collectives.traffic import Traffic, read_matrix
+from jobs.bench.collectives.specs import SPECS, CollectiveSpec, Counts, Traffic, read_matrix
 from jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
 from meshrun import World
 from runner.comm.api import Control
@@ -30,6 +30,16 @@ CONNECTING = 60.0  # seconds beyond -T that connecting may take; many ranks conn
 SENDRECV_PEERS = 2  # the rank before and the one after
 SHORTEST_MESSAGE = 16  # bytes: pingpong's replies, for all sizes
 
+SPLIT_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "AND": operator.and_,
+    "&": operator.and_,
+    "OR": operator.or_,
+    "|": operator.or_,
+    "MOD": operator.mod,
+    "%": operator.mod,
+    "DIV": operator.floordiv,
+    "/": operator.floordiv,
+}
 
 Wire = Callable[[float, float], tuple[float | None, float | None]]
 
@@ -285,6 +295,29 @@ def check_ranks(operation: CollectiveSpec, settings: SweepSettings, colors: Sequ
 
 def fits_hypercube(colors: Sequence[int]) -> bool:
     return not any(size & (size - 1) for size in map(colors.count, colors))
+
+
+def color_of(rank: int, split: str | None, mask: str | None) -> int:
+    """Return the group of a rank by NCCL_TESTS_SPLIT_MASK (hexadecimal, rank AND mask) or NCCL_TESTS_SPLIT.
+
+    NCCL_TESTS_SPLIT is AND, OR, MOD or DIV (or & | % /) with a number: decimal, 0x or 0b. Raises UserError.
+    """
+    if mask:
+        try:
+            return rank & int(mask, 16)
+        except ValueError as reason:
+            raise UserError("the split mask is not a hexadecimal number", got=repr(mask)) from reason
+    if not split:
+        return 0
+    match = re.fullmatch(r"\s*(AND|OR|MOD|DIV|[&|%/])\s*(0x[0-9a-f]+|0b[01]+|\d+)\s*", split, re.IGNORECASE)
+    number = int(match[2], 0 if match[2][:1] == "0" and len(match[2]) > 2 else 10) if match else 0
+    if match is None or (number == 0 and match[1].upper() in ("MOD", "%", "DIV", "/")):
+        raise UserError(
+            "the split does not parse",
+            got=repr(split),
+            expected="AND, OR, MOD or DIV and a number, such as MOD8",
+        )
+    return SPLIT_OPERATORS[match[1].upper()](rank, number)
 
 
 def colors_of(world: World, options: BenchOptions) -> list[int]:

@@ -1,7 +1,6 @@
 """`meshrun bench copy`: nvbandwidth's test cases by name, with checked data and marked outliers.
 
-cases               the test cases: source, target, engine, and the reported rate
-patterns            the simultaneous transfers of a cell of the matrix
+cases               the test cases: transfers of each cell of the matrix, engine, and the reported rate
 engines             queue a transfer on a stream: by copy engine or by kernel
 buffers             memory of transfers, also of other processes, and the size that fits
 transfers           run transfers behind a gate, and verify their data

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jobs.bench.copy.cases import Case
+from jobs.bench.copy.cases import Case, CopyTransfer, MemoryPlace
 from jobs.bench.copy.engines import UNIT
-from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
 from runner.comm.api import Control
 from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
 from runner.device.raw.memory import Box, GpuProperties, Memory

@@ -1,17 +1,53 @@
-"""nvbandwidth's test cases (0.8) with its names, order and titles, and one case for host memory."""
+"""nvbandwidth's test cases (0.8) with its names, order and titles, and one case for host memory.
+
+The simultaneous transfers of a cell are written as "hc>c@c c>hc@c*2": from host memory near the column's GPU
+to that GPU, moved by it; and back, with twice the buffer's size. r, c, o: the row's GPU, the column's, and
+each other one. The sizes, and the GPU that moves the bytes, are those of nvbandwidth.
+"""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
-
-from jobs.bench.copy import patterns
-from jobs.bench.copy.patterns import CopyTransfers, Pattern
 
 EngineName = Literal["ce", "sm", "split", "chase", "host"]
 ReportedRate = Literal["first", "total", "each"]
+TRANSFER = re.compile(r"(h?)([rco])>(h?)([rco])@([rco])(?:\*(\d))?")
+
+
+@dataclass(frozen=True)
+class MemoryPlace:
+    """Memory of GPU `gpu`, by its number in the matrix, or host memory near that GPU."""
+
+    kind: Literal["host", "gpu"]
+    gpu: int
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu}" if self.kind == "gpu" else "host"
+
+
+@dataclass(frozen=True)
+class CopyTransfer:
+    """A copy from source to target, done by `gpu`. factor: times the buffer size."""
+
+    source: MemoryPlace
+    target: MemoryPlace
+    gpu: int
+    factor: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}" + (f" by GPU {self.gpu}" if self.between_gpus else "")
+
+    @property
+    def between_gpus(self) -> bool:
+        return {self.source.kind, self.target.kind} == {"gpu"} and self.source != self.target
+
+
+CopyTransfers = tuple[CopyTransfer, ...]
 
 
 @dataclass(frozen=True)
@@ -19,15 +55,16 @@ class Case:
     """One test case.
 
     engine: a copy engine ("ce"), a kernel ("sm"), a kernel that copies both ways ("split"), a kernel that
-    follows a chain of addresses ("chase"), the CPU ("host"). rows: the meaning of a row of the matrix.
-    reports: the rate of the first transfer ("first"), of all by the time until the last ends ("total"), or of
-    each and their sum ("each"). arrow: direction, for titles. about: a line of help.
+    follows a chain of addresses ("chase"), the CPU ("host"). arrow: direction, for titles. pattern: the
+    transfers of a cell. rows: the meaning of a row of the matrix. reports: the rate of the first transfer
+    ("first"), of all by the time until the last ends ("total"), or of each and their sum ("each"). about: a
+    line of help.
     """
 
     name: str
     engine: EngineName
     arrow: str
-    transfers: Pattern
+    pattern: str
     rows: Literal["host", "gpus"] = "host"
     reports: ReportedRate = "first"
     about: str = ""
@@ -69,6 +106,26 @@ class Case:
             )
         return ((self.name, f"memcpy {by} {self.arrow} bandwidth (GB/s)"),)
 
+    def transfers(self, gpus: int, row: int, column: int) -> CopyTransfers:
+        """Return the simultaneous transfers of a cell, for `gpus` GPUs; () for a cell without a value."""
+        if "r" in self.pattern and row == column:
+            return ()
+        found = []
+        for each, group in groupby(TRANSFER.findall(self.pattern), key=lambda words: "o" in words):
+            transfers = list(group)
+            for other in [gpu for gpu in range(gpus) if gpu != column] if each else [column]:
+                gpu = {"r": row, "c": column, "o": other}
+                found += [
+                    CopyTransfer(
+                        MemoryPlace("host" if from_host else "gpu", gpu[source]),
+                        MemoryPlace("host" if to_host else "gpu", gpu[target]),
+                        gpu[by],
+                        int(factor or 1),
+                    )
+                    for from_host, source, to_host, target, by, factor in transfers
+                ]
+        return tuple(found)
+
     def cells(self, gpus: int) -> Iterator[tuple[int, int, CopyTransfers]]:
         """Yield (row, column, transfers) of the cells that have a value, for `gpus` GPUs."""
         for row in range(gpus if self.rows == "gpus" else 1):
@@ -81,41 +138,42 @@ class Case:
 UP, DOWN, BOTH = "CPU(row) -> GPU(column)", "CPU(row) <- GPU(column)", "CPU(row) <-> GPU(column)"
 THERE, BACK, PEERS = "GPU(row) -> GPU(column)", "GPU(row) <- GPU(column)", "GPU(row) <-> GPU(column)"
 
-Twin = tuple[str, str, Literal["host", "gpus"], ReportedRate, Pattern, EngineName, Pattern, str]
+# Interfering transfers have twice the size of the measured one, so that they last at least as long.
+TO_GPU, TO_HOST, OTHERS = "hc>c@c", "c>hc@c", "o>ho@o*2 ho>o@o*2"
+Twin = tuple[str, str, Literal["host", "gpus"], ReportedRate, str, EngineName, str, str]
 # Name, arrow, rows, reported rate, pattern of copy engines, kind of kernel, its pattern, help.
 TWINS: tuple[Twin, ...] = (
-    ("host_to_device_memcpy", UP, "host", "first", patterns.host_to_device, "sm", patterns.host_to_device,
-     "Host to one GPU."),
-    ("device_to_host_memcpy", DOWN, "host", "first", patterns.device_to_host, "sm", patterns.device_to_host,
-     "One GPU to the host."),
-    ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_device_both, "split",
-     patterns.host_to_device, "Host to one GPU, while bytes go back too."),
+    ("host_to_device_memcpy", UP, "host", "first", TO_GPU, "sm", TO_GPU, "Host to one GPU."),
+    ("device_to_host_memcpy", DOWN, "host", "first", TO_HOST, "sm", TO_HOST, "One GPU to the host."),
+    ("host_to_device_bidirectional_memcpy", BOTH, "host", "first", f"{TO_GPU} c>hc@c*2", "split", TO_GPU,
+     "Host to one GPU, while bytes go back too."),
     # By kernel this is the same measurement as the case before, in nvbandwidth too.
-    ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.device_to_host_both, "split",
-     patterns.host_to_device, "One GPU to the host, while bytes go back too."),
-    ("device_to_device_memcpy_read", THERE, "gpus", "first", patterns.read, "sm", patterns.read,
+    ("device_to_host_bidirectional_memcpy", BOTH, "host", "first", f"{TO_HOST} hc>c@c*2", "split", TO_GPU,
+     "One GPU to the host, while bytes go back too."),
+    ("device_to_device_memcpy_read", THERE, "gpus", "first", "c>r@r", "sm", "c>r@r",
      "The row's GPU reads the column's memory."),
-    ("device_to_device_memcpy_write", BACK, "gpus", "first", patterns.write, "sm", patterns.write,
+    ("device_to_device_memcpy_write", BACK, "gpus", "first", "r>c@r", "sm", "r>c@r",
      "The row's GPU writes into the column's memory."),
-    ("device_to_device_bidirectional_memcpy_read", PEERS, "gpus", "each", patterns.read_both, "sm",
-     patterns.read_both, "Two GPUs read each other's memory."),
-    ("device_to_device_bidirectional_memcpy_write", PEERS, "gpus", "each", patterns.write_both, "sm",
-     patterns.write_both, "Two GPUs write into each other's memory."),
-    ("all_to_host_memcpy", DOWN, "host", "first", patterns.all_to_host, "sm", patterns.all_to_host,
+    ("device_to_device_bidirectional_memcpy_read", PEERS, "gpus", "each", "c>r@r r>c@c", "sm", "c>r@r r>c@c",
+     "Two GPUs read each other's memory."),
+    ("device_to_device_bidirectional_memcpy_write", PEERS, "gpus", "each", "c>r@c r>c@r", "sm", "c>r@c r>c@r",
+     "Two GPUs write into each other's memory."),
+    ("all_to_host_memcpy", DOWN, "host", "first", f"{TO_HOST} o>ho@o*2", "sm", f"{TO_HOST} o>ho@o*2",
      "One GPU to the host, while all others do so too."),
-    ("all_to_host_bidirectional_memcpy", BOTH, "host", "first", patterns.all_to_host_both, "split",
-     patterns.all_to_host_split, "One GPU to the host, while all GPUs copy both ways."),
-    ("host_to_all_memcpy", UP, "host", "first", patterns.host_to_all, "sm", patterns.host_to_all,
+    ("all_to_host_bidirectional_memcpy", BOTH, "host", "first", f"{TO_HOST} hc>c@c*2 {OTHERS}", "split",
+     f"{TO_HOST} o>ho@o", "One GPU to the host, while all GPUs copy both ways."),
+    ("host_to_all_memcpy", UP, "host", "first", f"{TO_GPU} ho>o@o*2", "sm", f"{TO_GPU} ho>o@o*2",
      "Host to one GPU, while it copies to all others too."),
-    ("host_to_all_bidirectional_memcpy", BOTH, "host", "first", patterns.host_to_all_both, "split",
-     patterns.host_to_all_split, "Host to one GPU, while all GPUs copy both ways."),
-    ("all_to_one_write", BACK, "host", "total", patterns.all_to_one_write, "sm", patterns.all_to_one_write,
+    ("host_to_all_bidirectional_memcpy", BOTH, "host", "first", f"{TO_GPU} c>hc@c*2 {OTHERS}", "split",
+     f"{TO_GPU} o>ho@o", "Host to one GPU, while all GPUs copy both ways."),
+    ("all_to_one_write", BACK, "host", "total", "o>c@o", "sm", "o>c@o",
      "All other GPUs write into the column's memory: the sum."),
-    ("all_to_one_read", THERE, "host", "total", patterns.all_to_one_read, "sm", patterns.all_to_one_read_sm,
+    # In the two reading cases, nvbandwidth's kernels run on the source GPU, its copy engines on the target.
+    ("all_to_one_read", THERE, "host", "total", "c>o@o", "sm", "c>o@c",
      "From the column's memory to all other GPUs: the sum."),
-    ("one_to_all_write", THERE, "host", "total", patterns.one_to_all_write, "sm", patterns.one_to_all_write,
+    ("one_to_all_write", THERE, "host", "total", "c>o@c", "sm", "c>o@c",
      "The column's GPU writes into the memory of all others: the sum."),
-    ("one_to_all_read", BACK, "host", "total", patterns.one_to_all_read, "sm", patterns.one_to_all_read_sm,
+    ("one_to_all_read", BACK, "host", "total", "o>c@c", "sm", "o>c@o",
      "From the memory of all other GPUs to the column's: the sum."),
 )  # fmt: skip
 
@@ -124,18 +182,18 @@ CASES: tuple[Case, ...] = (
       for name, arrow, rows, reports, ce, _, _, about in TWINS),
     *(Case(f"{name}_sm", engine, arrow, sm, rows, reports, about)
       for name, arrow, rows, reports, _, engine, sm, about in TWINS),
-    Case("host_device_latency_sm", "chase", BOTH, patterns.chase_host,
+    Case("host_device_latency_sm", "chase", BOTH, TO_GPU,
          about="A load of the column's GPU from the host's memory."),
-    Case("device_to_device_latency_sm", "chase", PEERS, patterns.chase_peer, "gpus",
+    Case("device_to_device_latency_sm", "chase", PEERS, "c>r@r", "gpus",
          about="A load of the row's GPU from the column's memory."),
-    Case("device_local_copy", "ce", "GPU(column)", patterns.local,
+    Case("device_local_copy", "ce", "GPU(column)", "c>c@c",
          about="From one place of a GPU's memory to another."),
 )  # fmt: skip
 HOST = Case(
     "host_local_copy",
     "host",
     "CPU(row) rank(column)",
-    patterns.own_host,
+    "hc>hc@c",
     about="From one place of the host's memory to another, by each rank; not nvbandwidth's.",
 )
 BY_NAME = {case.name: case for case in (*CASES, HOST)}

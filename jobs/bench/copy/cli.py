@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import LAST, PLOT, NcclTestsSize, OwnCommand, run_on_ranks, with_options
+from jobs.bench.command_base import LAST, PLOT, SIZE, OwnCommand, run_on_ranks, with_options
 from jobs.bench.copy.cases import UnknownCase, chosen, listing
 
 UNIT = 16  # bytes
@@ -21,7 +21,7 @@ MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.mea
         click.option("-p", "--prefix", "prefixes", multiple=True, metavar="PREFIX",
                      help="All cases whose names begin with it; may be repeated."),
         click.option("--list", "lists", is_flag=True, help="List the cases."),
-        click.option("-s", "--buffer-size", "size", type=NcclTestsSize(), default="512M", show_default=True,
+        click.option("-s", "--buffer-size", "size", type=SIZE, default="512M", show_default=True,
                      metavar="BYTES", help="Size of a buffer."),
         click.option("--copies", type=click.IntRange(1, MAX_COPIES), default=16, show_default=True,
                      help="Copies in a sample."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,34 @@ THREADS = 512  # of a block of copy_streaming, one block a multiprocessor
 SMALL, SMALL_THREADS = 64 << 20, 1024  # below, a thread for each unit and no truncation
 PIECE = 512  # bytes: consecutive pieces go in opposite directions in copy_split
 
-# (box, GPU that moves the bytes, target, source, bytes, copies, stream)
-Queue = Callable[[Box, GpuProperties, Memory, Memory, int, int, Any], None]
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies from source to target, one after another. gpu: moves the bytes."""
+
+    box: Box
+    gpu: GpuProperties
+    target: Memory
+    source: Memory
+    nbytes: int
+    copies: int
+    stream: Any
+
+    def launch(self, name: str, blocks: int, threads: int, rounds: int) -> None:
+        """Queue all copies as one kernel of the file of that name."""
+        addresses = np.uint64(self.target.address), np.uint64(self.source.address)
+        with self.box.on(self.gpu.index):
+            kernel = kernels.load(f"{name}.cu", name)
+            arguments = (*addresses, np.uint64(rounds), np.uint32(self.copies))
+            kernel((blocks,), (threads,), arguments, stream=self.stream)
+
+
+Queue = Callable[[Copies], None]
 
 
 @dataclass(frozen=True)
 class TransferEngine:
-    """moved: (bytes, GPU) -> bytes that one copy moves. queue: queue copies on a stream.
+    """moved: (bytes, GPU) -> bytes that one copy moves. queue: queue copies on their stream.
 
     both_ways: half of the bytes go from target to source.
     """
@@ -32,68 +54,36 @@ class TransferEngine:
     both_ways: bool = False
 
 
-def _all(nbytes: int, gpu: GpuProperties) -> int:
-    return nbytes
-
-
-def _by_copy_engine(
-    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
-) -> None:
-    for _ in range(copies):
-        box.copy(target, source, nbytes, stream)
+def _by_copy_engine(asked: Copies) -> None:
+    for _ in range(asked.copies):
+        asked.box.copy(asked.target, asked.source, asked.nbytes, asked.stream)
 
 
 def _whole_rounds(nbytes: int, gpu: GpuProperties) -> int:
     """Leave out the last partial round of the grid, as nvbandwidth does."""
-    if nbytes < SMALL:
-        return nbytes // UNIT * UNIT
-    each = gpu.processors * THREADS * UNIT
+    each = UNIT if nbytes < SMALL else gpu.processors * THREADS * UNIT
     return nbytes // each * each
 
 
-def _by_kernel(
-    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
-) -> None:
-    if nbytes < SMALL:
-        _launch_units("copy_small", box, gpu, target, source, nbytes, copies, stream)
+def _by_kernel(asked: Copies) -> None:
+    if asked.nbytes < SMALL:
+        _by_units("copy_small", asked)
         return
-    rounds = nbytes // (gpu.processors * THREADS * UNIT)
-    arguments = (*_addresses(target, source), np.uint64(rounds), np.uint32(copies))
-    with box.on(gpu.index):
-        kernel = kernels.load("copy_streaming.cu", "copy_streaming")
-        kernel((gpu.processors,), (THREADS,), arguments, stream=stream)
+    processors = asked.gpu.processors
+    asked.launch("copy_streaming", processors, THREADS, asked.nbytes // (processors * THREADS * UNIT))
 
 
-def _both_ways(
-    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, copies: int, stream: Any
-) -> None:
-    _launch_units("copy_split", box, gpu, target, source, nbytes, copies, stream)
-
-
-def _launch_units(
-    name: str,
-    box: Box,
-    gpu: GpuProperties,
-    target: Memory,
-    source: Memory,
-    nbytes: int,
-    copies: int,
-    stream: Any,
-) -> None:
-    units = nbytes // UNIT
+def _by_units(name: str, asked: Copies) -> None:
+    """Queue a kernel with a thread for each unit."""
+    units = asked.nbytes // UNIT
     threads = min(units, SMALL_THREADS)
-    arguments = (*_addresses(target, source), np.uint64(units), np.uint32(copies))
-    with box.on(gpu.index):
-        kernel = kernels.load(f"{name}.cu", name)
-        kernel((-(-units // threads),), (threads,), arguments, stream=stream)
-
-
-def _addresses(target: Memory, source: Memory) -> tuple[np.uint64, np.uint64]:
-    return np.uint64(target.address), np.uint64(source.address)
+    asked.launch(name, -(-units // threads), threads, units)
 
 
 ENGINES: dict[str, TransferEngine] = {
-    "ce": TransferEngine(_all, _by_copy_engine),
+    "ce": TransferEngine(lambda nbytes, gpu: nbytes, _by_copy_engine),
     "sm": TransferEngine(_whole_rounds, _by_kernel),
-    "split": TransferEngine(lambda nbytes, gpu: nbytes // UNIT * UNIT, _both_ways, both_ways=True),
+    "split": TransferEngine(
+        lambda nbytes, gpu: nbytes // UNIT * UNIT, partial(_by_units, "copy_split"), both_ways=True
+    ),
 }

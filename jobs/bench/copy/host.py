@@ -73,6 +73,6 @@ def _checked(
     if found is not None:
         mismatches.append(
             f"{HOST.name}, rank {rank} of the host: byte {found.offset * WIDTH} of the target: "
-            f"got {check.text(found.got_bits, kind)}, expected {check.text(found.expected_bits, kind)}; "
+            f"got {found.got}, expected {found.expected}; "
             f"{found.count} wrong elements of {WIDTH} bytes"
         )

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from jobs.bench.copy.buffers import MatrixGpu
-from jobs.bench.copy.cases import CASES
+from jobs.bench.copy.cases import CASES, CopyTransfer
 from jobs.bench.copy.measure import CaseResult, CopySettings
 from jobs.bench.copy.outliers import Peaks, best_of_peak, find_outliers, messages
-from jobs.bench.copy.patterns import CopyTransfer
 from jobs.measure.record_file import Json
 
 VERSION = 1

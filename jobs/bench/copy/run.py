@@ -38,22 +38,13 @@ MAX_NAMED = 4  # mismatches in the final error; all of them are in the text abov
 
 
 @dataclass(frozen=True)
-class CopyOptions:
-    """The command's options. names, prefixes: of cases. size: bytes of a buffer."""
+class CopyOptions(CopySettings):
+    """The command's options. names, prefixes: of cases."""
 
     names: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
-    size: int = 512 << 20
-    copies: int = 16
-    samples: int = 3
-    mean: bool = False
-    check: bool = True
     output_file: str | None = None
     plot: str | None = None
-
-    @property
-    def settings(self) -> CopySettings:
-        return CopySettings(self.size, self.copies, self.samples, self.mean, self.check)
 
 
 def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context: Any) -> dict[str, Any]:
@@ -68,7 +59,7 @@ def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context
         if any(case.needs_gpu for case in cases):
             box = open_box()
             stack.callback(box.close)
-        hosts, settings = measure_all(world, group, box, cases, options.settings, cli_context)
+        hosts, settings = measure_all(world, group, box, cases, options, cli_context)
     if world.rank == 0:
         if path is not None:
             text = record(hosts, settings, cli_context.words, recorded_environment(environment()))

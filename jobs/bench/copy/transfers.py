@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from jobs.bench.copy.buffers import BoundTransfer, End, TransferBuffers
-from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, TransferEngine
+from jobs.bench.copy.engines import ENGINES, PIECE, SMALL, Copies, TransferEngine
 from jobs.measure import check, patterns
 from jobs.measure.gate import Gate
 from jobs.measure.patterns import Copied, Segment, Untouched
@@ -22,35 +22,18 @@ WIDTH = 8  # bytes of an element
 
 
 @dataclass(frozen=True)
-class TransferMismatch:
-    """Wrong data in a transfer's target. offset: of the first, in bytes. count: elements of 8 bytes."""
-
-    transfer: str
-    where: str
-    offset: int
-    got: str
-    expected: str
-    count: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.transfer}: byte {self.offset} of {self.where}: got {self.got}, expected {self.expected}; "
-            f"{self.count} wrong elements of {WIDTH} bytes"
-        )
-
-
-@dataclass(frozen=True)
 class TransferSample:
     """One sample, the same on all ranks of the host.
 
     nbytes: of one copy of each transfer. seconds: of all copies of each transfer. total: seconds from the
-    start until the last transfer ended; the longest of all processes.
+    start until the last transfer ended; the longest of all processes. mismatches: a sentence for each target
+    with wrong data.
     """
 
     nbytes: tuple[int, ...]
     seconds: tuple[float, ...]
     total: float
-    mismatches: tuple[TransferMismatch, ...]
+    mismatches: tuple[str, ...]
 
 
 class TransferRunner:
@@ -146,7 +129,7 @@ class TransferRunner:
 
     def _copy(self, one: BoundTransfer, engine: TransferEngine, copies: int, stream: Any) -> None:
         target, source = one.ends["target"], one.ends["source"]
-        engine.queue(self.box, self.gpu_of(one), target, source, one.nbytes, copies, stream)
+        engine.queue(Copies(self.box, self.gpu_of(one), target, source, one.nbytes, copies, stream))
 
     def _moved(self, one: BoundTransfer, engine: TransferEngine) -> int:
         return engine.moved(one.nbytes, self.gpu_of(one))
@@ -177,7 +160,7 @@ class TransferRunner:
 
     def _verify(
         self, transfers: Sequence[BoundTransfer], engine: TransferEngine, seed: int
-    ) -> tuple[TransferMismatch, ...]:
+    ) -> tuple[str, ...]:
         found = []
         for one in transfers:
             for end, memory in one.own.items():
@@ -189,19 +172,15 @@ class TransferRunner:
 
     def _verify_end(
         self, one: BoundTransfer, engine: TransferEngine, seed: int, end: End, memory: Memory
-    ) -> TransferMismatch | None:
+    ) -> str | None:
         kind = DATATYPES[ELEMENT]
         mismatch = check.verify(self.box.array(memory), kind, self._expected(one, engine, seed))
         if mismatch is None:
             return None
-        digits = 2 * WIDTH
-        return TransferMismatch(
-            str(one.transfer),
-            f"the {end} ({getattr(one.transfer, end)})",
-            mismatch.offset * WIDTH,
-            f"0x{mismatch.got_bits:0{digits}x}",
-            f"0x{mismatch.expected_bits:0{digits}x}",
-            mismatch.count,
+        got, expected = (f"0x{bits:0{2 * WIDTH}x}" for bits in (mismatch.got_bits, mismatch.expected_bits))
+        return (
+            f"{one.transfer}: byte {mismatch.offset * WIDTH} of the {end} ({getattr(one.transfer, end)}): "
+            f"got {got}, expected {expected}; {mismatch.count} wrong elements of {WIDTH} bytes"
         )
 
 

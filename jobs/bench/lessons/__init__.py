@@ -2,7 +2,7 @@
 
 A lesson measures one property of memory performance, checks the results and returns tables, charts and a few
 sentences about the figures of this run; docs/lessons.md explains the background. Each lesson is a package:
-`lesson` measures, `methods` (or a specific name) has the methods that are compared, `explain` the sentences.
+`lesson` measures and explains the figures, `methods` (or a specific name) has the methods that are compared.
 
 protocol        Context, the input of a lesson, and Lesson, its result
 cli, run        the commands, and running one lesson on all ranks

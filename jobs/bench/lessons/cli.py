@@ -10,7 +10,7 @@ import click
 from jobs.bench.command_base import (
     LAST,
     PLOT,
-    NcclTestsSize,
+    SIZE,
     OwnCommand,
     OwnGroup,
     run_on_ranks,
@@ -25,7 +25,7 @@ def first(default: str) -> Option:
     return click.option(
         "-b",
         "minbytes",
-        type=NcclTestsSize(),
+        type=SIZE,
         default=default,
         show_default=True,
         metavar="BYTES",
@@ -35,7 +35,7 @@ def first(default: str) -> Option:
 
 def last(default: str, text: str = "Last size.") -> Option:
     return click.option(
-        "-e", "maxbytes", type=NcclTestsSize(), default=default, show_default=True, metavar="BYTES", help=text
+        "-e", "maxbytes", type=SIZE, default=default, show_default=True, metavar="BYTES", help=text
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs import kernels
 from jobs.bench.lessons.protocol import Context
-from jobs.measure.timers import Work, sampled_host_seconds
+from jobs.measure.timers import Work, gated_event_seconds, sampled_host_seconds
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class GpuDevice:
         with self.box.on(self.gpu):
             run = kernels.load(launch.file, launch.instance)
         return lambda: run((launch.blocks,), (launch.threads,), arguments, stream=self.stream)
+
+    def seconds(self, operation: Work) -> float:
+        """Return median seconds of what `operation` queues."""
+        return gated_event_seconds(self.box, self.gpu, self.stream, operation, self.context.median)
 
 
 class HostDevice:

@@ -1,10 +1,6 @@
 """The input of a lesson (Context) and its result (Lesson).
 
-A lesson is a package of this folder. Its module `lesson` has
-
-    RANKS               ranks it runs on: "one", or "several" (two or more)
-    CPU                 whether it also runs without a GPU
-    measure(context)    measures and returns a Lesson
+A lesson is a package of this folder, whose `lesson.measure(context)` measures and returns a Lesson.
 """
 
 from __future__ import annotations
@@ -12,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from jobs.measure.exit_codes import NeedsGpu
 from jobs.measure.sizes import size_name
@@ -21,7 +17,6 @@ from runner.device.raw.memory import Box
 from runner.errors import UserError
 
 TableCell = str | float | int | None  # None: not measured, printed as "-"
-Ranks = Literal["one", "several"]
 
 
 @dataclass(frozen=True)

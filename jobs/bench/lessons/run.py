@@ -20,6 +20,9 @@ from runner.files import write_file
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
 
+GPU_ONLY = ("streams",)  # lessons without methods for a CPU
+BETWEEN_RANKS = ("p2p",)  # lessons that need two ranks or more; others measure one
+
 
 @dataclass(frozen=True)
 class LessonOptions:
@@ -37,8 +40,8 @@ class LessonOptions:
 def run(world: World, handler: FailureHandler, options: LessonOptions, cli_context: Any) -> dict[str, Any]:
     """Measure; returns the completion record. Raises WrongResults, after everything is printed."""
     options = world.control.broadcast(options)
+    _refuse(world, options.name)
     module = importlib.import_module(f"jobs.bench.lessons.{options.name}.lesson")
-    _refuse(world, module, options.name)
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
     box = open_box() if world.here.device.kind == "cuda" else None
     status = StatusLine(cli_context.columns if world.rank == 0 else None)
@@ -72,25 +75,19 @@ def run(world: World, handler: FailureHandler, options: LessonOptions, cli_conte
     return {"command": "bench memory", "lesson": options.name, "ranks": world.size}
 
 
-def _refuse(world: World, module: Any, name: str) -> None:
-    if world.here.device.kind != "cuda" and not module.CPU:
+def _refuse(world: World, name: str) -> None:
+    if world.here.device.kind != "cuda" and name in GPU_ONLY:
         raise NeedsGpu(
             f"bench memory {name} needs a GPU, and this is a CPU",
             hint="meshrun doctor lists the GPUs",
             everywhere=True,
         )
-    if module.RANKS == "one" and world.size > 1:
+    if (world.size > 1) != (name in BETWEEN_RANKS):
+        many = world.size > 1
         raise UserError(
-            f"bench memory {name} measures one GPU",
-            got=f"{world.size} ranks",
-            expected="one rank",
-            hint=f"meshrun bench memory {name}",
-            everywhere=True,
-        )
-    if module.RANKS == "several" and world.size == 1:
-        raise UserError(
-            f"bench memory {name} measures between ranks",
-            got="1 rank",
-            hint=f"meshrun -n 2 bench memory {name}",
+            f"bench memory {name} measures {'one GPU' if many else 'between ranks'}",
+            got=f"{world.size} rank{'s'[:many]}",
+            expected="one rank" if many else None,
+            hint=f"meshrun {'' if many else '-n 2 '}bench memory {name}",
             everywhere=True,
         )

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, Timeline
 from jobs.measure import plots
 from jobs.measure.sizes import size_name
+from runner.report.record import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,16 +72,7 @@ def record(lesson: Lesson, environment: Sequence[str]) -> str:
         **lesson.facts,
         "environment": list(environment),
     }
-    return json.dumps(_finite(whole), indent=1, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON cannot represent with None."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain(whole, texts=False), indent=1, allow_nan=False) + "\n"
 
 
 def draw(lesson: Lesson, target: str | Path) -> None:

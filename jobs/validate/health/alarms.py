@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from jobs.measure.outliers import far_below_limit
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import RankPlace, WrongData
-from jobs.validate.report.model import Change, Drift, HardwareLimit, Report
+from jobs.validate.report.model import Change, HardwareLimit, Report
 from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
@@ -47,7 +46,9 @@ def alarms(
 def add_fleet_alarms(report: Report, plan: Plan) -> Verdict:
     """Add alarms for slowdowns that all siblings share: rates below earlier runs, or far below limits."""
     slower = [
-        Alarm(drift_status(one, plan), drift_sentence(one)) for one in report.drifts if one.rate < one.usual
+        Alarm("critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning", sentence)
+        for one, sentence in zip(report.drifts, map(drift_sentence, report.drifts), strict=True)
+        if one.rate < one.usual
     ]
     shared = max(Counter(one.host for one in report.members).values(), default=0) > 1
     within = UNSHARED if shared else UNSHARED + SINGLE_GPU
@@ -73,10 +74,6 @@ def with_not_judged(verdict: Verdict, why: str) -> Verdict:
     """Add a sentence on what could not be judged, as the first; the status is at least unknown."""
     status: Status = max(verdict.status, "unknown", key=SEVERITY.index)
     return replace(verdict, status=status, not_judged=(why, *verdict.not_judged))
-
-
-def drift_status(one: Drift, plan: Plan) -> Literal["critical", "warning"]:
-    return "critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning"
 
 
 def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: HardwareLimit) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -11,11 +11,10 @@ import numpy as np
 from jobs.measure.outliers import BLIND, is_critical
 from jobs.validate.health.alarms import alarms
 from jobs.validate.health.counters import changes
-from jobs.validate.ladder.not_judged import failed_measurements, missing_siblings
-from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import Localization, RungMeasurement, localize
+from jobs.validate.localize.set_cover import KnownFaults
 from jobs.validate.measurements.allreduce import AllReduce
 from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
@@ -25,7 +24,7 @@ from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
 from jobs.validate.probe.metered import MeteredProbe
 from jobs.validate.report.model import Change, RateCurve
-from jobs.validate.topology import topology_of
+from jobs.validate.topology import Topology, topology_of
 from jobs.validate.verdict import Finding, RungResult, Status, Verdict
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
@@ -98,7 +97,7 @@ class Ladder:
         )
         return Verdict(
             self.status([one.status for one in raised]),
-            tuple(by_rung(self.findings)),
+            tuple(sorted(self.findings, key=lambda one: (RUNGS.index(one.rung), one.factor))),
             (*self.rungs, *rest),
             (*self.not_judged, *missing_siblings(self.topology, self.plan)),
             raised,
@@ -143,10 +142,11 @@ class Ladder:
         begin = time.perf_counter()
         found: list[Finding] = []
         rates: dict[str, float] = {}
-        for what, work, measurement, kinds in self.measurements(name):
+        for what, measurement in self.measurements(name):
+            work = operation_work(what, measurement.nbytes)
             located = localize(measurement, self.plan)
             self.note_gaps(name, what, located)
-            found += findings(located, self.topology, name, what, work, kinds)
+            found += findings(located, self.topology, name, what, work)
             if len(located.table):
                 self.tables[name, what] = located.table, work
                 rates[what] = float(np.median(work / located.table.siblings))
@@ -173,28 +173,23 @@ class Ladder:
         self.rungs.append(RungResult(name, result, "", rounds, messages, rates, analysed, measured))
         return broken
 
-    def measurements(self, name: RungName) -> list[tuple[str, int, RungMeasurement, dict[str, str]]]:
-        """Return what a rung measures: operation, work that its rates count, measurement, names of parts."""
+    def measurements(self, name: RungName) -> list[tuple[str, RungMeasurement]]:
+        """Return what a rung measures: operation, measurement."""
         probe, topology, plan, faults = self.probe, self.topology, self.plan, self.faults
         single: tuple[SingleRankOp, ...]
         match name:
             case "gpu" | "host":
                 single = ("memory", "product") if name == "gpu" else ("to_device", "to_host")
-                each = [SingleGpu(probe, topology, plan, what, faults) for what in single]
-                kinds = {"gpu": "gpu" if name == "gpu" else "pcie"}
-                return [(one.what, operation_work(one.what, one.nbytes), one, kinds) for one in each]
+                return [(what, SingleGpu(probe, topology, plan, what, faults)) for what in single]
             case "pairs":
-                return [
-                    (what, plan.pair_bytes, IntraNode(probe, topology, plan, what, faults), {})
-                    for what in self.pair_operations()
-                ]
+                operations = self.pair_operations()
+                return [(what, IntraNode(probe, topology, plan, what, faults)) for what in operations]
             case "host pairs":
-                return [("flows", plan.nic_bytes, InterNode(probe, topology, plan, faults), {})]
+                return [("flows", InterNode(probe, topology, plan, faults))]
             case "node":
-                return [("ring", plan.ring_bytes, AllReduce(probe, topology, plan, "ring", faults), {})]
+                return [("ring", AllReduce(probe, topology, plan, "ring", faults))]
             case "rails":
-                faults = faults | self.ranks_on_links()
-                return [("ring", plan.ring_bytes, AllReduce(probe, topology, plan, "rail", faults), {})]
+                return [("ring", AllReduce(probe, topology, plan, "rail", faults | self.ranks_on_links()))]
             case _:
                 return []
 
@@ -250,9 +245,32 @@ class Ladder:
         return "warning" if self.findings or raised else "ok"
 
 
-def by_rung(found: Sequence[Finding]) -> list[Finding]:
-    """Sort findings by rung, then slowest first."""
-    return sorted(found, key=lambda one: (RUNGS.index(one.rung), one.factor))
+def failed_measurements(rung: str, what: str, ranks: Collection[int]) -> str:
+    """ranks: those with a failed measurement."""
+    listed = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"{rung}: {what} could not be measured with rank {listed}"
+
+
+def missing_siblings(topology: Topology, plan: Plan) -> list[str]:
+    """Return what cannot be judged on this topology because there is nothing to compare it with."""
+    notes = []
+    if topology.ranks == 1:
+        notes.append("one rank: nothing to compare it with; its figures are reported, not judged")
+    elif topology.hosts == 1:
+        unit = topology.unit
+        notes.append(
+            f"one host: a slowdown of all its {unit}s cannot be detected; its network is not measured"
+        )
+    elif topology.hosts == 2:
+        notes.append(
+            "two hosts: a slowdown of all their NICs (the link, or either host's network) cannot be detected"
+        )
+    if 1 < topology.hosts < LEAST_HOSTS:
+        notes.append(f"fewer than {LEAST_HOSTS} hosts: uplinks of leaf switches are not judged")
+    if topology.hosts > plan.all_pairs_hosts:
+        most = plan.all_pairs_hosts
+        notes.append(f"more than {most} hosts: partners are sampled, so links between hosts are not judged")
+    return notes
 
 
 def climb_ladder(probe: Probe, plan: Plan | None = None) -> Verdict:

@@ -40,24 +40,13 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
     return (names[host[key]],), (int(gpu[key]),), (key,)
 
 
-def findings(
-    found: Localization, topology: Topology, rung: RungName, what: str, work: int, kinds: dict[str, str]
-) -> list[Finding]:
-    """Return a finding for each confirmed part.
-
-    work: bytes, or operations of a product. kinds: this rung's names for kinds of parts, if they differ.
-    """
-    return [finding(one, found, topology, rung, what, work, kinds) for one in found.confirmed]
+def findings(found: Localization, topology: Topology, rung: RungName, what: str, work: int) -> list[Finding]:
+    """Return a finding for each confirmed part. work: bytes, or operations of a product."""
+    return [finding(one, found, topology, rung, what, work) for one in found.confirmed]
 
 
 def finding(
-    one: Confirmed,
-    found: Localization,
-    topology: Topology,
-    rung: RungName,
-    what: str,
-    work: int,
-    kinds: dict[str, str],
+    one: Confirmed, found: Localization, topology: Topology, rung: RungName, what: str, work: int
 ) -> Finding:
     table = found.table
     late = one.rows & is_late(table.slow, table.count) if one.flaps is not None else one.rows
@@ -65,7 +54,7 @@ def finding(
     hosts, gpus, ranks = location(one.name, topology)
     if one.ranks is not None:
         hosts, ranks = tuple(topology.names[host] for host in topology.host[list(one.ranks)]), one.ranks
-    kind = cast(FindingKind, kinds.get(one.name[0], one.name[0]))
+    kind = cast(FindingKind, kind_on(rung, one.name))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
         f"{topology.names[topology.host[rank]]}:{topology.gpu[rank]}"
@@ -77,7 +66,7 @@ def finding(
     evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what))
     instead = tuple(
         dict.fromkeys(
-            part_text(tie, topology, kinds)
+            part_text(tie, topology, rung)
             for tie in one.ties
             if location(tie, topology)[2] != ranks or not ranks
         )
@@ -89,10 +78,15 @@ def finding(
     )
 
 
-def part_text(name: PartName, topology: Topology, kinds: dict[str, str]) -> str:
+def kind_on(rung: RungName, name: PartName) -> str:
+    """Return the kind that a rung's reports name: on the rung "host", a slow GPU has a slow PCIe link."""
+    return "pcie" if (rung, name[0]) == ("host", "gpu") else name[0]
+
+
+def part_text(name: PartName, topology: Topology, rung: RungName) -> str:
     """Return a part's name as it appears in reports."""
     hosts, gpus, _ = location(name, topology)
-    return describe_part(kinds.get(name[0], name[0]), hosts, gpus, topology.unit).rstrip(":")
+    return describe_part(kind_on(rung, name), hosts, gpus, topology.unit).rstrip(":")
 
 
 def certainty(one: Confirmed, found: Localization) -> float:

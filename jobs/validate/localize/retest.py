@@ -15,7 +15,15 @@ import numpy as np
 
 from jobs.measure.outliers import is_intermittent, is_late, mostly_slow
 from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.set_cover import Cover, Mask, PartKind, PartName, Suspect
+from jobs.validate.localize.set_cover import (
+    Cover,
+    KnownFaults,
+    Mask,
+    PartKind,
+    PartName,
+    Suspect,
+    explained_rows,
+)
 from jobs.validate.plan import Plan
 from jobs.validate.topology import Topology
 
@@ -25,9 +33,14 @@ HIDDEN = 0.95
 
 
 class RungMeasurement(Protocol):
-    """One operation of a rung: how it is measured, and the parts on the paths of its measurements."""
+    """One operation of a rung: how it is measured, and the parts on the paths of its measurements.
+
+    faults: ranks that findings of lower rungs explain. nbytes: of each measurement.
+    """
 
     topology: Topology
+    faults: KnownFaults
+    nbytes: int
 
     def measure(self, longer: bool = False) -> Observations:
         """Measure everything. longer: take many samples."""
@@ -40,6 +53,7 @@ class RungMeasurement(Protocol):
 
     def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
         """Yield the rows that a finding of a lower rung explains, and its effect."""
+        return explained_rows(self.faults, table, self.nbytes)
 
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return a part that is slow part of the time, judged by open rows."""

@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from jobs.measure.outliers import ratio_threshold, row_medians
-from jobs.validate.localize.explained import KnownFaults
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import Confirmed, RungMeasurement
-from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
+from jobs.validate.localize.set_cover import KnownFaults, Mask, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
@@ -22,13 +21,11 @@ OTHERS = 5  # siblings that are retested with a suspect
 
 
 class AllReduce(RungMeasurement):
-    """One ring and one row for each group. kind: "ring" (groups are hosts) or "rail".
-
-    faults: ranks that findings explain.
-    """
+    """One ring and one row for each group. kind: "ring" (groups are hosts) or "rail"."""
 
     def __init__(self, probe: Probe, topology: Topology, plan: Plan, kind: str, faults: KnownFaults) -> None:
         self.probe, self.topology, self.plan, self.kind, self.faults = probe, topology, plan, kind, faults
+        self.nbytes = plan.ring_bytes
         groups = (
             {host: topology.on(host) for host in range(topology.hosts)}
             if kind == "ring"
@@ -63,7 +60,7 @@ class AllReduce(RungMeasurement):
         In a ring of n ranks, 2 (n - 1) / n of the data pass each link.
         """
         share = np.array([2 * (len(ranks) - 1) / len(ranks) for ranks in groups])
-        seconds = self.probe.rings([ranks.tolist() for ranks in groups], self.plan.ring_bytes, samples)
+        seconds = self.probe.rings([ranks.tolist() for ranks in groups], self.nbytes, samples)
         return np.asarray(seconds / share[:, None])
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jobs.measure.outliers import healthy_pairs
-from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import (
     Cover,
-    Mask,
+    KnownFaults,
     PartKind,
     PartName,
     Suspect,
@@ -32,10 +31,11 @@ CONTROLS = 8  # healthy ranks that are measured with the suspects
 
 
 class InterNode(RungMeasurement):
-    """Flows between hosts, one row each. faults: ranks that findings of lower rungs explain."""
+    """Flows between hosts, one row each."""
 
     def __init__(self, probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> None:
         self.probe, self.topology, self.plan, self.faults = probe, topology, plan, faults
+        self.nbytes = plan.nic_bytes
         self.random = np.random.default_rng(plan.seed)
         self.at_once = max(topology.hosts // 4, min(topology.hosts // 2, 2))  # flows of a retest's round
         self.suspects = set(faults)  # ranks
@@ -72,7 +72,7 @@ class InterNode(RungMeasurement):
         return tabulate(self.flows, self.seconds, self.retest_siblings, self.plan, retested=True)
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
-        return self.probe.flows([(a, b) for a, b in flows.tolist()], self.plan.nic_bytes, samples)
+        return self.probe.flows([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare flows on one rail with each other, and flows across rails with each other.
@@ -128,9 +128,6 @@ class InterNode(RungMeasurement):
                 rank for host in divmod(key, self.topology.hosts) for rank in self.topology.on(host).tolist()
             ]
         return list(divmod(key, self.topology.ranks)) if kind == "path" else [key]
-
-    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
-        return explained_rows(self.faults, table, self.plan.nic_bytes)
 
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from jobs.measure.outliers import healthy_pairs
-from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
-from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
+from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.measurements.schedule import intra_node_rounds, isolated_rounds
 from jobs.validate.measurements.single_gpu import MANY_HOSTS
@@ -24,15 +23,13 @@ PairOperation = Literal["copies", "flows"]  # by a copy engine, by the communica
 
 
 class IntraNode(RungMeasurement):
-    """One operation between the GPUs of each host: a row for each pair and direction.
-
-    faults: ranks that findings of lower rungs explain.
-    """
+    """One operation between the GPUs of each host: a row for each pair and direction."""
 
     def __init__(
         self, probe: Probe, topology: Topology, plan: Plan, what: PairOperation, faults: KnownFaults
     ) -> None:
         self.topology, self.plan, self.faults = topology, plan, faults
+        self.nbytes = plan.pair_bytes
         self.move = probe.copies if what == "copies" else probe.flows
         self.random = np.random.default_rng(plan.seed)
         self.retested: set[int] = set()  # hosts
@@ -63,7 +60,7 @@ class IntraNode(RungMeasurement):
         return tabulate(rounds, seconds, self.siblings, self.plan, retested=True)
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
-        return self.move([(a, b) for a, b in flows.tolist()], self.plan.pair_bytes, samples)
+        return self.move([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare the same pair of GPUs on all hosts if there are many hosts, otherwise all pairs."""
@@ -90,6 +87,3 @@ class IntraNode(RungMeasurement):
         if kind == "host":
             return [key]
         return [int(self.topology.host[key // self.topology.ranks if kind == "pair" else key])]
-
-    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
-        return explained_rows(self.faults, table, self.plan.pair_bytes)

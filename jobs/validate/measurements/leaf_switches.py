@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from jobs.measure.outliers import Floats, column_quantiles, group_threshold, row_medians
-from jobs.validate.localize.explained import KnownFaults
+from jobs.validate.localize.set_cover import KnownFaults
 from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
 from jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
 from jobs.validate.plan import Plan

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.validate.localize.explained import KnownFaults, explained_rows
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
-from jobs.validate.localize.set_cover import Mask, PartKind, PartName, part_kind
+from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import measure_again, measure_first
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
@@ -19,10 +18,7 @@ MANY_HOSTS = 5  # from this many on, a GPU's siblings are those with its number 
 
 
 class SingleGpu(RungMeasurement):
-    """One operation that every rank does by itself, one row each.
-
-    faults: ranks that findings of lower rungs explain.
-    """
+    """One operation that every rank does by itself, one row each."""
 
     def __init__(
         self, probe: Probe, topology: Topology, plan: Plan, what: SingleRankOp, faults: KnownFaults
@@ -57,6 +53,3 @@ class SingleGpu(RungMeasurement):
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
         return [part_kind("gpu", table.a), part_kind("host", self.topology.host[table.a])]
-
-    def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
-        return explained_rows(self.faults, table, self.nbytes)

@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from jobs.measure import check
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
-from jobs.validate.probe.api import WrongData
-from jobs.validate.probe.buffers import ProbeBuffers
-from jobs.validate.probe.ipc_buffers import IpcBuffers
-from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
+from jobs.measure.timers import collective_timer, nothing
+from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
+from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
 from meshrun import World
 from runner.comm.api import Control
 from runner.comm.collectives.api import Call, Collectives, Pointer
@@ -31,7 +29,7 @@ def flow(buffers: ProbeBuffers, group: Collectives, flows: Flows, nbytes: int) -
     partners = partners_of(group.rank, flows)
     if partners == NO_PARTNERS:
         return IDLE
-    run = timed_calls(
+    run = collective_timer(
         group,
         message(buffers, group, partners, nbytes, SIGNAL),
         message(buffers, group, partners, 0, nbytes),
@@ -57,12 +55,8 @@ def copy(
         there, stream = peer_memory.peers[target], buffers.world.backend.stream
         queue = partial(peer_memory.box.copy, there, buffers.device(buffers.out), nbytes, stream)
     # The second signal tells the receiver that the copies have arrived.
-    run = timed_calls(group, signal, queue, signal)
+    run = collective_timer(group, signal, queue, signal)
     return transfer("copies", buffers, partners, peer_memory.array[:nbytes], run)
-
-
-def nothing() -> None:
-    pass
 
 
 def partners_of(rank: int, flows: Flows) -> Partners:
@@ -98,19 +92,9 @@ def transfer(
     def segment(seed: int, sender: int) -> Segment:
         return Segment(0, nbytes, Copied(seed * world.size + sender, 0), sender)
 
-    def prepare(seed: int) -> None:
-        if target is not None:
-            check.fill(buffers.out.array, BYTES, [segment(seed, rank)])
-        if source is not None:
-            check.poison(into)
-        world.backend.synchronize()
-
-    def checked(seed: int) -> WrongData | None:
-        if source is None:
-            return None
-        return compare(what, rank, nbytes, into, BYTES, segment(seed, source))
-
-    return Workload(prepare, run, checked, repeats_for(nbytes))
+    given = None if target is None else lambda seed: segment(seed, rank)
+    expected = None if source is None else lambda seed: segment(seed, source)
+    return checked_workload(world, what, BYTES, run, buffers.out.array, given, into, expected)
 
 
 def ring(buffers: ProbeBuffers, group: Collectives | None, number: int, nbytes: int) -> Workload:
@@ -126,44 +110,15 @@ def ring(buffers: ProbeBuffers, group: Collectives | None, number: int, nbytes: 
         places = Pointer(buffers.out, offset), Pointer(buffers.into, offset)
         return group.bind(Call("all_reduce", *places, count, FLOAT))
 
-    def prepare(seed: int) -> None:
-        own = Contributed(seed * world.size + number, 0, "sum", ranks, rank)
-        check.fill(buffers.out.array, FLOAT, [Segment(0, count, own)])
-        check.poison(buffers.into.array[:end])
-        world.backend.synchronize()
+    def own(seed: int) -> Segment:
+        return Segment(0, count, Contributed(seed * world.size + number, 0, "sum", ranks, rank))
 
-    def checked(seed: int) -> WrongData | None:
-        total = Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
-        return compare("rings", world.rank, nbytes, buffers.into.array, FLOAT, total)
+    def total(seed: int) -> Segment:
+        return Segment(0, count, Reduced(seed * world.size + number, 0, "sum", ranks))
 
-    return Workload(
-        prepare, timed_calls(group, reduce(end, 1), reduce(0, count)), checked, repeats_for(nbytes)
-    )
-
-
-def timed_calls(
-    group: Collectives,
-    signal: Callable[[], object],
-    timed: Callable[[], object],
-    after: Callable[[], object] | None = None,
-) -> Callable[[int], float]:
-    """Return a function of a count that issues `signal`, `timed` count times, and `after`.
-
-    It returns the seconds of one `timed` on this rank's device. The signal synchronizes the partners, and on
-    a GPU the timed calls are already queued: neither barrier skew nor kernel launches are timed.
-    """
-    begin, end = group.marks(2)
-    packed: dict[int, Sequence[Callable[[], object]]] = {}
-
-    def run(count: int) -> float:
-        if count not in packed:
-            calls = [signal, begin.record, *[timed] * count, end.record]
-            packed[count] = group.packed(calls if after is None else [*calls, after])
-        group.issue(packed[count])
-        group.wait()
-        return group.elapsed(begin, end) / count
-
-    return run
+    run = collective_timer(group, reduce(end, 1), reduce(0, count))
+    out, into = buffers.out.array, buffers.into.array[:end]
+    return checked_workload(world, "rings", FLOAT, run, out, own, into, total)
 
 
 class RingCommunicators:

@@ -10,23 +10,19 @@ from typing import Any
 
 import numpy as np
 
-import meshrun
 from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
 from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
-from jobs.validate.probe.buffers import ProbeBuffers
-from jobs.validate.probe.host_names import host_names
-from jobs.validate.probe.ipc_buffers import IpcBuffers
+from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
 from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
+from meshrun import World
 from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
 from runner.world.watchdog.watchdog import MeasurementProgress
-
-__all__ = ["RankProbe", "host_names", "open_probe"]
 
 ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]
 END = "end"
@@ -40,7 +36,7 @@ class RankProbe:
     """
 
     def __init__(
-        self, world: meshrun.World, progress: MeasurementProgress, group: Collectives, read: ReadCounters
+        self, world: World, progress: MeasurementProgress, group: Collectives, read: ReadCounters
     ) -> None:
         self.world, self.progress, self.group, self.read = world, progress, group, read
         cuda = world.here.device.kind == "cuda"
@@ -276,9 +272,7 @@ class RankProbe:
 
 
 @contextmanager
-def open_probe(
-    world: meshrun.World, progress: MeasurementProgress, read: ReadCounters = dict
-) -> Iterator[RankProbe]:
+def open_probe(world: World, progress: MeasurementProgress, read: ReadCounters = dict) -> Iterator[RankProbe]:
     """Open a probe of the world's ranks, and close it at the end of the block. Collective."""
     progress.begin("opening validate", "connecting the ranks")
     progress.grace = CONNECT_GRACE
@@ -296,3 +290,15 @@ def open_probe(
             progress.begin("closing validate")
             probe.close()
             progress.pause()
+
+
+def host_names(world: World) -> list[str]:
+    """Return the host name of each rank; hosts with the same name are numbered."""
+    names = {rank.host_id: rank.host for rank in world.ranks}
+    sharing: dict[str, list[str]] = {}
+    for identity, name in names.items():
+        sharing.setdefault(name, []).append(identity)
+    for name, identities in sharing.items():
+        for number, identity in enumerate(identities, 1):
+            names[identity] = f"{name}#{number}" if len(identities) > 1 else name
+    return [names[rank.host_id] for rank in world.ranks]

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-import meshrun
 from jobs.measure import check, patterns
 from jobs.measure.patterns import Segment
 from jobs.validate.probe.api import Seconds, WrongData
+from meshrun import World
 from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.system.processor_counters import stolen_seconds
 from runner.world.watchdog.watchdog import MeasurementProgress
@@ -24,6 +24,7 @@ BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]
 GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # bytes that a sample on a GPU moves; most repeats
 # Seconds of a sample on CPUs (several time slices of the scheduler); most repeats.
 CPU_SECONDS, CPU_REPEATS = 0.1, 64
+SegmentOfSeed = Callable[[int], Segment]
 TOO_SHORT = 0.05  # seconds of a sample; stolen time, counted in 10 ms, is too coarse for shorter ones
 LEAST_SHARE = 0.1  # share of a sample that is kept even if all of it was stolen
 CONNECT_GRACE = 60.0  # additional seconds for connecting, which is slow with many ranks
@@ -54,7 +55,7 @@ IDLE = Workload(lambda seed: None, lambda count: float("nan"), lambda seed: None
 
 
 def sample(
-    world: meshrun.World,
+    world: World,
     progress: MeasurementProgress,
     label: str,
     workload: Workload,
@@ -106,7 +107,7 @@ def without_stolen(taken: Seconds) -> Seconds:
     return np.asarray(np.maximum(seconds - stolen, LEAST_SHARE * seconds))
 
 
-def _cpu_repeats(world: meshrun.World, progress: MeasurementProgress, workload: Workload) -> int:
+def _cpu_repeats(world: World, progress: MeasurementProgress, workload: Workload) -> int:
     """Return the repeats in a sample on CPUs, the same on every rank. Collective.
 
     Ranks that share a core take turns, so a sample must last several turns.
@@ -130,6 +131,34 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
+def checked_workload(
+    world: World,
+    what: str,
+    datatype: Datatype,
+    run: Callable[[int], float],
+    out: Any,
+    given: SegmentOfSeed | None,
+    into: Any,
+    expected: SegmentOfSeed | None,
+) -> Workload:
+    """Return the workload of `run`, which moves or combines `out`, filled with `given`, into `into`.
+
+    given, expected: the segment before in `out` and after in `into`; None where this rank has no such end.
+    """
+
+    def prepare(seed: int) -> None:
+        if given is not None:
+            check.fill(out, datatype, [given(seed)])
+        if expected is not None:
+            check.poison(into)
+        world.backend.synchronize()
+
+    def checked(seed: int) -> WrongData | None:
+        return expected and compare(what, world.rank, len(into), into, datatype, expected(seed))
+
+    return Workload(prepare, run, checked, repeats_for(len(into)))
+
+
 def compare(
     what: str, rank: int, nbytes: int, memory: Any, datatype: Datatype, segment: Segment
 ) -> WrongData | None:
@@ -145,5 +174,4 @@ def compare(
     offset, count = found.offset * datatype.itemsize, found.count * datatype.itemsize
     if differing.size:
         offset, count = int(differing[0]), int(differing.size)
-    texts = (check.text(bits, datatype) for bits in (found.got_bits, found.expected_bits))
-    return WrongData(what, rank, segment.source, nbytes, offset, count, *texts)
+    return WrongData(what, rank, segment.source, nbytes, offset, count, found.got, found.expected)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-import meshrun
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
+from jobs.measure.timers import backend_seconds
 from jobs.validate.probe import api
 from jobs.validate.probe.api import SingleRankOp, WrongData
 from jobs.validate.probe.buffers import ProbeBuffers
-from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, compare, repeats_for
+from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
 
 ITEM = FLOAT.itemsize
 BLOCK = 8 << 20  # elements of a product compared at a time
@@ -47,15 +47,8 @@ def copy(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
     def segment(seed: int) -> Segment:
         return Segment(0, nbytes, Copied(seed * world.size + rank, 0), rank)
 
-    def prepare(seed: int) -> None:
-        check.fill(out, BYTES, [segment(seed)])
-        check.poison(into[:nbytes])
-        world.backend.synchronize()
-
-    def checked(seed: int) -> WrongData | None:
-        return compare(what, rank, nbytes, into, BYTES, segment(seed))
-
-    return Workload(prepare, partial(timed, world, queue), checked, repeats_for(nbytes))
+    run = partial(backend_seconds, world, queue)
+    return checked_workload(world, what, BYTES, run, out, segment, into[:nbytes], segment)
 
 
 def product(buffers: ProbeBuffers, nbytes: int) -> Workload:
@@ -112,20 +105,7 @@ def product(buffers: ProbeBuffers, nbytes: int) -> Workload:
             count += several
         return WrongData("product", rank, rank, nbytes, offset, count, *words) if count else None
 
-    return Workload(prepare, partial(timed, world, queue), checked)
-
-
-def timed(world: meshrun.World, queue: Callable[[], object], count: int) -> float:
-    """Call `queue` count times. Returns the mean seconds of one on this rank's device."""
-    backend = world.backend
-    if backend.asynchronous:
-        queue()  # while it runs, the others are queued, so that launches are not timed
-    begin = backend.mark()
-    for _ in range(count):
-        queue()
-    end = backend.mark()
-    backend.synchronize()
-    return backend.elapsed(begin, end) / count
+    return Workload(prepare, partial(backend_seconds, world, queue), checked)
 
 
 def text(word: Any) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from jobs.measure.record_file import recorded_environment
-from jobs.measure.status_line import CLEAR
+from jobs.measure.status_line import StatusLine
+from jobs.measure.watchdog import watching
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.health.alarms import with_not_judged
 from jobs.validate.health.hardware_limits import compute_limits, gather_facts
@@ -19,12 +21,11 @@ from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
-from jobs.validate.probe.rank_probe import ReadCounters, open_probe
+from jobs.validate.probe.rank_probe import open_probe
 from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.model import Member, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.run import outputs
-from jobs.validate.run.dead_ranks import dead_ranks, stay_alive
 from jobs.validate.run.early_end import ENDED_FROM_OUTSIDE, one_line, print_report
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.validation import Validation, measure
@@ -37,7 +38,8 @@ from runner.run.record_builder import versions
 from runner.system import launcher
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler
-from runner.world.watchdog.watchdog import MeasurementProgress, Watchdog
+
+GRACE = 0.5  # seconds for rank 0 to find dead ranks; launchers give a rank at least one second to end
 
 
 def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_context: Any) -> dict[str, Any]:
@@ -54,9 +56,10 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
             handler, validation.early_report("the run ended before anything was measured", critical=False)
         )
     verdict: tuple[Status, str] | None = None
+    uuid = world.here.device.uuid if world.here.device.kind == "cuda" else None
     with (
-        watch_progress(world, handler, options) as progress,
-        open_probe(world, progress, counter_reader(world)) as probe,
+        watching(world, handler, options.timeout, failure=RunError) as progress,
+        open_probe(world, progress, partial(read_counters, uuid, world.here.local)) as probe,
     ):
         validation.plan = fit_to_devices(world, options.plan)
         if (usual := validation.plan.critical) < options.plan.critical:
@@ -75,7 +78,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
                 validation.members = members_of(world, probe)
                 validation.limits = compute_limits(facts, probe.places)
                 check_baseline(options, validation.members)
-                on_rung = write_before_rung(handler, validation, show_rung(cli_context))
+                on_rung = write_before_rung(handler, validation, StatusLine(cli_context.columns).show)
                 report = measure(validation, probe, on_rung, tell)
             handler.before_exit = None
             report = publish(report, options, cli_context)
@@ -99,7 +102,7 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
     )
     outputs.check_writable(options.outputs, options.save_baseline)
     check_baseline(options, validation.members)
-    report = measure(validation, fleet, show_rung(cli_context), tell)
+    report = measure(validation, fleet, StatusLine(cli_context.columns).show, tell)
     report = publish(report, options, cli_context)
     return EXIT[report.verdict.status]
 
@@ -134,11 +137,6 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
     )
 
 
-def counter_reader(world: World) -> ReadCounters:
-    device, local = world.here.device, world.here.local
-    return lambda: read_counters(device.uuid if device.kind == "cuda" else None, local)
-
-
 def report_early_end(
     handler: FailureHandler, validation: Validation, cli_context: Any, world: World | None = None
 ) -> None:
@@ -154,7 +152,7 @@ def report_early_end(
         outputs.check_writable(validation.options.outputs, validation.options.save_baseline)
         outputs.write_files(report, validation.options.outputs)
     if handler.status is None:
-        clear_status_line(cli_context)
+        StatusLine(cli_context.columns).clear()
         print_report(report, validation.options.nagios, cli_context.colour)
 
 
@@ -171,30 +169,6 @@ def send_to_parent(handler: FailureHandler, report: Report) -> bool:
     return handler.status is not None and handler.status.save_answer(json_format.text(report))
 
 
-@contextmanager
-def watch_progress(
-    world: World, handler: FailureHandler, options: ValidateOptions
-) -> Iterator[MeasurementProgress]:
-    """Watch this rank's progress; a rank that hangs ends the run and is named in the report."""
-    if not options.timeout:
-        yield MeasurementProgress()
-        return
-
-    def report(text: str) -> None:
-        handler.report_single(RunError(text), "", world.rank)
-
-    names = [str(rank) for rank in world.ranks]
-    watchdog = Watchdog(
-        world.control, names, options.timeout, on_report=report, end=world.control.abort
-    )  # fmt: skip
-    for warning in watchdog.warnings if world.rank == 0 else ():
-        tell(f"warning: {warning}")
-    try:
-        yield watchdog
-    finally:
-        watchdog.stop()
-
-
 def write_before_rung(handler: FailureHandler, validation: Validation, show: OnRung) -> OnRung:
     """Return an `on_rung` that writes the reports first, in case a launcher kills rank 0 during the rung."""
 
@@ -207,20 +181,9 @@ def write_before_rung(handler: FailureHandler, validation: Validation, show: OnR
     return on_rung
 
 
-def show_rung(cli_context: Any) -> OnRung:
-    """Return an `on_rung` that shows the rung on a status line; without a terminal it does nothing."""
-
-    def show(rung: RungName) -> None:
-        if cli_context.columns:
-            sys.stderr.write(f"{CLEAR}{rung}"[: cli_context.columns + len(CLEAR) - 1])
-            sys.stderr.flush()
-
-    return show
-
-
 def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Report:
     """Write the files and print the report; the verdict is at least unknown if a file cannot be written."""
-    clear_status_line(cli_context)
+    StatusLine(cli_context.columns).clear()
     if failed := outputs.write_files(report, options.outputs):
         report = replace(report, verdict=with_not_judged(report.verdict, "; ".join(failed)))
         outputs.write_files(report, options.outputs)
@@ -228,7 +191,23 @@ def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Repor
     return report
 
 
-def clear_status_line(cli_context: Any) -> None:
-    """Remove the status line of `show_rung`."""
-    if cli_context.columns:
-        sys.stderr.write(CLEAR)
+def dead_ranks(world: World, proc: Path = Path("/proc")) -> list[str]:
+    """Return the full names of the ranks on this host whose processes have ended.
+
+    Processes on other hosts are not visible; the launcher names them.
+    """
+    mine = [rank for rank in world.ranks if rank.host_id == world.here.host_id]
+    return [str(rank) for rank in mine if not _is_alive(proc / str(rank.pid) / "stat")]
+
+
+def stay_alive() -> None:
+    """Delay the end of a healthy rank, so that rank 0 does not count it as dead."""
+    time.sleep(GRACE)
+
+
+def _is_alive(stat: Path) -> bool:
+    try:
+        state = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in "ZX"  # zombie, dead

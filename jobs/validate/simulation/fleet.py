@@ -157,14 +157,12 @@ class SimulatedFleet:
         for sample, on in enumerate(self._flaps.next(samples).T):
             key = on.tobytes()
             if key not in known:
-                known[key] = seconds(self._flapped(parts, on))
+                slow = parts
+                for fault, is_on in zip(self._flaps.faults, on, strict=True):
+                    slow = slowed(slow, fault, self._layout) if is_on else slow
+                known[key] = seconds(slow)
             result[:, sample] = known[key]
         return result
-
-    def _flapped(self, parts: Parts, on: Mask) -> Parts:
-        for fault, is_on in zip(self._flaps.faults, on, strict=True):
-            parts = slowed(parts, fault, self._layout) if is_on else parts
-        return parts
 
     def _disturbed(self, seconds: Seconds, late: Seconds) -> Seconds:
         """Apply stragglers and jitter. seconds, late (delay factors of the hosts): (rows, samples)."""

@@ -105,7 +105,8 @@ def test_a_flipped_bit_is_found_and_named(datatype: Datatype, what: str, draw: i
     memory[bit // 8] ^= 1 << bit % 8
     [segment] = [one for one in segments if one.start <= offset < one.start + one.count]
     found = check.verify(memory, datatype, segments)
-    assert found == DataMismatch(1, offset, int(words[offset]), expected, segment.source, 1)
+    assert found == DataMismatch(1, offset, int(words[offset]), expected, segment.source, datatype)
+    assert found.flipped_bits == 1
 
 
 def test_the_first_is_the_first_in_the_order_of_the_segments() -> None:

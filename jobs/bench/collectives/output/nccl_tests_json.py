@@ -9,16 +9,15 @@ holds secrets; here a selection is written.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from typing import Any
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, ResultRow
 from jobs.measure.record_file import Json, recorded_environment
+from runner.report.record import plain
 
 FILE_VERSION = 3
 STAMP = "%Y-%m-%d %H:%M:%S"
@@ -74,15 +73,7 @@ def json_line(settings: SweepSettings, header: Header, row: ResultRow) -> str:
 
 
 def _dump(value: Json) -> str:
-    return json.dumps(_plain(value), allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain(value), allow_nan=False) + "\n"
 
 
 def _origin(header: Header) -> Json:

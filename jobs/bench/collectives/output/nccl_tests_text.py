@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.output.names import largest
@@ -21,7 +22,7 @@ BLOCKING = {
     2: "wait after each inner iteration (-m), no barrier ",
     3: "wait and barrier after each outer iteration (-n); time excludes barrier ",
 }
-# Columns: title, unit, width.
+Columns = Sequence[tuple[str, str, int]]  # title, unit, width
 KEYS = (("size", "(B)", 10), ("count", "(elements)", 12), ("type", "", 8), ("redop", "", 6), ("root", "", 6))
 TIME = {False: ("time", "(us)", 7), True: ("cputime", "(us)", 7)}  # by -C
 FIGURES = (("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
@@ -47,6 +48,17 @@ def figure(value: float, width: int) -> str:
         if len(text) <= width:
             return text
     return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
+
+
+def cells(columns: Columns, row: Sequence[str]) -> str:
+    """Align a row of one of our own tables, a text for each column."""
+    return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, columns, strict=True))
+
+
+def titles(columns: Columns) -> list[str]:
+    """Return the two lines above such a table: titles and units."""
+    rows = [title for title, _, _ in columns], [unit for _, unit, _ in columns]
+    return ["#" + cells(columns, row)[1:] for row in rows]
 
 
 def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
@@ -88,8 +100,8 @@ def row(settings: SweepSettings, measured: ResultRow, wide: bool = False) -> str
     return text + "\n"
 
 
-def footer(settings: SweepSettings, known: Footer, program: str, error: str = "") -> str:
-    """Format everything after the last row. error: the library's last; empty: the footer's errors."""
+def footer(settings: SweepSettings, known: Footer, program: str) -> str:
+    """Format everything after the last row."""
     verdict = ""
     if known.minimum_busbw is not None:
         verdict = "FAILED" if known.average_busbw < 0.9 * known.minimum_busbw else "OK"
@@ -101,8 +113,7 @@ def footer(settings: SweepSettings, known: Footer, program: str, error: str = ""
     ]
     if settings.memory and known.memory is not None:
         lines.append(f"# {'GPU memory usage':<20s} : {_memory(known.memory)}")
-    errors = (error,) if error else known.errors
-    return "\n".join([*lines, "#", *([f"# error: {sentence}" for sentence in errors] or [""])]) + "\n"
+    return "\n".join([*lines, "#", *([f"# error: {sentence}" for sentence in known.errors] or [""])]) + "\n"
 
 
 def colour(text: str, measured: ResultRow) -> str:

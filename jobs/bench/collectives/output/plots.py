@@ -100,7 +100,9 @@ def plot(
                 latency.plot(sizes, [point.time_us for point in points], **style)
                 bandwidth.plot(sizes, [point.busbw for point in points], **style)
         for limit in limits:
-            bandwidth.axhline(limit.busbw, color="0.4", linestyle=":", label=_limit(limit))
+            bandwidth.axhline(
+                limit.busbw, color="0.4", linestyle=":", label=f"{limit.label}, {limit.busbw:.4g} GB/s"
+            )
         latency.set_yscale("log")
         latency.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         latency.set_ylabel("time (us)")
@@ -153,10 +155,6 @@ def _plottable(points: Sequence[PlotPoint]) -> list[PlotPoint]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def _limit(limit: BandwidthLimit) -> str:
-    return f"{limit.label}, {limit.busbw:.4g} GB/s"
 
 
 def _line(axes: Axes, points: Sequence[Scaled], of: Callable[[Scaled], float | None], label: str) -> None:

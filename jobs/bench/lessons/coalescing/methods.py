@@ -4,49 +4,78 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jobs import kernels
 from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.coalescing.access import Access, shifted
+from jobs.bench.lessons.devices import GpuDevice, HostDevice
 from jobs.bench.lessons.protocol import Context
 from jobs.measure import check
-from jobs.measure.timers import gated_event_seconds, sampled_host_seconds
 
 THREADS, ELEMENTS_PER_THREAD = 256, 8
 
 
-class Reads(Protocol):
-    """piece: elements that memory moves together. pieces: their name. lanes: of a warp; 0 on a CPU.
+@dataclass(frozen=True)
+class Access:
+    """Read `count` elements of 4 bytes, `stride` apart from `first` on, and write them contiguously."""
 
-    cache: bytes of the last-level cache, 0 if unknown.
+    stride: int
+    first: int
+    count: int
+
+    @property
+    def useful(self) -> int:
+        """Bytes of the elements read and written."""
+        return 2 * 4 * self.count
+
+
+def pieces(access: Access, size: int) -> int:
+    """Count the different pieces that the reads touch."""
+    if access.stride >= size:
+        return access.count
+    last = access.first + (access.count - 1) * access.stride
+    return last // size - access.first // size + 1
+
+
+def moved(access: Access, size: int) -> int:
+    """Return the bytes that memory must move: each touched piece once, and the written bytes."""
+    return 4 * size * pieces(access, size) + 4 * access.count
+
+
+def pieces_of_load(access: Access, size: int, lanes: int = 32) -> int:
+    """Count the pieces that one load of a warp touches; its first lane reads element `first`."""
+    return len({(access.first + lane * access.stride) // size for lane in range(lanes)})
+
+
+def ceiling(access: Access, size: int) -> float:
+    """Return useful over moved bytes: the access's best rate as a fraction of a plain copy's."""
+    return access.useful / moved(access, size)
+
+
+def shifted(access: Access, turn: int, size: int) -> Access:
+    """Shift the access, so that repetitions do not find their pieces in a cache.
+
+    Strides below a piece touch every piece anyway, and are not shifted.
+    """
+    if access.stride <= size:
+        return access
+    return Access(access.stride, access.first + turn * size % access.stride, access.count)
+
+
+class GpuReads(GpuDevice):
+    """Reads of a buffer by a kernel. piece: elements that memory moves together. pieces: their name.
+
+    lanes: of a warp. cache: bytes of the last-level cache.
     """
 
-    piece: int
-    pieces: str
-    lanes: int
-    cache: int
-
-    def copy(self) -> float:
-        """Return median seconds of a copy of the whole buffer."""
-
-    def gather(self, access: Access) -> float:
-        """Return median seconds of one access."""
-
-    def mismatches(self, access: Access) -> int:
-        """Return the number of wrong elements after one access into poisoned memory."""
-
-
-class GpuReads:
     piece, pieces, lanes = 8, "sectors", 32
 
     def __init__(self, context: Context, elements: int) -> None:
-        self.context, self.box, self.gpu = context, context.required_box, context.gpu
+        super().__init__(context)
         self.cache = self.box.gpus[self.gpu].cache
-        self.stream = self.box.stream(self.gpu)
         self.memory = [self.box.allocate("device", 4 * elements, self.gpu) for _ in range(2)]
         self.source, self.target = (self.box.array(memory).view(np.uint32) for memory in self.memory)
         self.strided = kernels.load("strided.cu", kernels.instance("strided", ELEMENTS_PER_THREAD))
@@ -54,21 +83,22 @@ class GpuReads:
         context.world.backend.synchronize()
 
     def copy(self) -> float:
+        """Return median seconds of a copy of the whole buffer."""
         source, target = self.memory
-        return self._seconds(lambda turn: self.box.copy(target, source, target.nbytes, self.stream))
+        return self.seconds(lambda: self.box.copy(target, source, target.nbytes, self.stream))
 
     def gather(self, access: Access) -> float:
-        return self._seconds(lambda turn: self._launch(shifted(access, turn, self.piece)))
+        """Return median seconds of one access."""
+        turn = itertools.count()
+        return self.seconds(lambda: self._launch(shifted(access, next(turn), self.piece)))
 
     def mismatches(self, access: Access) -> int:
+        """Return the number of wrong elements after one access into poisoned memory."""
         check.poison(self.box.array(self.memory[1]))
-        self.context.world.backend.synchronize()
+        self.settle()
         self._launch(access)
-        self.box.synchronize(self.stream)
+        self.settle()
         return count_mismatches(self.context.world.xp, self.target, access)
-
-    def _seconds(self, issue: Callable[[int], None]) -> float:
-        return gated_event_seconds(self.box, self.gpu, self.stream, issue, self.context.median)
 
     def _launch(self, access: Access) -> None:
         words = np.array([access.count, access.stride, access.first], np.uint64)
@@ -77,20 +107,23 @@ class GpuReads:
             self.strided((blocks,), (THREADS,), (self.source, self.target, *words), stream=self.stream)
 
 
-class CpuReads:
+class CpuReads(HostDevice):
+    """Reads of a buffer by NumPy: as GpuReads, without warps and of unknown cache."""
+
     piece, pieces, lanes, cache = 16, "cache lines", 0, 0
 
     def __init__(self, context: Context, elements: int) -> None:
+        super().__init__(context)
         context.require_host_memory(2 * 4 * elements)
-        self.context = context
         self.source, self.target = (np.zeros(elements, np.uint32) for _ in range(2))
         pseudorandom.fill(np, self.source)
 
     def copy(self) -> float:
-        return self._seconds(lambda turn: np.copyto(self.target, self.source))
+        return self.seconds(lambda: np.copyto(self.target, self.source))
 
     def gather(self, access: Access) -> float:
-        return self._seconds(lambda turn: self._read(shifted(access, turn, self.piece)))
+        turn = itertools.count()
+        return self.seconds(lambda: self._read(shifted(access, next(turn), self.piece)))
 
     def mismatches(self, access: Access) -> int:
         check.poison(self.target.view(np.uint8))
@@ -101,9 +134,8 @@ class CpuReads:
         apart = self.source[access.first :: access.stride]
         np.copyto(self.target[: access.count], apart[: access.count])
 
-    def _seconds(self, read: Callable[[int], None]) -> float:
-        turn = itertools.count()
-        return self.context.median(lambda: sampled_host_seconds(lambda: read(next(turn))))
+
+Reads = GpuReads | CpuReads
 
 
 def count_mismatches(xp: Any, target: Any, access: Access) -> int:

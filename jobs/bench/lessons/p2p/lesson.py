@@ -10,22 +10,21 @@ from __future__ import annotations
 import itertools
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jobs.bench.lessons.p2p.explain import sentences
-from jobs.bench.lessons.p2p.methods import GUARD, DirectCopy, Method, RankArrays, opened
-from jobs.bench.lessons.p2p.results import Nominal, Pair, PeerResults
+from jobs.bench.lessons.p2p.methods import GUARD, HOST, DirectCopy, Method, RankArrays, opened
 from jobs.bench.lessons.protocol import (
     Chart,
     ChartLine,
     Context,
     Lesson,
     LessonTable,
-    Ranks,
+    crossings,
     rate,
     size_table,
 )
@@ -35,10 +34,63 @@ from jobs.measure.sizes import size_name
 from runner.comm.collectives.api import DATATYPES
 from runner.system.links import gpu_links
 
-RANKS: Ranks = "several"
-CPU = True
 SERIES, SERIES_BYTES = 16, 512 << 20  # consecutive transfers: at most, and their bytes; at least one
 BYTES = DATATYPES["uint8"]
+PAIRS_NAMED = 3  # in a sentence
+Pair = tuple[int, int]  # source rank, target rank
+
+
+@dataclass(frozen=True)
+class Nominal:
+    """Nominal GB/s of a GPU's links in one direction, all NVLinks together; None if unknown."""
+
+    nvlink: float | None
+    nvlink_source: str
+    pcie: float | None
+    pcie_source: str
+
+
+@dataclass(frozen=True)
+class PeerResults:
+    """methods: labels. sizes: bytes. devices: UUIDs of the ranks' GPUs, "" on CPUs. messages: the library.
+
+    nominal: of each rank, empty on CPUs. seconds: per transfer of a series, by method, pair and bytes.
+    latency: seconds of a single transfer of the first size. missing: reason -> methods and pairs not
+    measured. inside: seconds of a copy inside rank 0 by bytes, on CPUs. mismatches: a sentence for each wrong
+    transfer.
+    """
+
+    methods: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    sizes: tuple[int, ...]
+    devices: tuple[str, ...]
+    messages: str
+    nominal: tuple[Nominal, ...] = ()
+    seconds: dict[tuple[str, Pair, int], float] = field(default_factory=dict)
+    latency: dict[tuple[str, Pair], float] = field(default_factory=dict)
+    missing: dict[str, list[tuple[str, Pair]]] = field(default_factory=dict)
+    inside: dict[int, float] = field(default_factory=dict)
+    mismatches: list[str] = field(default_factory=list)
+
+    @property
+    def first(self) -> Pair:
+        """The pair shown by size: the first with the most methods measured."""
+        return max(
+            self.pairs, key=lambda pair: sum((method, pair) in self.latency for method in self.methods)
+        )
+
+    def bandwidth(self, method: str, pair: Pair, nbytes: int | None = None) -> float | None:
+        """Return GB/s; by default of the largest size."""
+        nbytes = self.sizes[-1] if nbytes is None else nbytes
+        seconds = self.seconds.get((method, pair, nbytes))
+        return None if seconds is None else rate(nbytes, seconds)
+
+    def microseconds(self, method: str, pair: Pair) -> float | None:
+        seconds = self.latency.get((method, pair))
+        return None if seconds is None else seconds * 1e6
+
+    def same_gpu(self, pair: Pair) -> bool:
+        return bool(self.devices[pair[0]]) and self.devices[pair[0]] == self.devices[pair[1]]
 
 
 def measure(context: Context) -> Lesson:
@@ -137,10 +189,9 @@ def mismatches(context: Context, ends: RankArrays, method: Method, pair: Pair, n
     found = world.control.allgather(found)[target]
     if found is None:
         return []
-    got, expected_text = (check.text(bits, BYTES) for bits in (found.got_bits, found.expected_bits))
     return [
         f"{method.label}, rank {source} to rank {target}, {size_name(nbytes)}: {found.count} bytes wrong, "
-        f"the first at {found.offset}: got {got}, expected {expected_text}"
+        f"the first at {found.offset}: got {found.got}, expected {found.expected}"
     ]
 
 
@@ -227,3 +278,89 @@ def _facts(found: PeerResults) -> dict[str, Any]:
         },
         "nominal": [vars(one) for one in found.nominal],
     }  # fmt: skip
+
+
+def sentences(found: PeerResults, lines: Sequence[ChartLine]) -> list[str]:
+    """Explain the results. lines: bandwidth by size, as plotted."""
+    return [
+        *_fastest(lines),
+        *_best(found),
+        *_over_pairs(found),
+        *_shared(found),
+        *(f"Not measured: {_cases(cases)}: {reason}." for reason, cases in found.missing.items()),
+    ]
+
+
+def _fastest(lines: Sequence[ChartLine]) -> list[str]:
+    known = [line for line in lines if all(y is not None for _, y in line.points)]
+    if len(known) < 2:
+        return []
+    return [
+        "Fastest: "
+        + ", ".join(f"{label} from {size_name(round(x))} on" for x, label in crossings(known))
+        + "."
+    ]
+
+
+def _best(found: PeerResults) -> list[str]:
+    """Compare the best direct method at the largest size with the host, a local copy and the links' peak."""
+    pair, size = found.first, found.sizes[-1]
+    rates = {method: found.bandwidth(method, pair) for method in found.methods if method != HOST}
+    best = max((method for method in rates if rates[method]), key=lambda m: rates[m] or 0.0, default=None)
+    speed = None if best is None else rates[best]
+    if not speed:
+        return []
+    parts = []
+    slow = found.bandwidth(HOST, pair)
+    if slow:
+        parts.append(f"{speed / slow:.3g} times the bandwidth through the host")
+    copied = rate(size, found.inside[size]) if found.inside else None
+    if copied:
+        parts.append(f"{speed / copied:.1%} of the bandwidth of a copy inside rank 0")
+    if found.nominal and not found.same_gpu(pair):
+        links = found.nominal[pair[0]]
+        peak, source = (
+            (links.nvlink, links.nvlink_source) if links.nvlink else (links.pcie, links.pcie_source)
+        )
+        parts.append(
+            f"{speed / peak:.1%} of its links' {peak:.4g} GB/s ({source})"
+            if peak
+            else f"peak of its links unknown ({links.nvlink_source}; {links.pcie_source})"
+        )
+    if not parts:
+        return []
+    return [f"{size_name(size)} from {_arrow(pair)} by {best}, {speed:.4g} GB/s: {'; '.join(parts)}."]
+
+
+def _over_pairs(found: PeerResults) -> list[str]:
+    """Name the slowest and the fastest pair of each method."""
+    extremes = []
+    for method in found.methods:
+        values = [(value, pair) for pair in found.pairs if (value := found.bandwidth(method, pair))]
+        if len(values) > 2:
+            (low, slow), (high, fast) = min(values), max(values)
+            extremes.append(f"{method} {low:.4g} GB/s ({_arrow(slow)}) to {high:.4g} ({_arrow(fast)})")
+    return [f"Over all pairs: {', '.join(extremes)}."] if extremes else []
+
+
+def _shared(found: PeerResults) -> list[str]:
+    sharing = [pair for pair in found.pairs if pair[0] < pair[1] and found.same_gpu(pair)]
+    return [f"Ranks that share a GPU, so that direct copies stay inside it: {_named(sharing)}."] * bool(
+        sharing
+    )
+
+
+def _cases(cases: Sequence[tuple[str, Pair]]) -> str:
+    """Format methods and pairs, such as "copy engine, kernel stores (0 to 1, 0 to 2)"."""
+    methods = ", ".join(dict.fromkeys(method for method, _ in cases))
+    return f"{methods} ({_named(list(dict.fromkeys(pair for _, pair in cases)))})"
+
+
+def _named(pairs: Sequence[Pair]) -> str:
+    more = len(pairs) - PAIRS_NAMED
+    named = ", ".join(map(_arrow, pairs[:PAIRS_NAMED]))
+    return f"{named} and {more} more" if more > 0 else named
+
+
+def _arrow(pair: Pair) -> str:
+    return f"{pair[0]} to {pair[1]}"

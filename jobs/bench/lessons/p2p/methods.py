@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobs import kernels
-from jobs.bench.copy.engines import ENGINES, Queue
+from jobs.bench.copy.engines import ENGINES, Copies, Queue
 from jobs.bench.lessons.protocol import Context
 from jobs.measure.gate import Gate
 from meshrun import World
 from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner.device.raw.memory import Box, GpuProperties, Memory
+from runner.device.raw.memory import Memory
 
 HOST = "through host"  # label of that method
 GUARD = 64  # bytes after the received data that must not change
@@ -175,23 +175,22 @@ class DirectCopy:
             here, there = self.reach.peers[source].outgoing, self.reach.own.incoming
         else:
             here, there = self.reach.own.outgoing, self.reach.peers[target].incoming
-        self.queue(self.box, self.gpu, there, here, nbytes, count, self.stream)
+        self.queue(Copies(self.box, self.gpu, there, here, nbytes, count, self.stream))
 
 
-def peer_copies(
-    box: Box, gpu: GpuProperties, target: Memory, source: Memory, nbytes: int, count: int, stream: Any
-) -> None:
-    """Queue copies by a kernel of `gpu`; both memories begin at a multiple of 16 bytes.
+def peer_copies(asked: Copies) -> None:
+    """Queue copies by a kernel of the GPU; both memories begin at a multiple of 16 bytes.
 
     Unlike the kernels of `bench copy`, which move multiples of 16 bytes, it moves any number of bytes.
     """
-    blocks = math.ceil(nbytes / (16 * THREADS * DEPTH))
-    grid = min(blocks, gpu.processors * BLOCKS_PER_PROCESSOR)
-    arguments = tuple(np.uint64(value) for value in (source.address, target.address, nbytes))
-    with box.on(gpu.index):
+    blocks = math.ceil(asked.nbytes / (16 * THREADS * DEPTH))
+    grid = min(blocks, asked.gpu.processors * BLOCKS_PER_PROCESSOR)
+    numbers = (asked.source.address, asked.target.address, asked.nbytes)
+    arguments = tuple(np.uint64(value) for value in numbers)
+    with asked.box.on(asked.gpu.index):
         kernel = kernels.load("peer.cu", "peer_copy")
-        for _ in range(count):  # nothing else between two launches
-            kernel((grid,), (THREADS,), arguments, stream=stream)
+        for _ in range(asked.copies):  # nothing else between two launches
+            kernel((grid,), (THREADS,), arguments, stream=asked.stream)
 
 
 @contextmanager

@@ -7,26 +7,66 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.bench.lessons.pool.explain import sentences
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
-from jobs.bench.lessons.pool.results import AllocationTimes, PassTimes, PoolResults
-from jobs.bench.lessons.pool.workload import LEAST, AllocationStep, account, play, workload
-from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, Ranks
+from jobs.bench.lessons.pool.workload import LEAST, Account, AllocationStep, account, play, workload
+from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
 from jobs.measure.sizes import size_name
 from runner.device.raw.allocators import Pool, open_pools
 
-RANKS: Ranks = "one"
-CPU = True
 ALLOCATIONS = 300  # in the workload
 PASSES = 3  # most samples of it: on a host, where pages are touched, each takes seconds
 REPEATED, REPEATED_BYTES = 20, 1 << 30  # repeated allocations of a size: at most, and their bytes
 MIB = 1 << 20
 INTERVALS = 50  # of the workload in a row of digits
 POINTS = 200  # of the workload in a chart
+USUAL = 1 << 20  # bytes of the allocation to compare, if it was measured
+
+
+@dataclass(frozen=True)
+class AllocationTimes:
+    """Seconds of one call; settled: until the device has completed it.
+
+    first: an allocation from an empty pool. again: one of a size that was released just before.
+    """
+
+    first: float
+    first_settled: float
+    again: float
+    again_settled: float
+    release: float
+    release_settled: float
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Seconds of the workload. first: from an empty pool. again, alone: repeated; alone is not settled."""
+
+    first: float
+    again: float
+    alone: float
+
+
+@dataclass(frozen=True)
+class PoolResults:
+    """requested, most: bytes allocated at a time, as requested and as used. pools: labels; the driver's or
+    the system's own calls come first. allocations: in the workload. times: by pool and bytes. passes,
+    accounts: by pool. mismatches: a sentence for each overlap of two allocations.
+    """
+
+    on_gpu: bool
+    requested: int
+    most: int
+    pools: tuple[str, ...]
+    sizes: tuple[int, ...]
+    allocations: int
+    times: dict[tuple[str, int], AllocationTimes] = field(default_factory=dict)
+    passes: dict[str, PassTimes] = field(default_factory=dict)
+    accounts: dict[str, Account] = field(default_factory=dict)
+    mismatches: list[str] = field(default_factory=list)
 
 
 def measure(context: Context) -> Lesson:
@@ -264,3 +304,43 @@ def _facts(found: PoolResults, device: str, watch: bool) -> dict[str, Any]:
             for pool, kept in found.accounts.items()
         ],
     }
+
+
+def sentences(found: PoolResults) -> list[str]:
+    lines = [_speed(found), _overhead(found)]
+    if found.most < found.requested:
+        lines.append(
+            f"At most {size_name(found.most)} were allocated at a time, a quarter of free memory, instead of "
+            f"{size_name(found.requested)}."
+        )
+    return lines
+
+
+def _speed(found: PoolResults) -> str:
+    """Compare the times of a repeated allocation and its release."""
+    size = USUAL if USUAL in found.sizes else found.sizes[-1]
+
+    def pair(pool: str) -> float:
+        times = found.times[pool, size]
+        # On a host the cost of memory is in the first touch.
+        return times.release + (times.again if found.on_gpu else times.again_settled)
+
+    own, *pools = found.pools
+    compared = "; ".join(f"{pool} {pair(pool) * 1e6:.3g} us{_times(pair(own), pair(pool))}" for pool in pools)
+    return f"Allocate and release {size_name(size)} again: {own} {pair(own) * 1e6:.3g} us; {compared}."
+
+
+def _times(slow: float, fast: float) -> str:
+    if slow <= 0 or fast <= 0:
+        return ""
+    return f" ({slow / fast:.3g} times as fast)" if slow >= fast else f" ({fast / slow:.3g} times as slow)"
+
+
+def _overhead(found: PoolResults) -> str:
+    """Name the pool that holds the most memory beyond that in use."""
+    pool = max(found.accounts, key=lambda pool: found.accounts[pool].peak.fragmentation)
+    peak = found.accounts[pool].peak
+    return (
+        f"Most fragmented: {pool}, which held {size_name(peak.reserved)} for {size_name(peak.live)} in use "
+        f"({peak.fragmentation:.1%})."
+    )

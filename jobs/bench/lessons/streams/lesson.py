@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from jobs.bench.lessons.protocol import Context, Lesson, LessonTable, Ranks, TableCell, Timeline
-from jobs.bench.lessons.streams.explain import sentences
+from jobs.bench.lessons.protocol import Context, Lesson, LessonTable, TableCell, Timeline
 from jobs.bench.lessons.streams.pipeline import MOST_STREAMS, ChunkedMap
 from jobs.bench.lessons.streams.schedule import (
     IDLE,
@@ -22,8 +21,6 @@ from jobs.bench.lessons.streams.schedule import (
 from jobs.measure.sizes import size_name
 from runner.errors import UserError
 
-RANKS: Ranks = "one"
-CPU = False
 FEW, MANY = 64, 1024  # rounds of arithmetic that calibrate the kernel
 SHORTER = 5  # elements missing from the last chunk: not a whole number of warps
 WIDTH = 84
@@ -126,3 +123,21 @@ def _text_timeline(variant: StreamVariant) -> LessonTable:
 def _timeline(variant: StreamVariant) -> Timeline:
     spans = tuple((f"stream {one.stream}", STAGES[one.stage], one.begin, one.end) for one in variant.spans)
     return Timeline(spans, title=variant.label)
+
+
+def sentences(stage_seconds: Sequence[float], variants: Sequence[StreamVariant]) -> list[str]:
+    """Explain the times. stage_seconds: of each stage of a chunk by itself. variants: the first runs one step
+    after another, the last uses pageable memory."""
+    sequential, *pinned, pageable = variants
+    best = min(pinned, key=lambda one: one.seconds)
+    found = [
+        f"Best: {best.label}, {sequential.seconds / best.seconds:.3g} times as fast as one step after another"
+        + (f", {best.bound / best.seconds:.1%} of what its stages allow." if best.bound else ".")
+    ]
+    longest = max(stage_seconds)
+    if longest > 1.2 * min(stage_seconds):
+        found.append(f"Limited by: {STAGES[list(stage_seconds).index(longest)]}, the longest stage.")
+    same = next(one for one in pinned if one.streams == pageable.streams)
+    ratio = pageable.seconds / same.seconds
+    compared = f"takes {ratio:.3g} times as long as" if ratio > 1.05 else "takes no longer than"
+    return [*found, f"From pageable memory, {same.label} {compared} from pinned memory."]

@@ -70,9 +70,7 @@ class ChunkedMap:
     def stage_seconds(self, stage: int, rounds: int) -> float:
         """Return median seconds of one of STAGES for the first chunk, by itself."""
         queue = self.stages(self.chunks[0], 0, rounds)[stage]
-        return gated_event_seconds(
-            self.box, self.gpu, self.streams[0], lambda turn: queue(), self.context.median
-        )
+        return gated_event_seconds(self.box, self.gpu, self.streams[0], queue, self.context.median)
 
     def run(self, streams: int, rounds: int, *, waiting: bool = False) -> tuple[float, list[StageSpan]]:
         """Run chunk i on stream i modulo `streams`; returns total seconds, and a span from queue to end per

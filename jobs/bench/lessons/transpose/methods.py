@@ -13,7 +13,7 @@ import numpy as np
 from jobs import kernels
 from jobs.bench.lessons.devices import GpuDevice, HostDevice, Launch
 from jobs.bench.lessons.protocol import rate
-from jobs.measure.timers import Work, gated_event_seconds
+from jobs.measure.timers import Work
 from runner.device.raw.memory import Memory
 from runner.errors import UserError
 
@@ -162,11 +162,6 @@ class GpuTransposes(GpuDevice):
     def kernel(self, launch: Launch, source: Memory, target: Memory, shape: MatrixShape) -> Work:
         arrays = self.box.array(source), self.box.array(target)
         return self.operation(launch, (*arrays, *np.array(shape, np.int64)))
-
-    def seconds(self, operation: Work) -> float:
-        return gated_event_seconds(
-            self.box, self.gpu, self.stream, lambda turn: operation(), self.context.median
-        )
 
 
 class CpuTransposes(HostDevice):

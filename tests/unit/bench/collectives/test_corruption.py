@@ -17,11 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.measure import measure
+from jobs.bench.collectives.measure import at_size, measure
 from jobs.bench.collectives.results import PlacementResult
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import SPECS
-from jobs.bench.collectives.sweep import at_size
 from jobs.measure.patterns import POISON
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Call
 from runner.comm.collectives.api import OPERATIONS as NAMES

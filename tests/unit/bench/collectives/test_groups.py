@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.bench.collectives.config import SweepSettings
-from jobs.bench.collectives.groups import color_of
-from jobs.bench.collectives.measure import result
+from jobs.bench.collectives.measure import at_size, result, sweep
 from jobs.bench.collectives.output import names
 from jobs.bench.collectives.results import Header, RankDevice, ResultRow
-from jobs.bench.collectives.session import Bench, Point, check_ranks
+from jobs.bench.collectives.session import Bench, Point, check_ranks, color_of
 from jobs.bench.collectives.specs import SPECS
-from jobs.bench.collectives.sweep import at_size, sweep
 from jobs.bench.collectives.timing import CallTimes
 from runner.comm.collectives.api import DATATYPES, Call
 from runner.errors import UserError

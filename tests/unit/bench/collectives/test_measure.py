@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.measure import arrival_skew, measure, result
+from jobs.bench.collectives.measure import arrival_skew, at_size, measure, result
 from jobs.bench.collectives.output import names
 from jobs.bench.collectives.results import Header, Iterations, PlacementResult, RankDevice, ResultRow
 from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes
 from runner.comm.collectives.api import DATATYPES, Call
 

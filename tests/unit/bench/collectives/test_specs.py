@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives.specs import SPECS, Counts, bandwidths, data_layout
-from jobs.bench.collectives.traffic import Traffic
+from jobs.bench.collectives.specs import SPECS, Counts, Traffic, bandwidths, data_layout
 from runner.comm.collectives.api import DATATYPES, Datatype
 from runner.comm.collectives.api import OPERATIONS as NAMES
 

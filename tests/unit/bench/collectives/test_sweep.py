@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from jobs.bench.collectives.measure import sweep
 from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.session import Bench
-from jobs.bench.collectives.sweep import sweep
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives.measure import measure
+from jobs.bench.collectives.measure import at_size, measure
 from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import CallTimes, clock
 from runner.comm.collectives.api import DATATYPES, Call
 from runner.world.watchdog.watchdog import MeasurementProgress

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.session import traffic_of
-from jobs.bench.collectives.traffic import Traffic, read_matrix
+from jobs.bench.collectives.specs import Traffic, read_matrix
 from runner.errors import UserError
 
 

@@ -84,7 +84,8 @@ def bench_copy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
                 for rank in world.ranks
             )
             cli_context = SimpleNamespace(colour=False, columns=None, words=("copy",))
-            options = CopyOptions(names=names, **{"size": SIZE, "copies": 2, "samples": 3, **words})
+            few = {"size": SIZE, "copies": 2, "samples": 3, "accesses": 400}
+            options = CopyOptions(names=names, **{**few, **words})
             ending: Any = SimpleNamespace()
             run(world, ending, options, cli_context)
 

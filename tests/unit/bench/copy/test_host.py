@@ -11,9 +11,8 @@ import pytest
 
 from jobs.bench.copy import host
 from jobs.bench.copy.buffers import buffers_needed, fitting_size
-from jobs.bench.copy.cases import BY_NAME, CASES
+from jobs.bench.copy.cases import BY_NAME, CASES, MemoryPlace
 from jobs.bench.copy.measure import CaseResult, CopySettings
-from jobs.bench.copy.patterns import MemoryPlace
 from jobs.measure import timers
 from meshrun import World
 from runner.errors import UserError

@@ -15,7 +15,6 @@ import pytest
 from made_box import MadeBox, MadeHost
 
 import jobs.kernels
-from jobs.bench.copy import measure as measuring
 from jobs.bench.copy.cases import CASES
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
 from runner.errors import RunError
@@ -24,16 +23,6 @@ ROUND = 4 * 512 * 16  # bytes of a simulated GPU's whole grid
 SIZE = 1 << 16
 EVERY = [case.name for case in CASES if case.engine != "chase"]
 MODES = [pytest.param({}, id="one process"), pytest.param({"ranks": 3}, id="a process a GPU")]
-
-
-@pytest.fixture(autouse=True)
-def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = measuring.CopySettings.__init__
-
-    def shorter(self: Any, *values: Any, **named: Any) -> None:
-        settings(self, *values, **{"accesses": 400, **named})
-
-    monkeypatch.setattr(measuring.CopySettings, "__init__", shorter)
 
 
 def by_places(source: str, target: str) -> float:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.bench.copy.cases import BY_NAME, CASES, Case
-from jobs.bench.copy.patterns import CopyTransfer, MemoryPlace
+from jobs.bench.copy.cases import BY_NAME, CASES, Case, CopyTransfer, MemoryPlace
 
 NAMES = [
     "host_to_device_memcpy_ce",

@@ -18,6 +18,7 @@ from jobs.bench.lessons.run import run as run_lesson
 from jobs.measure import check
 from jobs.measure.exit_codes import WrongResults
 from meshrun import World
+from runner.comm.collectives.api import DATATYPES
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError
 from runner.world.failure import FailureHandler
@@ -124,7 +125,8 @@ def test_one_rank_lessons_refuse_several(on_ranks: Callable[..., list[Any]], nam
 def test_wrong_data_fail_after_all_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(check, "verify", lambda *arguments: check.DataMismatch(3, 1, 0, 1, 0, 1))
+    found = check.DataMismatch(3, 1, 0, 1, 0, DATATYPES["uint8"])
+    monkeypatch.setattr(check, "verify", lambda *arguments: found)
     options = LessonOptions("transfer", 1, True, (64, 64), {}, str(tmp_path / "out.json"))
     cli_context = SimpleNamespace(columns=0)
     with pytest.raises(WrongResults, match="3 of 64 copied bytes are wrong") as raised:

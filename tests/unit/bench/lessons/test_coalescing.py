@@ -16,10 +16,16 @@ from lesson_box import START, Kernel, LessonBox
 from jobs import kernels
 from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.coalescing import lesson as coalescing
-from jobs.bench.lessons.coalescing.access import Access, ceiling, moved, pieces, pieces_of_load, shifted
-from jobs.bench.lessons.coalescing.explain import sentences
-from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES
-from jobs.bench.lessons.coalescing.methods import count_mismatches
+from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES, sentences
+from jobs.bench.lessons.coalescing.methods import (
+    Access,
+    ceiling,
+    count_mismatches,
+    moved,
+    pieces,
+    pieces_of_load,
+    shifted,
+)
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure import timers
 from runner.device.cpu import CpuBackend

@@ -15,7 +15,7 @@ from jobs import kernels
 from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.matmul import freivalds
 from jobs.bench.lessons.matmul import lesson as matmul
-from jobs.bench.lessons.matmul.explain import sentences
+from jobs.bench.lessons.matmul.lesson import sentences
 from jobs.bench.lessons.matmul.methods import (
     PRECISIONS,
     Matrices,

@@ -16,7 +16,7 @@ import pytest
 from jobs import kernels
 from jobs.bench.lessons import show
 from jobs.bench.lessons.p2p import lesson as p2p
-from jobs.bench.lessons.p2p.results import Nominal, PeerResults
+from jobs.bench.lessons.p2p.lesson import Nominal, PeerResults
 from jobs.bench.lessons.protocol import Context, Lesson
 from meshrun import World
 from runner.device.raw.memory import GpuProperties, Memory

@@ -17,7 +17,7 @@ from jobs import kernels
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson, Timeline
 from jobs.bench.lessons.streams import lesson as streams
-from jobs.bench.lessons.streams.explain import sentences
+from jobs.bench.lessons.streams.lesson import sentences
 from jobs.bench.lessons.streams.pipeline import ChunkedMap
 from jobs.bench.lessons.streams.schedule import (
     StageSpan,

@@ -16,7 +16,7 @@ from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.bench.lessons.transfer import cpu
 from jobs.bench.lessons.transfer import lesson as transfer
-from jobs.bench.lessons.transfer.explain import break_even, slower
+from jobs.bench.lessons.transfer.lesson import break_even, slower
 from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS
 from jobs.measure import timers
 from runner.device.cpu import CpuBackend

@@ -14,7 +14,7 @@ from jobs import kernels
 from jobs.bench.lessons import pseudorandom, show
 from jobs.bench.lessons.protocol import Context
 from jobs.bench.lessons.transpose import lesson as transpose
-from jobs.bench.lessons.transpose.explain import sentences
+from jobs.bench.lessons.transpose.lesson import sentences
 from jobs.bench.lessons.transpose.methods import BEST, SINGLE, TimedTranspose, launch, variants
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError

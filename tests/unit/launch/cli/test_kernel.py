@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+import runner.device
 from launch.cli.main import main
+from runner.system.compiler import NotCompiled
 
 JOBS = """
 import meshrun
@@ -65,6 +70,33 @@ def test_so_are_steps_and_cpp(capsys: pytest.CaptureFixture[str]) -> None:
     source, facts = shown(capsys, "mine.py:wavy", "in.npy", "--cpu")
     assert "numpy::sin<float>" in source
     assert "last bits    of sin depend on the device" in facts
+
+
+def test_so_are_the_kernels_of_built_in_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["laplacian"],
+        ["convolve", "--kernel", "1 2 1"],
+        ["elementwise", "--expression", "sqrt(x)"],
+    ):
+        source, facts = shown(capsys, *words, "in.npy")
+        assert "single_pass(" in source
+        assert "8 bytes of memory" in facts
+
+
+def test_a_kernel_that_does_not_compile_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel_of_text(*given: Any) -> Any:
+        raise NotCompiled("CUDA's compiler fails: it is tired")
+
+    cuda = SimpleNamespace(kernel_of_text=kernel_of_text, count=lambda: 1)
+    nvrtc = SimpleNamespace(registers_of=None)
+    for name, module in (("cuda", cuda), ("nvrtc", nvrtc)):
+        monkeypatch.setitem(sys.modules, f"runner.device.{name}", module)
+        monkeypatch.setattr(runner.device, name, module, raising=False)
+    source, facts = shown(capsys, "mine.py:heat", "in.npy")
+    assert "single_pass(" in source
+    assert "registers    not known: CUDA's compiler fails: it is tired" in facts
 
 
 @pytest.mark.parametrize(

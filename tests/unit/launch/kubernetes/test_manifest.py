@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mpijob_schema import problems
 
-from launch.kubernetes import manifest, pods
+from launch.kubernetes import manifest, pods, user_values
 from launch.kubernetes.launcher_script import HOSTFILE, script
 from launch.kubernetes.pods import Pods, memory_bytes
-from launch.kubernetes.schema import problems
 from launch.spec import LaunchSpec
 from runner.errors import UserError
 
@@ -75,6 +75,7 @@ def test_golden_texts_are_what_the_cluster_takes(name: str) -> None:
     document = yaml.safe_load((GOLDEN / f"{name}.yaml").read_text())
     assert document == made(*CASES[name])
     assert problems(document) == []
+    assert user_values.problems(document) == []
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -210,22 +211,6 @@ WORKER = "spec.mpiReplicaSpecs.Worker"
         ("spec.runPolicy.managedBy", "me", "spec.runPolicy.managedBy: got 'me'"),
         ("spec.sshAuthMountPath", None, "spec.sshAuthMountPath: missing"),
         ("spec.slotsPerWorker", None, "spec.slotsPerWorker: missing"),
-        ("metadata.name", "Wires", "metadata.name: got 'Wires', expected a DNS label"),
-        (
-            "metadata.name",
-            "a" * 55,
-            f"metadata.name: a pod would be named {'a' * 55}-worker-1, with 64 characters",
-        ),
-        # Values that are the user's.
-        ("metadata.labels", {manifest.QUEUE: "a b"}, "metadata.labels[kueue.x-k8s.io/queue-name]: got 'a b'"),
-        (f"{WORKER}.template.spec.nodeSelector", {"a b": "c"}, "nodeSelector, key: got 'a b'"),
-        (
-            f"{WORKER}.template.spec.volumes.0.emptyDir.sizeLimit",
-            "16 GB",
-            "sizeLimit: got '16 GB', expected a",
-        ),
-        (f"{CONTAINER}.0.image", "", "containers[0].image: got ''"),
-        (f"{CONTAINER}.0.env.0.name", "A B", "env[0].name: got 'A B'"),
     ],
 )
 def test_what_the_schema_refuses(path: str, value: Any, said: str) -> None:
@@ -239,7 +224,56 @@ def test_what_the_schema_refuses(path: str, value: Any, said: str) -> None:
 def test_the_longest_name() -> None:
     document = made()
     document["metadata"]["name"] = "a" * 54
-    assert problems(document) == []
+    assert problems(document) == user_values.problems(document) == []
+
+
+LABELS, SELECTOR = f"metadata.labels[{manifest.QUEUE}]", "Worker.template.spec.nodeSelector"
+POD = f"{WORKER}.template.spec"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("metadata.name", "Wires", "metadata.name: got 'Wires', expected a DNS label"),
+        (
+            "metadata.name",
+            "a" * 55,
+            f"metadata.name: a pod would be named {'a' * 55}-worker-1, with 64 characters",
+        ),
+        ("metadata.namespace", "-lab", "metadata.namespace: got '-lab', expected a namespace's name"),
+        ("metadata.labels", {manifest.QUEUE: "a b"}, f"{LABELS}: got 'a b', expected a label"),
+        (f"{POD}.nodeSelector", {"a b": "c"}, f"{SELECTOR}, key: got 'a b', expected a name, or DOMAIN/NAME"),
+        (f"{POD}.nodeSelector", {"a": "-"}, f"{SELECTOR}[a]: got '-', expected a label of at most 63"),
+        (f"{POD}.volumes.0.emptyDir.sizeLimit", "16 GB", "sizeLimit: got '16 GB', expected a quantity"),
+        (f"{POD}.volumes.1.persistentVolumeClaim.claimName", "A", "claimName: got 'A', expected a claim's"),
+        (f"{POD}.tolerations.0.key", "a b", "tolerations[0].key: got 'a b', expected a taint's key"),
+        (f"{POD}.tolerations.0.value", "a b", "tolerations[0].value: got 'a b', expected a taint's value"),
+        (f"{POD}.serviceAccountName", "A", "serviceAccountName: got 'A', expected a service account's name"),
+        (
+            f"{POD}.containers.0.volumeMounts.1.mountPath",
+            "a",
+            "mountPath: got 'a', expected an absolute path",
+        ),
+        (f"{POD}.containers.0.resources.limits", {"cpu": "x"}, "limits[cpu]: got 'x', expected a quantity"),
+        (f"{POD}.containers.0.resources.limits", {"g u": "1"}, "limits, key: got 'g u', expected a name"),
+        (f"{CONTAINER}.0.image", "", "containers[0].image: got ''"),
+        (f"{CONTAINER}.0.image", "a b", "containers[0].image: got 'a b', expected an image"),
+        (f"{CONTAINER}.0.env.0.name", "A B", "env[0].name: got 'A B', expected a variable's name"),
+    ],
+)
+def test_what_the_user_gets_wrong_is_named_like_a_wrong_field(path: str, value: Any, said: str) -> None:
+    document = made()
+    set_at(path, value)(document)
+    found = user_values.problems(document)
+    assert len(found) == 1
+    assert said in found[0]
+    assert found == problems(document)
+
+
+def test_more_ranks_than_the_api_takes() -> None:
+    document = made(LaunchSpec(("selftest",), 2, 1 << 40))
+    (found,) = user_values.problems(document)
+    assert found.startswith("spec.slotsPerWorker: got 1099511627776, expected a whole number below 10^9")
 
 
 def test_without_a_yaml_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from jobs.measure.outliers import run_deviation as deviation
 from jobs.validate.baseline import json as baseline_json
 from jobs.validate.baseline.baseline_run import KEPT, Figure
-from jobs.validate.baseline.compare import check, check_saving, compare, save
-from jobs.validate.baseline.drift import drifted
+from jobs.validate.baseline.compare import check, check_saving, compare, drifted, save
 from jobs.validate.probe.api import WrongData
 from jobs.validate.report.model import Member, Report
 from jobs.validate.verdict import Verdict

@@ -35,7 +35,7 @@ class RingFleet(ToyFleet):
 def found_in(fleet: RingFleet) -> list[Finding]:
     plan, topology = Plan(), topology_of(fleet)
     located = localize(AllReduce(fleet, topology, plan, "rail", {}), plan)
-    return findings(located, topology, "rails", "ring", plan.ring_bytes, {})
+    return findings(located, topology, "rails", "ring", plan.ring_bytes)
 
 
 @pytest.mark.parametrize(

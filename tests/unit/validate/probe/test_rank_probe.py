@@ -109,12 +109,12 @@ def simulated_clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def slow_alone(monkeypatch: pytest.MonkeyPatch, spend: Callable[[World], object]) -> None:
     """Precede each single-rank operation by `spend`, which is timed with it."""
-    timed = single_rank.timed
+    timed = single_rank.backend_seconds
 
     def slowly(world: World, queue: Callable[[], object], count: int) -> float:
         return timed(world, lambda: (spend(world), queue()), count)
 
-    monkeypatch.setattr(single_rank, "timed", slowly)
+    monkeypatch.setattr(single_rank, "backend_seconds", slowly)
 
 
 def lead_or_follow(world: World, script: Script, progress: MeasurementProgress | None = None) -> Any:
@@ -335,7 +335,7 @@ def test_a_flipped_bit_in_a_ring() -> None:
 
 @pytest.mark.parametrize(("what", "offset"), [("memory", 777), ("product", 4 * 777 + 1)])
 def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = single_rank.timed
+    timed = single_rank.backend_seconds
 
     def flipping(world: World, queue: Any, count: int) -> float:
         seconds = timed(world, queue, count)
@@ -344,7 +344,7 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
             target.reshape(-1).view(np.uint8)[offset] ^= 4
         return seconds
 
-    monkeypatch.setattr(single_rank, "timed", flipping)
+    monkeypatch.setattr(single_rank, "backend_seconds", flipping)
 
     def script(probe: RankProbe) -> Any:
         probe.single_rank(what, 64 * KIB, 2)
@@ -359,13 +359,13 @@ def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyP
 
 def test_a_row_of_a_product_that_was_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every byte is wrong unless it equals the poison by chance."""
-    timed = single_rank.timed
+    timed = single_rank.backend_seconds
 
     def dropping(world: World, queue: Any, count: int) -> float:
         a, b = queue.args
         return timed(world, lambda: np.matmul(a[:100], b, out=queue.keywords["out"][:100]), count)
 
-    monkeypatch.setattr(single_rank, "timed", dropping)
+    monkeypatch.setattr(single_rank, "backend_seconds", dropping)
     monkeypatch.setattr(single_rank, "BLOCK", 1000)
 
     def script(probe: RankProbe) -> Any:
@@ -965,22 +965,3 @@ def test_the_whole_ladder(slow: int | None, monkeypatch: pytest.MonkeyPatch) -> 
     rates = {rung.name: rung.rates for rung in verdict.rungs}
     assert rates["gpu"] == pytest.approx({"memory": 2 * MIB / 0.001, "product": 2 * 128**3 / 0.001})
     assert rates["all"] == pytest.approx({"ring": 256 * KIB / 0.001 * 2 * 3 / 4}), "bus bandwidth"
-
-
-@pytest.mark.parametrize(("asynchronous", "before"), [(True, ["queue"]), (False, [])])
-def test_what_a_launch_takes_is_not_timed(asynchronous: bool, before: list[str]) -> None:
-    done: list[str] = []
-
-    def noted(word: str) -> int:
-        done.append(word)
-        return len(done)
-
-    backend = SimpleNamespace(
-        asynchronous=asynchronous,
-        mark=partial(noted, "mark"),
-        synchronize=partial(noted, "synchronize"),
-        elapsed=lambda begin, end: 6.0 if (done[begin - 1], done[end - 1]) == ("mark", "mark") else 0.0,
-    )
-    world: Any = SimpleNamespace(backend=backend)
-    assert single_rank.timed(world, partial(noted, "queue"), 3) == 2.0
-    assert done == [*before, "mark", "queue", "queue", "queue", "mark", "synchronize"]

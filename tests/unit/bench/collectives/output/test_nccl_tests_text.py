@@ -22,8 +22,8 @@ from jobs.bench.collectives.results import (
     RankDevice,
     RankMismatch,
     ResultRow,
+    time_statistics,
 )
-from jobs.measure.time_statistics import time_statistics
 
 HEADER = Header(
     program="all_reduce_perf",
@@ -263,10 +263,8 @@ def test_footer(known: Footer, settings: SweepSettings, text: str) -> None:
     assert footer(settings, known, "all_reduce_perf") == text
 
 
-def test_the_librarys_last_word_comes_before_others() -> None:
-    text = footer(
-        SweepSettings(), Footer(0, 1.0, errors=("another",)), "x_perf", error="unhandled system error"
-    )
+def test_errors_come_last() -> None:
+    text = footer(SweepSettings(), Footer(0, 1.0, errors=("unhandled system error",)), "x_perf")
     assert text.endswith("#\n# error: unhandled system error\n")
 
 
