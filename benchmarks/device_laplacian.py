@@ -39,7 +39,7 @@ def main() -> None:
         source = cupy.empty((side, side), dtype)
 
         def kernel(padded: cupy.ndarray = padded, out: cupy.ndarray = out) -> None:
-            laplacian(padded, out=out, xp=cupy)
+            laplacian(padded, out=out)
 
         def copy(source: cupy.ndarray = source, out: cupy.ndarray = out) -> None:
             out.data.copy_from_device_async(source.data, out.nbytes)

@@ -40,12 +40,17 @@ CASES = [
     ("edges", "float32", 2), ("edges", "uint8", 2), ("heat", "float32", 2), ("heat", "float64", 2),
     ("heat", "float16", 2), ("life", "uint8", 2), ("life", "uint16", 2), ("wave", "float32", 2),
     ("wave", "float64", 2), ("gray_scott", "float32", 2), ("gray_scott", "float64", 2),
-    ("diffusion3d", "float32", 3), ("diffusion3d", "float64", 3), ("grayscale", "uint8", 2),
+    ("edges", "uint16", 2), ("grayscale", "uint8", 2), ("diffusion3d", "float32", 3),
+    ("diffusion3d", "float64", 3), ("seven_point", "float32", 3), ("seven_point", "float64", 3),
+    ("lattice", "float32", 2), ("lattice", "float16", 2), ("lattice", "float32", 3),
+    ("lattice", "float16", 3),
 ]  # fmt: skip
 TRAILING = {"grayscale": (3,)}
 THREADS = [(128, 1), (256, 1), (64, 2), (32, 4), (32, 8)]
 ROWS = (1, 2, 4, 8)
-PLANES = (1, 2, 4)
+PLANES = (1, 4, 8)
+TURNS = (16, 32, 64)  # of a march
+MOST_CELLS = 128  # of a thread
 ROUNDS, SWEPT = 15, 5
 
 
@@ -84,8 +89,9 @@ class Measured:
     def check(self, kernel: PassKernel) -> None:
         """Compare small arrays of odd pitches, and a corner of the large ones, with NumPy."""
         compiled = kernel_of_text(kernel.source, kernel.name, kernel.options)
+        small = tuple(map(max, (5, 37, 531)[-self.program.axes :], kernel.tile))
         for odd in (0, 1):
-            blocks, outs = cases(self.program, (5, 37, 531)[-self.program.axes :], odd, cupy)
+            blocks, outs = cases(self.program, small, odd, cupy)
             launch(compiled, launch_arguments(kernel, blocks, outs, self.widths))
             self._compare(blocks, outs)
         for out in self.outs:
@@ -129,20 +135,21 @@ def interleaved(backend: CudaBackend, rounds: int, *actions: Callable[[], None])
     return [statistics.median(taken) for taken in times]
 
 
-def variants(program: Program) -> Iterator[tuple[int, ...]]:
-    """Yield the tiles of the sweep."""
+def variants(program: Program) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Yield the tiles of the sweep, and whether a thread marches."""
     smallest = min(one.dtype.itemsize for one in (*program.inputs, *program.outputs))
     largest = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs))
     columns = sorted({max(1, size // itemsize) for size in (8, 16) for itemsize in (smallest, largest)})
-    if largest >= 8:
-        columns = [1, 2]
-    elif largest >= 4:
-        columns = [1, 2, 4]
     for rows, column in product(ROWS, columns):
+        if rows * column > MOST_CELLS:
+            continue
         if program.axes == 2:
-            yield rows, column
-        else:
-            yield from ((planes, rows, column) for planes in PLANES if planes * rows * column <= 32)
+            yield (rows, column), False
+            continue
+        yield from (
+            ((planes, rows, column), False) for planes in PLANES if planes * rows * column <= MOST_CELLS
+        )
+        yield from (((turns, rows, column), True) for turns in TURNS)
 
 
 def shape(axes: int, side: int) -> tuple[int, ...]:
@@ -160,6 +167,7 @@ def row(
         "dtype": dtype,
         "layout": layout,
         "tile": kernel.tile,
+        "march": kernel.march,
         "threads": kernel.threads,
         "registers": registers_of(compiled),
         "local_bytes": local_bytes_of(compiled),
@@ -171,7 +179,7 @@ def row(
 
 
 def show(one: dict[str, Any]) -> None:
-    tile = "x".join(map(str, one["tile"]))
+    tile = "x".join(map(str, one["tile"])) + ("m" if one["march"] else "")
     threads = "x".join(map(str, one["threads"]))
     print(
         f"{one['program']:12} {one['dtype']:8} {one['layout']:8} {tile:>7} {threads:>6} "
@@ -203,11 +211,11 @@ def sweep(
     name, dtype, axes = case
     program, _ = merge_components(example(name, dtype, axes, TRAILING.get(name, ())))
     measured = Measured(program, shape(axes, side), "block")
-    for tile in variants(program):
+    for tile, march in variants(program):
         if time.monotonic() > until:
             print(f"{name} {dtype}: no time for {tile} and further tiles")
             break
-        whole = emit(program, tile=tile, threads=(256, 1))
+        whole = emit(program, tile=tile, march=march, threads=(256, 1))
         try:
             measured.check(whole)
         except AssertionError as wrong:

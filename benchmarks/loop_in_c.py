@@ -31,8 +31,8 @@ from side_by_side import OURS, Failed, in_turn, shown, spread
 
 import meshrun
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.measure import at_size
 from jobs.bench.collectives.session import Bench, Point, opened
-from jobs.bench.collectives.sweep import at_size
 from jobs.bench.collectives.timing import bound_call, clock
 from meshrun import World
 from runner.comm import nccl

@@ -140,7 +140,8 @@ def passing(world: World, job: Job, side: int, steps: int, parameters: dict[str,
     def loop() -> None:
         block, out = cupy.ones((side + 2, side + 2), np.float32), cupy.empty((side, side), np.float32)
         for _ in range(steps):
-            job.function(block, out=out, xp=cupy, **job.complete(parameters))
+            services = {"xp": cupy} if "xp" in job.services else {}
+            job.function(block, out=out, **services, **job.complete(parameters))
 
     return lambda: timed(world, loop, steps)
 

@@ -26,10 +26,9 @@ import pytest
 
 from jobs.bench.collectives import session
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.measure import measure
+from jobs.bench.collectives.measure import measure, sweep
 from jobs.bench.collectives.session import Point
 from jobs.bench.collectives.specs import SPECS
-from jobs.bench.collectives.sweep import sweep
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
 from meshrun import World, open_world

@@ -182,15 +182,12 @@ def test_calls_are_in_no_time(context: Callable[..., Context]) -> None:
     box = made.required_box
     source, target = (box.allocate("device", 16, 0) for _ in range(2))
     stream = box.stream(0)
-    calls = []
 
-    def issue(turn: int) -> None:
+    def issue() -> None:
         time.sleep(1e-4)
         box.copy(target, source, 16, stream)
-        calls.append(turn)
 
     assert 0 < gated_event_seconds(box, 0, stream, issue, made.median) < 1e-4
-    assert max(calls) + 1 <= gate.MAX_QUEUED
 
 
 def measured(tmp_path: Path, *names: str, **words: Any) -> Any:

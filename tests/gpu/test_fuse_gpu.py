@@ -9,11 +9,16 @@ import pytest
 from fused import EXAMPLES, cases, example, same, widths_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from packed_cases import SMALL, of_floats, of_integers, of_neighbours, of_sums
 from random_programs import programs
 
+from runner.fuse.compiled import DeviceKernel
 from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Program, merge_components
+from runner.fuse.graph import Operand, Program, merge_components
 from runner.fuse.single_pass import PassKernel, emit, launch_arguments
+from runner.fuse.steps.choice import MEASURED, choices
+from runner.fuse.steps.layout import Axis
+from runner.fuse.trace import trace
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 
@@ -43,13 +48,13 @@ def test_an_example_gives_the_bits_of_its_function(
     name: str, dtype: str, axes: int, trailing: tuple[int, ...]
 ) -> None:
     program, _ = merge_components(example(name, dtype, axes, trailing))
-    kernel = emit(program, width=5)
     for own in [(1, 2, 3, 5), (3, 1, 9, 17), (2, 3, 5, 301), (2, 2, 67, 5001)]:
+        kernel = emit(program, lengths=own[-axes:])
         for odd in (0, 1, 2, 3):
             check(program, kernel, own[-axes:], odd)
     own = (2, 2, 131, 4099)[-axes:]
-    check(program, emit(program), own, 0)
-    check(program, emit(program), own, 1)
+    check(program, emit(program, lengths=own), own, 0)
+    check(program, emit(program, lengths=own), own, 1)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -57,10 +62,12 @@ def test_an_example_gives_the_bits_of_its_function(
 def test_any_program_gives_the_bits_of_numpy(program: Program, data: st.DataObject) -> None:
     tile = tuple(data.draw(st.sampled_from([1, 2, 4] if axis else [1, 2])) for axis in range(program.axes))
     threads = data.draw(st.sampled_from([(32, 1), (8, 8), (128, 1)]))
-    for kernel in (emit(program, width=3), emit(program, tile=tile, threads=threads)):
-        for own in [(1, 1, 4), (3, 2, 7), (2, 5, 70), (3, 40, 611)]:
-            for odd in (0, 1, 3):
-                check(program, kernel, own[-program.axes :], odd)
+    for four in [(1, 1, 4), (3, 2, 7), (2, 5, 70), (3, 40, 611)]:
+        own = four[-program.axes :]
+        for kernel in (emit(program, lengths=own), emit(program, tile=tile, threads=threads)):
+            if all(a <= b for a, b in zip(kernel.tile, own, strict=True)):
+                for odd in (0, 1, 3):
+                    check(program, kernel, own, odd)
 
 
 def test_more_cells_than_32_bits_count() -> None:
@@ -75,6 +82,50 @@ def test_more_cells_than_32_bits_count() -> None:
     (expected,) = evaluate(program, [block[-40:, -40:].get()], ((1, 1), (1, 1)))
     np.testing.assert_array_equal(out[-38:, -38:].get(), expected)
     assert int(out.sum(dtype=cupy.int64)) == int(expected.sum())
+
+
+def heat(u: Any) -> Any:
+    centre = u[1:-1, 1:-1]
+    return centre + 0.2 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * centre)
+
+
+def steps_of(kernel: DeviceKernel, field: Any, steps: int) -> Any:
+    """Return the field after so many steps, in one kernel."""
+    shape = field.shape
+    given, out = (cupy.zeros((shape[0], -(-shape[1] // 32) * 32), field.dtype)[:, : shape[1]] for _ in "ab")
+    given[...] = cupy.asarray(field)
+    kernel.take_steps(steps, [given], [out], [Axis(length, 0, length) for length in shape])
+    return out.get()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("boundary", ["reflect", "wrap"])
+def test_choices_take_the_steps_of_numpy(dtype: str, boundary: str) -> None:
+    program = trace(heat, [Operand("u", np.dtype(dtype))], ((1, 1),) * 2, {}, frozenset(), ["v"])
+    kind = np.finfo(dtype)
+    rng = np.random.default_rng(3)
+    field = rng.normal(size=(333, 1025)).astype(dtype)
+    large = field.copy()  # four times some of its cells is infinite
+    large[200:205, 500:510] = kind.max / 3
+    large[20, 30], large[250, 600] = np.inf, -kind.max
+    for choice in choices(program, [0])[:3]:
+        kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,), boundary=boundary, choice=choice)
+        for start in (field, large):
+            wanted = start
+            for _ in range(choice.steps):
+                with np.errstate(all="ignore"):
+                    wanted = heat(np.pad(wanted, 1, "symmetric" if boundary == "reflect" else "wrap"))
+            same(steps_of(kernel, start, choice.steps), wanted)
+
+
+def test_a_measured_choice_is_one_of_the_fastest_as_predicted() -> None:
+    from runner.device.cuda import CudaBackend
+
+    program = trace(heat, [Operand("u", np.dtype("f4"))], ((1, 1),) * 2, {}, frozenset(), ["v"])
+    kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,))
+    found = kernel.measured(CudaBackend(0), (512, 512), 10**12)
+    assert found in choices(program, [0])[:MEASURED]
+    assert kernel.measured(CudaBackend(0), (512, 512), 2) == found
 
 
 ROOTS = """
@@ -107,3 +158,54 @@ def test_numbers_below_the_normal_range_are_kept() -> None:
     (expected,) = evaluate(program, [block], ((1, 1), (1, 1)))
     assert expected.max() < np.finfo(np.float32).tiny
     same(out.get(), expected)
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("made", [of_integers, of_neighbours, of_sums])
+def test_small_elements_in_words_give_numpys_bits(made: Any, dtype: str) -> None:
+    program, blocks = made(dtype)
+    compare(program, blocks)
+
+
+@pytest.mark.parametrize("trailing", [(), (3,)])
+def test_small_integers_become_floats_exactly(trailing: tuple[int, ...]) -> None:
+    compare(*of_floats(trailing))
+
+
+def compare(program: Program, blocks: list[Any]) -> None:
+    widths = widths_of(program)
+    expected = evaluate(program, blocks, widths)
+    outs = [cupy.zeros(one.shape, one.dtype) for one in expected]
+    launch(emit(program, tile=(2, 8)), [cupy.asarray(one) for one in blocks], outs, widths)
+    for out, one in zip(outs, expected, strict=True):
+        same(out.get(), one)
+
+
+HALVES = """
+__global__ void halves(unsigned first, unsigned* wrong) {
+    const unsigned a = first + blockIdx.x, b = blockIdx.y * blockDim.x + threadIdx.x;
+    const Half x = numpy::bits<Half>(uint16(a)), y = numpy::bits<Half>(uint16(b));
+    const uint32 left = a * 0x10001u, right = b * 0x10001u;
+    const uint32 sum = packed::add<Half>(left, right), difference = packed::subtract<Half>(left, right);
+    const uint32 product = packed::multiply<Half>(left, right);
+    const auto differs = [&](uint32 word, Half value) {
+        const bool nans = numpy::isnan(value) && numpy::isnan(packed::element<Half, 1>(word));
+        return word != packed::all(value) && !nans;
+    };
+    const bool bad = differs(sum, numpy::add(x, y)) || differs(difference, numpy::subtract(x, y)) ||
+                     differs(product, numpy::multiply(x, y));
+    if (bad) atomicAdd(wrong, 1u);
+}
+"""
+
+
+def test_sums_and_products_of_all_halves_are_those_of_floats() -> None:
+    from runner.device.cuda import kernel_of_text
+    from runner.fuse.operations import HEADER, KERNELS
+
+    headers = [path.read_text().replace("#pragma once", "") for path in (HEADER, KERNELS / "packed.cuh")]
+    halves = kernel_of_text("\n".join([*headers, HALVES]), "halves")
+    wrong = cupy.zeros(1, cupy.uint32)
+    for first in range(0, 1 << 16, 1 << 13):
+        halves((1 << 13, 256), (256,), (np.uint32(first), wrong))
+    assert int(wrong[0]) == 0

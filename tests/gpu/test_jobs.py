@@ -46,6 +46,10 @@ def padded_shape(job: Job, shape: Shape, parameters: dict[str, Any]) -> Shape:
     return tuple(length + sum(width) for length, width in zip(shape, widths, strict=True))
 
 
+def services(job: Job, xp: Any) -> dict[str, Any]:
+    return {"xp": xp} if "xp" in job.services else {}
+
+
 def on_gpu(
     job: Job, block: Array, shape: Shape, dtype: np.dtype[Any], shift: int, /, **parameters: Any
 ) -> Array:
@@ -54,7 +58,7 @@ def on_gpu(
     source.set(block)
     out = cupy.empty(int(np.prod(shape)) + shift, dtype)[shift:].reshape(shape)
     poison(out)
-    job.function(source, out=out, xp=cupy, **parameters)
+    job.function(source, out=out, **services(job, cupy), **parameters)
     return out.get()
 
 
@@ -65,7 +69,7 @@ def compare(job: Job, shape: Shape, dtype: str, /, *, divisor: int = 1, **parame
     block = block if divisor == 1 else block // block.dtype.type(divisor)
     out_shape, out_dtype = job.out(shape, block.dtype, **parameters)
     expected = np.empty(out_shape, out_dtype)
-    job.function(block, out=expected, xp=np, **parameters)
+    job.function(block, out=expected, **services(job, np), **parameters)
     for shift in (0, 1, 3):
         found = on_gpu(job, block, out_shape, out_dtype, shift, **parameters)
         np.testing.assert_array_equal(found, expected)
@@ -215,10 +219,10 @@ def test_more_than_2_to_the_31_elements(job: Job, shape: Shape, parameters: dict
     assert job.out is not None
     out = cupy.empty(*job.out(shape, block.dtype, **parameters))
     poison(out)
-    job.function(block, out=out, xp=cupy, **parameters)
+    job.function(block, out=out, **services(job, cupy), **parameters)
     halo = block.shape[0] - shape[0]
     for row in (0, shape[0] // 2, shape[0] - 50):
         part = block[row : row + 50 + halo].get()
         expected = np.empty((50, *out.shape[1:]), out.dtype)
-        job.function(part, out=expected, xp=np, **parameters)
+        job.function(part, out=expected, **services(job, np), **parameters)
         np.testing.assert_array_equal(out[row : row + 50].get(), expected)

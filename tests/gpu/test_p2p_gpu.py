@@ -13,6 +13,7 @@ import pytest
 
 import meshrun
 from jobs import kernels
+from jobs.bench.copy.engines import Copies
 from jobs.bench.lessons.p2p.methods import peer_copies
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
@@ -49,7 +50,7 @@ def wrong(box: Any, nbytes: int, source_gpu: int = 0, target_gpu: int = 0, gpu: 
         box.array(target)[...] = POISON
         cupy.cuda.runtime.deviceSynchronize()
     stream = box.stream(gpu)
-    peer_copies(box, box.gpus[gpu], target, source, nbytes, 1, stream)
+    peer_copies(Copies(box, box.gpus[gpu], target, source, nbytes, 1, stream))
     box.synchronize(stream)
     with box.on(target_gpu):
         got = box.array(target).get()

@@ -31,6 +31,31 @@ def mixed(block: Any, other: Any) -> Any:
     return 3 * block[:-2, 1:-1] + 5 * block[2:, 2:] + other[inner], block[inner] ^ 1
 
 
+@meshrun.map_blocks(halo=1, cval=9)
+def warmed(block: Any) -> Any:
+    """Seven points, with a weight for each: several steps of one kernel."""
+    sides = block[:-2, 1:-1, 1:-1] - 0.5 * block[2:, 1:-1, 1:-1] + 0.75 * block[1:-1, :-2, 1:-1]
+    sides = sides + 0.3 * block[1:-1, 2:, 1:-1] - 0.2 * block[1:-1, 1:-1, :-2] + block[1:-1, 1:-1, 2:]
+    return 0.4 * (block[1:-1, 1:-1, 1:-1] + sides)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(2, 3, 5), (37, 23, 29), (50, 203, 190)])
+def test_steps_over_three_axes_are_a_plain_loop(
+    tmp_path: Path, boundary: str, dtype: str, shape: tuple[int, ...]
+) -> None:
+    field = np.random.default_rng(1).random(shape).astype(dtype)
+    before, after = tmp_path / "a.npy", tmp_path / "b.npy"
+    np.save(before, field)
+    options = Options(device="cuda", boundary=boundary, steps=StepOptions(8))
+    record = run(warmed, [before], [after], {}, options)
+    assert record["devices"][0]["kind"] == "cuda"
+    for _ in range(8):
+        field = warmed.function(padded(field, boundary))
+    assert np.load(after).tobytes() == field.tobytes()
+
+
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("shape", [(37, 23), (3, 300), (1025, 515)])
 def test_steps_are_a_plain_loop(tmp_path: Path, boundary: str, shape: tuple[int, int]) -> None:

@@ -83,7 +83,7 @@ def test_rates_are_those_of_a_gpu(world: World) -> None:
 @pytest.mark.parametrize("what", SINGLE_RANK_OPS)
 def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device, or in the host's pinned memory: where the copy went."""
-    timed, reserve = single_rank.timed, single_rank.ProbeBuffers.reserve
+    timed, reserve = single_rank.backend_seconds, single_rank.ProbeBuffers.reserve
     held: list[Any] = []
 
     def reserving(buffers: Any, *nbytes: int) -> None:
@@ -99,7 +99,7 @@ def test_a_flipped_bit_alone(world: World, what: str, monkeypatch: pytest.Monkey
         return seconds
 
     monkeypatch.setattr(single_rank.ProbeBuffers, "reserve", reserving)
-    monkeypatch.setattr(single_rank, "timed", flipping)
+    monkeypatch.setattr(single_rank, "backend_seconds", flipping)
 
     def script(probe: Any) -> Any:
         probe.single_rank(what, MIB, 2)
