@@ -13,6 +13,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -48,6 +49,7 @@ PROCESS_BYTES = 256 << 20  # of memory for a process, with what its job imports
 MESSAGE_BYTES = 64 << 20  # of a job with what it uses, which each process has once more
 PROCESS_WORK = 1 << 28  # cells to compute, for each process, with which they are worth their start
 LEAST_PROCESSES, MOST_PROCESSES = 4, 64  # few threads hardly wait for the GIL
+PICKLING = threading.Lock()  # cloudpickle has one registry, and ranks may be threads of one process
 
 
 class NoProcessesError(Exception):
@@ -251,7 +253,7 @@ def _started(file: int) -> _Member:
 
 def _pickled(task: Task) -> bytes:
     """Return the task, with what it uses of files and notebooks, as bytes."""
-    with ExitStack() as stack:
+    with PICKLING, ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith(USER_FILE):
                 cloudpickle.register_pickle_by_value(module)

@@ -13,6 +13,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from step_runs import plain_loop, stepped, weighted, weighted_job
@@ -108,6 +109,37 @@ def test_processes_find_a_single_wrong_cell(
         stepped(tmp_path, job, [start], 6, verify="full")
     assert f"cell {list(cell)}, computed by [rank 0" in str(failure.value)
     assert "(1 of 480 cells of box [0:24, 0:20] are)" in str(failure.value)
+
+
+def test_ranks_that_are_threads_pickle_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends first leaves the module of the user's file by value for the other."""
+    (tmp_path / "job.py").write_text(
+        "import meshrun\n@meshrun.map_blocks\ndef same(block):\n    return block + 0\n"
+    )
+    array = np.ones((4, 4), np.float32)
+    task = planned(find(f"{tmp_path / 'job.py'}:same"), array)
+    inside, other_done, dumps = threading.Event(), threading.Event(), cloudpickle.dumps
+
+    def slow(task: Task) -> bytes:
+        if threading.current_thread() is threading.main_thread():
+            inside.set()
+            other_done.wait(0.3)
+        found: bytes = dumps(task)
+        return found
+
+    def other() -> None:
+        inside.wait()
+        verify_team._pickled(task)
+        other_done.set()
+
+    monkeypatch.setattr(cloudpickle, "dumps", slow)
+    thread = threading.Thread(target=other)
+    thread.start()
+    verify_team._pickled(task)
+    thread.join()
+    assert other_done.is_set()
 
 
 @pytest.mark.parametrize("kept", ["array", "view", "block"])
