@@ -18,7 +18,7 @@ import numpy as np
 from runner.device.cuda import CudaBackend
 from runner.job.discover import find
 from runner.report.record import write_json
-from runner.run.record_builder import versions
+from runner.run.record.record_builder import versions
 from runner.world.world import single_rank_world
 
 ROUNDS = 30

@@ -21,7 +21,7 @@ from runner.device.cuda import CudaBackend
 from runner.job.discover import find
 from runner.plan.halo import normalize
 from runner.report.record import write_json
-from runner.run.record_builder import versions
+from runner.run.record.record_builder import versions
 from runner.world.world import single_rank_world
 
 ROUNDS = 10

@@ -6,9 +6,9 @@ A field of float32 is split in rows, one block a rank, without wrapping around: 
 with each neighbour. A figure is the time of one exchange of a loop of so many, in microseconds: the median
 of several rounds of the slowest rank. Every method's halo is compared with NumPy's first.
 
-direct: `runner.pipeline.direct_halo`; handshake: with flags that the neighbour is ready, as several steps
-per exchange need. packed: `runner.pipeline.packed_halo`, one message for each neighbour between two
-launches. slices: `runner.pipeline.halo_exchange`, as on CPUs. Ranks that share a GPU (no NCCL) wait for
+direct: `runner.pipeline.halo.direct`; handshake: with flags that the neighbour is ready, as several steps
+per exchange need. packed: `runner.pipeline.halo.packed`, one message for each neighbour between two
+launches. slices: `runner.pipeline.halo.exchange`, as on CPUs. Ranks that share a GPU (no NCCL) wait for
 each other's time slices of milliseconds: their figures say nothing of a link.
 """
 
@@ -26,11 +26,11 @@ import cupy
 import numpy as np
 
 from runner.comm.peer_arrays import DeviceTables, PeerArrays
-from runner.pipeline import halo_boxes
-from runner.pipeline.direct_halo import DirectHalos
-from runner.pipeline.halo_boxes import FieldHalos
-from runner.pipeline.halo_exchange import HaloPlan, Halos
-from runner.pipeline.packed_halo import PackedHalos
+from runner.pipeline.halo import boxes as halo_boxes
+from runner.pipeline.halo.boxes import FieldHalos
+from runner.pipeline.halo.direct import DirectHalos
+from runner.pipeline.halo.exchange import HaloPlan, Halos
+from runner.pipeline.halo.packed import PackedHalos
 from runner.plan.grid import Partition
 from runner.world.world import World, clashes, open_world
 

@@ -28,7 +28,7 @@ from runner.device.cuda import CudaBackend
 from runner.device.raw import blas
 from runner.device.raw.memory import open_box
 from runner.report.record import write_json
-from runner.run.record_builder import versions
+from runner.run.record.record_builder import versions
 from runner.world.world import single_rank_world
 
 ROUNDS = 15

@@ -35,7 +35,7 @@ from runner.plan.step_options import StepOptions
 from runner.plan.task import plan_task
 from runner.report.phases import Phases
 from runner.report.record import write_json
-from runner.run.record_builder import places, versions
+from runner.run.record.record_builder import places, versions
 from runner.world.world import World, single_rank_world
 
 

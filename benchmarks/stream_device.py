@@ -42,7 +42,7 @@ from runner.report.record import write_json
 from runner.report.spans import Spans
 from runner.run.execute import Options, run
 from runner.run.installation.calibrate import Nothing
-from runner.run.record_builder import places, versions
+from runner.run.record.record_builder import places, versions
 from runner.storage.formats.registry import Source, open_sink, open_source
 from runner.world.world import World, open_world
 

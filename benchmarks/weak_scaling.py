@@ -20,7 +20,7 @@ from runner.pipeline.in_memory import Pipeline, halo_plans
 from runner.plan.task import plan_task
 from runner.report.phases import Phases
 from runner.report.record import write_json
-from runner.run.record_builder import places, versions
+from runner.run.record.record_builder import places, versions
 from runner.world.world import World, open_world
 
 

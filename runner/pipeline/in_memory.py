@@ -19,7 +19,7 @@ import numpy as np
 from runner.comm.api import Message
 from runner.errors import RunError
 from runner.job.block_context import BlockContext
-from runner.pipeline.halo_exchange import HaloPlan, Halos
+from runner.pipeline.halo.exchange import HaloPlan, Halos
 from runner.pipeline.result_type import ResultType, result_buffers, types_of, types_without_cells
 from runner.plan.task import Task
 from runner.region import Array, Region

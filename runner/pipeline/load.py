@@ -8,7 +8,7 @@ import numpy as np
 
 from runner.device.api import Backend
 from runner.pipeline.block_layout import Allocator
-from runner.pipeline.halo_exchange import HaloPlan
+from runner.pipeline.halo.exchange import HaloPlan
 from runner.plan.grid import Partition
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region

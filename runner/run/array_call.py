@@ -14,7 +14,7 @@ from runner.errors import UserError
 from runner.fuse.function_key import key_of
 from runner.job.declaration import Job
 from runner.pipeline.fusing import fused, with_inferred_halo
-from runner.pipeline.halo_exchange import HaloPlan
+from runner.pipeline.halo.exchange import HaloPlan
 from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.pipeline.result_type import with_known_results
 from runner.pipeline.steps.stepper import Stepper

@@ -131,7 +131,7 @@ class DeclaredJob(Job):
         from runner.run.execute import run
         from runner.run.options import as_keywords, read_options
         from runner.run.python_call import call_on_ranks, check_ranks, files_of
-        from runner.run.run_record import RunRecord
+        from runner.run.record.run_record import RunRecord
         from runner.system.launcher import detect_launcher
 
         own = {parameter.name for parameter in self.parameters}

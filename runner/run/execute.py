@@ -22,10 +22,10 @@ from runner.region import Region
 from runner.report.phases import Phases
 from runner.report.record import SCHEMA, Record, envelope, plain, write_json
 from runner.report.units import counted
-from runner.run.forecast_record import type_record
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
-from runner.run.record_builder import phase_table, places, versions
+from runner.run.record.forecast_record import type_record
+from runner.run.record.record_builder import phase_table, places, versions
 from runner.run.simulation import Simulate
 from runner.storage.formats.containers import prefixes
 from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder

@@ -19,8 +19,8 @@ from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task
 from runner.report.record import Record
 from runner.report.spans import STAGES
-from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
+from runner.run.record.forecast_record import type_record
 from runner.storage.formats.registry import Sink, create, first_serial, open_sink
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
@@ -150,7 +150,7 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
     if 0 in task.shape:
         return None
     from runner.plan.machine import nominal_cpu
-    from runner.run.forecast_record import beside_run
+    from runner.run.record.forecast_record import beside_run
 
     world, options = run.world, run.options
     measured = {name: (phase.moved, phase.seconds) for name, phase in run.phases.phases.items()}

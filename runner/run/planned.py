@@ -20,8 +20,8 @@ from runner.plan.machine import Machine, choose, load, nominal_cpu, rates_file
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType, Task, plan_task
 from runner.report.record import Record
-from runner.run.forecast_record import SCHEMA, record
 from runner.run.options import form_of
+from runner.run.record.forecast_record import SCHEMA, record
 from runner.storage.formats.registry import open_source
 from runner.storage.paths import named
 from runner.system.host_memory import host_memory

@@ -16,8 +16,8 @@ from runner.errors import UserError
 from runner.job.declaration import Job
 from runner.plan.step_options import StepOptions
 from runner.report.record import Record
-from runner.run.forecast_record import type_record
 from runner.run.options import RunContext
+from runner.run.record.forecast_record import type_record
 from runner.run.step_run import Additions, run_steps
 from runner.storage.formats.registry import Source
 

@@ -14,7 +14,7 @@ import pytest
 
 from runner.comm.api import Control
 from runner.comm.peer_memory import Unreachable
-from runner.pipeline import halo_boxes
+from runner.pipeline.halo import boxes as halo_boxes
 from runner.region import Array
 
 HEADER = Path(__file__).with_suffix(".h")
@@ -50,7 +50,7 @@ def compiled(folder: Path, changes: Sequence[tuple[str, str]] = (), threads: int
 
 
 class HostTables:
-    """`runner.pipeline.halo_boxes.Tables` for NumPy arrays."""
+    """`runner.pipeline.halo.boxes.Tables` for NumPy arrays."""
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -73,7 +73,7 @@ class HostTables:
 
 
 class HostPeers:
-    """`runner.pipeline.direct_halo.Peers` for threads. shut: of a rank that cannot open, why."""
+    """`runner.pipeline.halo.direct.Peers` for threads. shut: of a rank that cannot open, why."""
 
     def __init__(self, control: Control, shut: dict[int, str] | None = None) -> None:
         self._control, self._shut = control, shut or {}

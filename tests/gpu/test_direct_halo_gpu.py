@@ -19,8 +19,8 @@ import pytest
 
 import meshrun
 from runner.errors import RunError
-from runner.pipeline import direct_halo
-from runner.pipeline.direct_halo import DirectHalos
+from runner.pipeline.halo import direct
+from runner.pipeline.halo.direct import DirectHalos
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
 from runner.run.execute import Options, run
@@ -166,7 +166,7 @@ def test_a_late_rank_is_waited_for(world: World, folder: Path, monkeypatch: pyte
 
 def test_a_dead_neighbour_is_named(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 leaves its exchanges out."""
-    monkeypatch.setattr(direct_halo, "PATIENCE", 2.0)
+    monkeypatch.setattr(direct, "PATIENCE", 2.0)
     fill = DirectHalos.fill
     monkeypatch.setattr(
         DirectHalos, "fill", lambda halos, blocks: None if world.rank == 0 else fill(halos, blocks)

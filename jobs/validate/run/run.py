@@ -34,7 +34,7 @@ from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell
-from runner.run.record_builder import versions
+from runner.run.record.record_builder import versions
 from runner.system import launcher
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from runner.comm.peer_memory import Unreachable
 from runner.errors import UserError
-from runner.pipeline import halo_boxes
-from runner.pipeline.direct_halo import DirectHalos, Peers
-from runner.pipeline.halo_boxes import FieldHalos, Tables
-from runner.pipeline.packed_halo import PackedHalos
+from runner.pipeline.halo import boxes as halo_boxes
+from runner.pipeline.halo.boxes import FieldHalos, Tables
+from runner.pipeline.halo.direct import DirectHalos, Peers
+from runner.pipeline.halo.packed import PackedHalos
 from runner.plan.step_options import HaloChoice
 from runner.region import Array
 from runner.world.world import World, clashes

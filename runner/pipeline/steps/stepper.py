@@ -7,7 +7,7 @@ that a cell has the same place in all of them. Inputs that are fed by no output 
 With `overlap`, the last step before an exchange computes the rows that neighbours need first, and the rest
 while these rows are in transfer.
 
-GPUs exchange halos by `halo_path`; CPUs by `halo_exchange`, as before the first step every device does.
+GPUs exchange halos by `halo_path`; CPUs by `halo.exchange`, as before the first step every device does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
-from runner.pipeline.direct_halo import Peers
 from runner.pipeline.fusing import not_compiled
-from runner.pipeline.halo_boxes import FieldHalos
-from runner.pipeline.halo_exchange import HaloPlan, Halos
+from runner.pipeline.halo.boxes import FieldHalos
+from runner.pipeline.halo.direct import Peers
+from runner.pipeline.halo.exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare

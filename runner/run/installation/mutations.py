@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner.pipeline import in_memory as pipeline
-from runner.pipeline.halo_exchange import Exchange, HaloPlan, Halos
+from runner.pipeline.halo.exchange import Exchange, HaloPlan, Halos
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.reduce import Tiles
 from runner.pipeline.result_type import result_buffers
@@ -107,7 +107,7 @@ def _wrong_boundary() -> AbstractContextManager[None]:
 
 
 def _unflipped() -> AbstractContextManager[None]:
-    from runner.pipeline import halo_exchange as exchange
+    from runner.pipeline.halo import exchange
 
     return _replaced(exchange, "reverse", lambda array, axes: array)
 

@@ -23,7 +23,7 @@ from runner.plan.task import Task, plan_task
 from runner.report.plan_table import render, render_comparison
 from runner.report.spans import STAGES
 from runner.run.execute import Options, run
-from runner.run.forecast_record import compare, record
+from runner.run.record.forecast_record import compare, record
 
 RATES = {
     "read": 10, "write": 5, "read and write": 12, "host memory": 100, "kernel": 100,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import meshrun
-from runner.run.run_record import RunRecord
+from runner.run.record.run_record import RunRecord
 from runner.system import launcher
 
 PROGRAM = """

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from runner.comm.api import Message
-from runner.pipeline import halo_boxes
-from runner.pipeline.halo_boxes import FieldHalos, HaloBox, Tables
+from runner.pipeline.halo import boxes as halo_boxes
+from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
 from runner.world.world import World
 

@@ -48,8 +48,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.errors import RunError
-from runner.pipeline import halo_boxes
-from runner.pipeline.halo_boxes import FieldHalos, HaloBox, Tables
+from runner.pipeline.halo import boxes as halo_boxes
+from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
 from runner.world.world import World
 

@@ -24,10 +24,10 @@ import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.api import Device, NotCapturable
 from runner.errors import RunError, UserError
-from runner.pipeline import halo_boxes
-from runner.pipeline.direct_halo import DirectHalos
-from runner.pipeline.halo_boxes import FieldHalos
-from runner.pipeline.packed_halo import PackedHalos
+from runner.pipeline.halo import boxes as halo_boxes
+from runner.pipeline.halo.boxes import FieldHalos
+from runner.pipeline.halo.direct import DirectHalos
+from runner.pipeline.halo.packed import PackedHalos
 from runner.pipeline.steps import halo_path, stepper
 from runner.plan.grid import Partition
 from runner.plan.halo import BOUNDARIES
