@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +28,7 @@ FLOORS = (
     ("jobs.measure",),
     ("jobs.filters", "jobs.airflow", "jobs.bench", "jobs.validate"),
 )
+MOST_FILES = 14  # of a room; more are two rooms
 GROUND = FLOORS[0]  # files, not rooms: each may import those before it
 
 # Inside launch/, likewise: a module may import what is in its own room, and the rooms in lower lines.
@@ -311,6 +313,13 @@ def test_every_room_exists() -> None:
     for room in (room for rooms in FLOORS for room in rooms):
         place = ROOT / room.replace(".", "/")
         assert place.with_suffix(".py").exists() or (place / "__init__.py").exists(), room
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_no_room_has_too_many_files(package: str) -> None:
+    rooms = Counter(path.parent for path in (ROOT / package).rglob("*.py"))
+    assert rooms
+    assert not {room.as_posix(): count for room, count in rooms.items() if count > MOST_FILES}
 
 
 def test_every_room_of_launch_exists() -> None:
