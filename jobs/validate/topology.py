@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from jobs.validate.probe.api import Probe
 from jobs.validate.verdict import Unit
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,12 +20,22 @@ class Topology:
     """names: host names. host, gpu: (ranks,) int64, position of each rank; GPU i of each host is on rail i.
 
     at: (hosts, rails) int64, the rank of each GPU, -1 for none. unit: what ranks compute on.
+
+    Also (ranks,) int64: number: of each GPU as nvidia-smi counts, for reports (its position if unknown).
+    kind: ranks with the same GPU and NIC model have the same; others are not siblings. nic: equal for ranks
+    that share one; nic_names: by its number, "" if unknown.
+    path: (ranks, rails) int64, class of the path from each rank to GPU i of its host.
     """
 
     names: tuple[str, ...]
     host: Ints
     gpu: Ints
     at: Ints
+    number: Ints
+    kind: Ints
+    nic: Ints
+    nic_names: tuple[str, ...]
+    path: Ints
     unit: Unit = "GPU"
 
     @property
@@ -48,10 +60,35 @@ class Topology:
         column = self.at[:, gpu]
         return np.asarray(column[column >= 0])
 
+    def path_kind(self, a: Ints, b: Ints) -> Ints:
+        """Return the class of each pair of ranks (a[i], b[i]) of a host: path type, and kinds of both ends.
+
+        Pairs of different classes are not siblings.
+        """
+        kinds = int(self.kind.max()) + 1
+        low, high = np.minimum(self.kind[a], self.kind[b]), np.maximum(self.kind[a], self.kind[b])
+        return np.asarray((self.path[a, self.gpu[b]] * kinds + low) * kinds + high)
+
 
 def topology_of(probe: Probe) -> Topology:
-    host = np.array([place.host for place in probe.places], np.int64)
-    gpu = np.array([place.gpu for place in probe.places], np.int64)
+    places = probe.places
+    host = np.array([place.host for place in places], np.int64)
+    gpu = np.array([place.gpu for place in places], np.int64)
     at = np.full((len(probe.hosts), int(gpu.max()) + 1), -1, np.int64)
     at[host, gpu] = np.arange(len(host))
-    return Topology(tuple(probe.hosts), host, gpu, at, probe.unit)
+    number = np.array([place.gpu if place.number is None else place.number for place in places], np.int64)
+    kind, _ = classes([(place.model, place.nic_model) for place in places])
+    nic, owners = classes([(place.host, place.nic or place.rank) for place in places])
+    named = tuple(name if isinstance(name, str) else "" for _, name in owners)
+    path, words = np.zeros((len(host), at.shape[1]), np.int64), {"": 0}
+    for place in places:
+        for column, word in zip(np.flatnonzero(at[place.host] >= 0), place.paths, strict=False):
+            path[place.rank, column] = words.setdefault(word, len(words))
+    return Topology(tuple(probe.hosts), host, gpu, at, number, kind, nic, named, path, probe.unit)
+
+
+def classes(values: Sequence[Key]) -> tuple[Ints, list[Key]]:
+    """Number the distinct values in order of appearance. Returns the number of each, and the values."""
+    numbers: dict[Key, int] = {}
+    found = [numbers.setdefault(value, len(numbers)) for value in values]
+    return np.array(found, np.int64), list(numbers)

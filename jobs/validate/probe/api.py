@@ -40,11 +40,23 @@ CounterKey = tuple[str, str, str]  # host, part such as "GPU 3" or "mlx5_0 port 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Location of a rank. host: index into `Probe.hosts`. gpu: its number on the host and of its rail."""
+    """Location of a rank, and what tells it from others in kind; "", () and None are unknown.
+
+    host: index into `Probe.hosts`. gpu: its position on the host, and the number of its rail. number: of its
+    GPU as nvidia-smi counts on that host. model: of its device. nic: its network ports, such as
+    "mlx5_3 port 1"; ranks of a host with the same text share them. nic_model: of the ports. paths: type of
+    the path to each rank of its host, ordered by position, as in `nvidia-smi topo -m`: "NV18", "PIX", "SYS",
+    and "X" to itself.
+    """
 
     rank: int
     host: int
     gpu: int
+    number: int | None = None
+    model: str = ""
+    nic: str = ""
+    nic_model: str = ""
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
