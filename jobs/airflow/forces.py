@@ -61,7 +61,8 @@ class Shedding:
 
     strouhal: f * length / U, and its uncertainty: half the width of the 95 % confidence interval, by what
     differs from period to period; cells and time steps that are too large are not in it. drag, lift: means.
-    greatest_drag, greatest_lift: of all samples; the amplitude of the lift is of its fundamental.
+    greatest_drag, greatest_lift: of the last FEWEST_PERIODS, when what the start left has died away; the
+    amplitude of the lift is of its fundamental.
     """
 
     strouhal: float
@@ -163,6 +164,7 @@ def shedding(history: History) -> Shedding:
             hint=f"more steps; a period takes about {1 / frequency:.3g} length / speed",
         )
     kept = time > time[-1] - len(periods) / frequency
+    last = time > time[-1] - FEWEST_PERIODS / frequency
     mean, fitted = float(lift[kept].mean()), _regular_part(time[kept], lift[kept], frequency)
     if fitted < REGULAR:
         raise UserError(
@@ -175,9 +177,9 @@ def shedding(history: History) -> Shedding:
         uncertainty=uncertainty,
         periods=len(periods),
         drag=float(drag[kept].mean()),
-        greatest_drag=float(drag[kept].max()),
+        greatest_drag=float(drag[last].max()),
         lift=mean,
-        greatest_lift=float(lift[kept].max()),
+        greatest_lift=float(lift[last].max()),
         lift_amplitude=float(np.mean([abs(one.fundamental) for one in periods])),
     )
 

@@ -14,7 +14,9 @@ from runner.errors import UserError
 
 MAGIC = 3 / 16  # walls of a Poiseuille flow are then exactly half way, at every viscosity
 MOST_MACH = 0.2  # the error of compressibility is about its square
-LEAST_ODD, STEADY_ODD = 0.5, 1.8  # of omega_minus: an inlet makes odd parts grow that relax slowly
+# Limits of 1 / omega_minus - 1/2, as an inlet makes odd parts grow that relax slowly: the first where a
+# cell's Reynolds number is small, the second where it is large; HALF: the Reynolds number half way between.
+VISCOUS_ODD, STEADY_ODD, HALF = 0.5, 1 / 1.8 - 0.5, 15.0
 # Speed over viscosity, in cells: beyond it, differences from cell to cell grow until the flow bursts.
 # Cavities and cylinders of 16 to 64 cells do so from about 1.7 times as much on.
 MOST_CELL_REYNOLDS: dict[Collision, float] = {"trt": 30.0, "bgk": 15.0}
@@ -44,9 +46,10 @@ class Flow:
 
     @property
     def omega_minus(self) -> float:
-        """Relaxation rate of odd parts: (1 / omega - 1/2)(1 / omega_minus - 1/2) is 3/16 in viscous flows."""
-        rate = 1 / (MAGIC / (3 * self.viscosity) + 0.5)
-        return rate if rate >= LEAST_ODD else STEADY_ODD
+        """Relaxation rate of odd parts: (1 / omega - 1/2)(1 / omega_minus - 1/2) is 3/16 in viscous flows,
+        and less where odd parts would relax too slowly. Without a jump anywhere."""
+        limit = STEADY_ODD + (VISCOUS_ODD - STEADY_ODD) / (1 + (self.cell_reynolds / HALF) ** 4)
+        return 1 / (min(MAGIC / (3 * self.viscosity), limit) + 0.5)
 
     @property
     def outflow(self) -> float:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from jobs.airflow import units
 from jobs.airflow.cells import Cell
 from jobs.airflow.forces import History, coefficients
 from jobs.airflow.lattice import D2Q9
 from jobs.airflow.links import addresses, find_links, force, momentum, set_slots
 from jobs.airflow.shapes.bodies import Body, Round
-from jobs.airflow.step import SOUND, step_job
+from jobs.airflow.step import step_job
 from runner.device.api import Device
 from runner.errors import RunError
 from runner.fuse.compiled import compile_for
@@ -26,8 +27,6 @@ from runner.fuse.trace import trace
 from runner.region import Region
 
 Array = Any
-MAGIC = 3 / 16  # (1 / omega - 1/2) (1 / omega_minus - 1/2): walls half way between cells, for any viscosity
-STABLE = 1.0  # largest 1 / omega_minus - 1/2: with more, MOVING columns blow up at small viscosities
 WIDTHS = ((1, 1), (1, 1))
 
 
@@ -99,12 +98,13 @@ def start(flow: Flow) -> list[np.ndarray[Any, Any]]:
 
 def rates(flow: Flow) -> dict[str, float]:
     """Parameters of the step."""
+    known = units.Flow(flow.speed * flow.body.length / flow.viscosity, flow.body.length, flow.speed)
     return {
-        "omega": 1 / (3 * flow.viscosity + 0.5),
-        "omega_minus": 1 / (min(MAGIC / (3 * flow.viscosity), STABLE) + 0.5),
+        "omega": known.omega,
+        "omega_minus": known.omega_minus,
         "velocity_x": flow.speed,
-        "outflow": SOUND + flow.speed,
-        "anchor": 0.01,
+        "outflow": known.outflow,
+        "anchor": 0.002,
     }
 
 

@@ -49,7 +49,7 @@ def step(
     """One step of populations after a collision: stream, collide, boundaries.
 
     cells: 0 fluid, 1 solid, 2 moving, 3 outflow, 4 slip normal to y, 5 slip normal to z, 6 damped. wall:
-    velocity of moving cells, times `wind`.
+    velocity of moving cells, times `wind` half way to the cell that a population goes to.
     """
     axes, number = tuple(range(cells.ndim)), {e: n for n, e in enumerate(velocities)}
     weights = [weight(e, len(velocities)) for e in velocities]
@@ -79,7 +79,8 @@ def step(
         result = np.where((cells == 1) | (cells == 2), came[back], result)
         if wall:
             push = 6 * weights[n] * sum(x * u for x, u in zip(e, wall, strict=True))
-            result = np.where(cells == 2, came[back] + push * wind, result)
+            half_way = (wind + np.roll(wind, [-x for x in e], axes)) / 2 if np.ndim(wind) else wind
+            result = np.where(cells == 2, came[back] + push * half_way, result)
         result = np.where(cells == 6, balance[n], result)
         for kind, axis in ((4, -2), (5, -3)):
             if (cells == kind).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from jobs.airflow.units import Flow
@@ -12,13 +13,21 @@ def test_rates_follow_from_the_reynolds_number() -> None:
     flow = Flow(reynolds=150, length=30, speed=0.1)
     assert flow.viscosity == pytest.approx(0.02)
     assert (1 / flow.omega - 0.5) / 3 == pytest.approx(0.02)
-    assert flow.omega_minus == 1.8
-    viscous = Flow(reynolds=20, length=30, speed=0.05)
+    assert flow.omega_minus == pytest.approx(1.0054, abs=1e-4)
+    viscous = Flow(reynolds=10, length=30, speed=0.05)
     assert (1 / viscous.omega - 0.5) * (1 / viscous.omega_minus - 0.5) == pytest.approx(3 / 16)
     assert flow.outflow == pytest.approx(0.67735, abs=1e-5)
     assert flow.mach == pytest.approx(0.1732, abs=1e-4)
     assert flow.cell_reynolds == pytest.approx(5)
     flow.check()
+
+
+def test_the_rate_of_odd_parts_has_no_jump() -> None:
+    """From viscous flows to the largest Reynolds numbers, one in a hundred apart."""
+    rates = [Flow(reynolds, 30, 0.1).omega_minus for reynolds in 1.01 ** np.arange(1500)]
+    assert abs(np.diff(rates)).max() < 0.02
+    assert min(rates) > 1
+    assert rates[-1] == pytest.approx(1.8, abs=1e-4)
 
 
 def test_a_fast_flow_is_refused() -> None:
