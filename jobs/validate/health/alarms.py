@@ -4,11 +4,14 @@ counters, and slowdowns that all siblings share.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal
 
-from jobs.measure.outliers import far_below_limit
+from jobs.measure.outliers import LIMIT_SHARE, far_below_limit
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import RankPlace, WrongData
 from jobs.validate.report.model import Change, HardwareLimit, Report
@@ -17,6 +20,9 @@ from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_o
 
 UNSHARED = ("gpu", "pairs")  # rungs whose ranks share no hardware, so each can reach its limit
 SINGLE_GPU = ("host",)  # likewise if each host has one GPU; several share host memory, maybe slower than PCIe
+
+SHOWN = 8  # names in a sentence
+TCP_SHARE = 0.25  # of a network's rate, below which NCCL probably uses TCP
 
 
 def alarms(
@@ -43,24 +49,74 @@ def alarms(
     return (*dead, *data, *faults)
 
 
-def add_fleet_alarms(report: Report, plan: Plan) -> Verdict:
-    """Add alarms for slowdowns that all siblings share: rates below earlier runs, or far below limits."""
+BestOfRanks = Mapping[tuple[RungName, str], Mapping[int, float]]
+
+
+def add_fleet_alarms(report: Report, plan: Plan, best: BestOfRanks = MappingProxyType({})) -> Verdict:
+    """Add alarms for slowdowns that siblings share: rates below earlier runs, or below what is known.
+
+    best: each rank's best rate of a measurement. A measurement whose limit has no known share is far below it
+    only under half of it, and only where ranks share no hardware.
+    """
     slower = [
         Alarm("critical" if one.rate < plan.critical * one.usual and one.score < 0 else "warning", sentence)
         for one, sentence in zip(report.drifts, map(drift_sentence, report.drifts), strict=True)
         if one.rate < one.usual
     ]
-    shared = max(Counter(one.host for one in report.members).values(), default=0) > 1
-    within = UNSHARED if shared else UNSHARED + SINGLE_GPU
-    limits = {(one.rung, one.what): one for one in report.limits if one.rung in within and one.rate}
     gpus = any(one.kind != "cpu" for one in report.members)
-    far = [
-        Alarm("warning", far_below(rung.name, what, rung.rates, limits[rung.name, what]))
-        for rung in report.verdict.rungs
-        for what, rate in rung.rates.items()
-        if gpus and (rung.name, what) in limits and far_below_limit(rate, limits[rung.name, what].rate or 0)
-    ]
+    limits = {(one.rung, one.what): one for one in report.limits if one.rate and is_reachable(one, report)}
+    far = []
+    for rung in report.verdict.rungs:
+        for what, rate in rung.rates.items():
+            if not gpus or (limit := limits.get((rung.name, what))) is None:
+                continue
+            ranks = best.get((rung.name, what), {})
+            if limit.least is not None and ranks:
+                far += below_known(report, limit, rung.rates, ranks)
+            elif rate < (limit.least or LIMIT_SHARE) * (limit.rate or 0.0):
+                far.append(
+                    Alarm(
+                        "warning" if limit.least is None else gravity(rate, limit),
+                        far_below(rung.name, what, rung.rates, limit),
+                    )
+                )
     return with_alarms(report.verdict, [*slower, *far])
+
+
+def is_reachable(limit: HardwareLimit, report: Report) -> bool:
+    """Whether each rank can reach this limit while the others measure, too."""
+    if limit.rung in SINGLE_GPU:
+        return max(Counter(one.host for one in report.members).values(), default=0) == 1
+    return limit.rung in UNSHARED or limit.least is not None
+
+
+def gravity(rate: float, limit: HardwareLimit) -> Literal["critical", "warning"]:
+    return "critical" if far_below_limit(rate, limit.rate or 0.0) else "warning"
+
+
+def below_known(
+    report: Report, limit: HardwareLimit, rates: Mapping[str, float], best: Mapping[int, float]
+) -> list[Alarm]:
+    """Return an alarm for ranks that never reach the known share of a limit, unless findings explain them."""
+    assert limit.rate is not None
+    assert limit.least is not None
+    explained = {rank for one in report.verdict.findings for rank in one.ranks}
+    slow = {rank: rate for rank, rate in best.items() if rate < limit.least * limit.rate}
+    if not slow.keys() - explained:
+        return []
+    rate = statistics.median(slow.values())
+    if len(slow) == len(best):
+        alike = {limit.what: rate} | {what: other for what, other in rates.items() if what != limit.what}
+        sentence = far_below(limit.rung, limit.what, alike, limit)
+    else:
+        hosts = dict.fromkeys(member.host for member in report.members if member.rank in slow)
+        shown = ", ".join(list(hosts)[:SHOWN]) + (", ..." if len(hosts) > SHOWN else "")
+        sentence = (
+            f"{len(slow)} of {len(best)} GPUs (hosts {shown}) reach {percent(rate / limit.rate)} of what the "
+            f"hardware allows at best: {limit.rung} {limit.what} at {rate_text(rate, unit_of(limit.what))} "
+            f"{unit_name(unit_of(limit.what))} ({limit.assumption}); {percent(limit.least)} is usual at least"
+        )
+    return [Alarm(gravity(rate, limit), sentence)]
 
 
 def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
@@ -80,10 +136,12 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Hard
     rate, unit = rates[what], unit_of(what)
     copies = rates.get("copies", 0.0) if what == "flows" else 0.0
     good = f"; copies reach {copies / 1e9:.3g} GB/s, so the links are not the cause"
+    tcp = rung == "host pairs" and rates[what] < TCP_SHARE * (limit.rate or 0.0)
+    socket = "; does NCCL use TCP instead of RDMA? NCCL_DEBUG=INFO names the network it uses" if tcp else ""
     return (
         f"all GPUs alike: {rung} {what} at {rate_text(rate, unit)} {unit_name(unit)}, "
         f"{percent(rate / (limit.rate or rate))} of what the hardware allows ({limit.assumption})"
-        f"{good if far_below_limit(rate, copies) else ''}"
+        f"{good if far_below_limit(rate, copies) else ''}{socket}"
     )
 
 

@@ -7,7 +7,7 @@ the limit; if one rate is unknown there is no limit, because it may be the small
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -39,6 +39,7 @@ class RankFacts:
 
     memory: its GPU's memory, read plus written. nvlink: all active links of the GPU. network: its share of
     the host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: NCCL variables that choose an algorithm.
+    product: float32 operations per second.
     """
 
     memory: NominalRate
@@ -48,7 +49,19 @@ class RankFacts:
     nvlinks: int = 0
     capability: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
+    product: NominalRate = NominalRate(
+        None, "neither CUDA nor NVML reports the peak rate of the arithmetic units used"
+    )
 
+
+# Each rank of a simulated fleet, beside what the library has for its model.
+SIMULATED = RankFacts(
+    NominalRate(None, "simulated"),
+    NominalRate(None, "simulated"),
+    NominalRate(63e9, "PCIe generation 5, x16"),
+    NominalRate(50e9, "a NIC of 400 Gb/s for each GPU"),
+    capability=NVLS_CAPABILITY,
+)
 
 Members = Sequence[tuple[int, RankFacts]]  # by rank
 
@@ -88,11 +101,12 @@ def compute_limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> t
     outside = [member for rail in rails for member in rail] if len(hosts) > 1 else []
     memory = _least([(rank, one.memory) for rank, one in members], "a copy reads and writes each byte")
     pcie = _least([(rank, one.pcie) for rank, one in members], f"each GPU on its own path; {HEADERS}")
-    product = NominalRate(None, "neither CUDA nor NVML reports the peak rate of the arithmetic units used")
-    flows = _least(
-        [inside for host in pairs for inside in _intra_host_rates(host)],
-        f"{_link_assumption(pairs)}; {HEADERS}",
-    )
+    product = _least([(rank, one.product) for rank, one in members])
+    if all(place.paths for place in places):
+        flows = _least([pair for host in pairs for pair in _pair_rates(host, places)], HEADERS)
+    else:
+        inside = [one for host in pairs for one in _intra_host_rates(host)]
+        flows = _least(inside, f"{_link_assumption(pairs)}; {HEADERS}")
     rings = [(host[0][0], _ring_of_host(host)) for host in pairs]
     ring = next((one for _, one in rings if one.rate is None), _least(rings))
     network = [(rank, _network_path(one)) for rank, one in outside]
@@ -148,6 +162,19 @@ def _link_kind(host: Members) -> Literal["NVLink", "PCIe"]:
 def _intra_host_rates(host: Members) -> list[tuple[int, NominalRate]]:
     """Return for each rank of a host the rate of the links between its GPUs."""
     return [(rank, one.nvlink if _link_kind(host) == "NVLink" else one.pcie) for rank, one in host]
+
+
+def _pair_rates(host: Members, places: Sequence[RankPlace]) -> Iterator[tuple[int, NominalRate]]:
+    """Yield for each rank the rate to each other rank of its host, by the type of the path."""
+    for rank, one in host:
+        for path in sorted({*places[rank].paths} - {"X"}):
+            if path.startswith("NV") and one.nvlink.rate is not None and one.nvlinks:
+                share = min(int(path[2:]) / one.nvlinks, 1.0)
+                yield rank, NominalRate(one.nvlink.rate * share, f"{one.nvlink.source}, {path[2:]} to a peer")
+            elif path.startswith("NV"):
+                yield rank, one.nvlink
+            else:
+                yield rank, NominalRate(one.pcie.rate, f"{one.pcie.source}, {path} over PCIe")
 
 
 def _link_assumption(hosts: Sequence[Members]) -> str:

@@ -34,6 +34,27 @@ def part_rates(ladder: Ladder) -> PartRates:
     return found
 
 
+BestRates = dict[tuple[RungName, str], dict[int, float]]  # by rung and measurement, of each rank
+
+
+def best_rates(ladder: Ladder) -> BestRates:
+    """Return each rank's best rate with any partner: not even one of its measurements was faster.
+
+    Where partners are sampled, a rank may have met only partners beyond a switch that is slower by design;
+    those rungs are left out.
+    """
+    sampled = ladder.topology.hosts > ladder.plan.full_mesh_hosts
+    found: BestRates = {}
+    for (name, what), (table, work) in ladder.tables.items():
+        if name in ("node", "rails") or (name == "host pairs" and sampled):
+            continue
+        best = np.zeros(ladder.topology.ranks)
+        for side in (table.a, table.b):
+            np.maximum.at(best, side, work / table.seconds)
+        found[name, what] = {rank: float(best[rank]) for rank in np.flatnonzero(best).tolist()}
+    return found
+
+
 def _by_part(table: Observations, name: RungName, nbytes: int) -> tuple[Ints, np.ndarray]:
     """Return the parts (hosts for rung "node", rails for "rails", else ranks) and their median rates."""
     seconds = table.seconds

@@ -37,12 +37,16 @@ class Member:
 
 @dataclass(frozen=True)
 class HardwareLimit:
-    """A hardware limit. what: the measurement, as in `RungResult.rates`. assumption: a phrase."""
+    """A hardware limit. what: the measurement, as in `RungResult.rates`. assumption: a phrase.
+
+    least: the share of it that healthy machines reach at least; None if unknown.
+    """
 
     rung: RungName
     what: str
     rate: float | None
     assumption: str
+    least: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ class ValidateOptions:
     """plan: before it is fitted to memory and time. budget, soak: seconds; None is no limit, and one climb.
 
     simulate: a fleet as `simulation.spec.parse_fleet` reads it; None for real machines. timeout: seconds that
-    a rank may take without progress; 0 is no limit. nagios: print one line. words: the command line as typed.
+    a rank may take without progress; 0 is no limit. rates: a site's known
+    rates, beside the library's. nagios: print one line. words: the command line as typed.
     """
 
     plan: Plan
@@ -23,6 +24,7 @@ class ValidateOptions:
     simulate: str | None = None
     baseline: Path | None = None
     save_baseline: Path | None = None
+    rates: Path | None = None
     outputs: Outputs = field(default_factory=Outputs)
     nagios: bool = False
     timeout: float = 60.0

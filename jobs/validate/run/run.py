@@ -16,7 +16,8 @@ from jobs.measure.status_line import StatusLine
 from jobs.measure.watchdog import watching
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.health.alarms import with_not_judged
-from jobs.validate.health.hardware_limits import compute_limits, gather_facts
+from jobs.validate.health.hardware_limits import SIMULATED, compute_limits, gather_facts
+from jobs.validate.health.known_rates import known_rates, with_known, with_shares
 from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
@@ -39,6 +40,7 @@ from runner.system import launcher
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler
 
+SIMULATED_GPU = "NVIDIA H200"  # unless the model names another
 GRACE = 0.5  # seconds for rank 0 to find dead ranks; launchers give a rank at least one second to end
 
 
@@ -49,6 +51,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
     """
     options = world.control.broadcast(options)
     world.on_root(lambda: outputs.check_writable(options.outputs, options.save_baseline))
+    world.on_root(lambda: known_rates(options.rates))
     validation = Validation(options, run_environment(world))
     if world.rank == 0:
         handler.before_exit = lambda: report_early_end(handler, validation, cli_context, world)
@@ -76,7 +79,10 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         else:
             with probe.lead():
                 validation.members = members_of(world, probe)
-                validation.limits = compute_limits(facts, probe.places)
+                known = known_rates(options.rates)
+                models = [rank.device.name for rank in world.ranks]
+                facts = [with_known(one, model, known) for one, model in zip(facts, models, strict=True)]
+                validation.limits = with_shares(compute_limits(facts, probe.places), known)
                 check_baseline(options, validation.members)
                 on_rung = write_before_rung(handler, validation, StatusLine(cli_context.columns).show)
                 report = measure(validation, probe, on_rung, tell)
@@ -102,6 +108,9 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
     )
     outputs.check_writable(options.outputs, options.save_baseline)
     check_baseline(options, validation.members)
+    known = known_rates(options.rates)
+    facts = [with_known(SIMULATED, place.model or SIMULATED_GPU, known) for place in fleet.places]
+    validation.limits = with_shares(compute_limits(facts, fleet.places), known)
     report = measure(validation, fleet, StatusLine(cli_context.columns).show, tell)
     report = publish(report, options, cli_context)
     return EXIT[report.verdict.status]

@@ -15,7 +15,7 @@ from jobs.validate.health.alarms import add_fleet_alarms, with_not_judged
 from jobs.validate.ladder import costs
 from jobs.validate.ladder.budget import Deadline, fit
 from jobs.validate.ladder.ladder import Ladder, NoTime, OnRung, unlimited
-from jobs.validate.ladder.part_rates import PartRates, matrices, part_rates
+from jobs.validate.ladder.part_rates import BestRates, PartRates, best_rates, matrices, part_rates
 from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
@@ -95,7 +95,21 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     else:
         verdict = climb()
     assert validation.ladder is not None
-    return _use_baseline(validation, validation.report(verdict), part_rates(validation.ladder))
+    report, ladder = validation.report(verdict), validation.ladder
+    without = unknown_rates(report)
+    if without:
+        report = replace(report, verdict=replace(verdict, not_judged=(*report.verdict.not_judged, without)))
+    return _use_baseline(validation, report, part_rates(ladder), best_rates(ladder))
+
+
+def unknown_rates(report: Report) -> str:
+    """State which measurements have no known rate to be held against; "" if all have."""
+    known = {(one.rung, one.what) for one in report.limits if one.rate and one.least is not None}
+    measured = [(rung.name, what) for rung in report.verdict.rungs for what in rung.rates]
+    unknown = [f"{rung} {what}" for rung, what in measured if (rung, what) not in known]
+    if not unknown:
+        return ""
+    return f"no known rate for {', '.join(unknown)}: only compared with siblings"
 
 
 def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoTime:
@@ -116,7 +130,7 @@ def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoT
     return no_time
 
 
-def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> Report:
+def _use_baseline(validation: Validation, report: Report, rates: PartRates, best: BestRates) -> Report:
     """Compare a report with earlier runs and hardware limits, and save it if it is healthy.
 
     A baseline that cannot be read or written does not prevent the report.
@@ -128,7 +142,7 @@ def _use_baseline(validation: Validation, report: Report, rates: PartRates) -> R
             report = replace(report, baseline=str(options.baseline), drifts=drifts, changed=changed)
         except UserError as reason:
             trouble = f"not compared with earlier runs: {reason}"
-    verdict = add_fleet_alarms(report, validation.plan)
+    verdict = add_fleet_alarms(report, validation.plan, best)
     if trouble:
         verdict = with_not_judged(verdict, trouble)
     report = replace(report, verdict=verdict)

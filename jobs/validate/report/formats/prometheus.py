@@ -38,9 +38,11 @@ def text(report: Report) -> str:
         for what, rate in rung.rates.items():
             (products if unit_of(what) == "FLOP/s" else rates).labels(rung.name, what).set(rate)
     limits = gauge("rung_limit_bytes_per_second", "What the hardware allows, if known.", *per_rung)
+    peaks = gauge("rung_limit_flops_per_second", "What the hardware allows a matrix product.", *per_rung)
     for limit in report.limits:
         if limit.rate is not None:
-            limits.labels(limit.rung, limit.what).set(limit.rate)
+            allowed = peaks if unit_of(limit.what) == "FLOP/s" else limits
+            allowed.labels(limit.rung, limit.what).set(limit.rate)
 
     findings = gauge("finding", "A slow part: its rate over its siblings'.", "kind", "host", "gpu", "rung")
     # The slowest last: it replaces others with the same labels. Several hosts or GPUs are joined by commas.

@@ -9,6 +9,7 @@ import pytest
 import meshrun
 from jobs.validate.health import hardware_limits
 from jobs.validate.health.hardware_limits import NominalRate, RankFacts, compute_limits, gather_facts
+from jobs.validate.health.known_rates import known_rates, with_shares
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
@@ -233,3 +234,21 @@ def test_gathered_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         90,
         {"NCCL_ALGO": "Ring"},
     )
+
+
+def test_a_pair_of_a_mesh_has_only_the_links_between_the_two() -> None:
+    paths = (("X", "NV4", "NV2"), ("NV4", "X", "NV2"), ("NV2", "NV2", "X"))
+    places = [RankPlace(rank, 0, rank, paths=paths[rank]) for rank in range(3)]
+    found = {(one.rung, one.what): one for one in compute_limits([replace(H200, nvlinks=6)] * 3, places)}
+    assert found["pairs", "copies"].rate == 450 * GB * 2 / 6
+    assert "2 to a peer" in found["pairs", "copies"].assumption
+
+
+def test_a_host_with_a_bridge_for_some_pairs_is_limited_by_pcie() -> None:
+    paths = (("X", "NV4", "SYS"), ("NV4", "X", "SYS"), ("SYS", "SYS", "X"))
+    places = [RankPlace(rank, 0, rank, paths=paths[rank]) for rank in range(3)]
+    found = {(one.rung, one.what): one for one in compute_limits([H200] * 3, places)}
+    assert found["pairs", "copies"].rate == 63 * GB
+    assert "SYS over PCIe" in found["pairs", "copies"].assumption
+    (copies,) = (one for one in with_shares(list(found.values()), known_rates()) if one.what == "copies")
+    assert copies.least is None  # PCIe trees differ too much
