@@ -6,6 +6,7 @@ It measures like the ranks of a real fleet (`probe.api.Probe`):
     network     GPU i of each host of a group on one leaf switch; each leaf switch on all spine switches.
                 Same rail and group: no spine. Otherwise: up, spine, down.
     flow        latency + bytes / its share of the tightest part on its path (`hardware.Routes`)
+    coupling    a rank sends and receives in one operation, repeated: see `coupling`
     ring        of n: 2 (n - 1) steps with the mean latency of its hops + bytes x 2 (n - 1) / n / slowest hop
     time        each sample is a moment later than the previous one, also across calls
 """
@@ -20,8 +21,11 @@ import numpy as np
 
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.sampling import repeats_for
+from jobs.validate.simulation.coupling import coupled
 from jobs.validate.simulation.hardware import (
-    UPLINK,
+    NICS,
+    UPLINKS,
     FleetLayout,
     Mask,
     Numbers,
@@ -31,7 +35,7 @@ from jobs.validate.simulation.hardware import (
     nominal,
     slowed,
 )
-from jobs.validate.simulation.noise import Flaps, Noise
+from jobs.validate.simulation.noise import Flaps, Neighbours, Noise
 from jobs.validate.simulation.spec import FleetSpec
 
 LAUNCH, COPY = 5e-6, 8e-6  # latency of a kernel launch, and of a copy between host and GPU, seconds
@@ -39,29 +43,55 @@ START = {"inside": 10e-6, "outside": 15e-6}  # latency of a flow
 STEP = {"inside": 4e-6, "outside": 8e-6}  # latency of a hop in a ring
 SPINE = 1e-6  # additional latency through the spine
 ITEM = 4  # bytes of a float32
+ROUND, BARRIER = 20e-3, 100e-6  # seconds of a call beside its samples, and of a sample beside its operations
+TCP_START = 60e-6  # latency of a flow between hosts by TCP
+TIMED = ("flap", "stall")  # kinds of faults that come and go
 
 
 class SimulatedFleet:
-    """seed: overrides the spec's. The same seed and the same calls give the same numbers."""
+    """seed: overrides the spec's. The same seed and the same calls give the same numbers.
+
+    now: seconds that the model's fleet has spent.
+    """
 
     def __init__(self, spec: FleetSpec, seed: int | None = None) -> None:
         self.spec = spec
         self.hosts: Sequence[str] = tuple(f"h{number}" for number in range(spec.hosts))
+        self.now = 0.0
         self._layout = FleetLayout(spec)
-        rng = np.random.default_rng(spec.seed if seed is None else seed)
-        self._noise = Noise(spec.noise, rng, len(self._layout.host), spec.hosts)
-        parts = nominal(self._layout, spec.leaf * UPLINK / spec.oversubscription)
-        self._parts = {name: self._noise.spread(rates) for name, rates in parts.items()}
+        self._seed = spec.seed if seed is None else seed
+        rng = np.random.default_rng(self._seed)
+        self._noise = Noise(spec.noise, rng, len(self._layout.host), spec.hosts, spec.spread, spec.drift)
+        self._parts = {name: self._noise.spread(rates) for name, rates in nominal(self._layout, spec).items()}
         for fault in spec.faults:
-            if fault.kind != "flap":
+            if fault.kind not in TIMED:
                 self._parts = slowed(self._parts, fault, self._layout)
-        self._flaps = Flaps([fault for fault in spec.faults if fault.kind == "flap"], rng)
-        self._links = [fault for fault in spec.faults if fault.kind == "link"]
+        self._flaps = Flaps([fault for fault in spec.faults if fault.kind in TIMED], rng)
+        self._links = [fault for fault in spec.faults if fault.kind in ("link", "oneway")]
+        self._neighbours = Neighbours(spec.neighbours, spec.hosts + spec.leaf_switches, rng)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass in the model."""
+        self.now += seconds
 
     @cached_property
     def places(self) -> Sequence[RankPlace]:
-        numbers = zip(self._layout.host.tolist(), self._layout.gpu.tolist(), strict=True)
-        return tuple(RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(numbers))
+        layout, spec = self._layout, self.spec
+        numbers = zip(layout.host.tolist(), layout.gpu.tolist(), layout.gpu[layout.nic].tolist(), strict=True)
+        ports = "TCP" if spec.fallback == "tcp" else "400 Gb/s"
+        return tuple(
+            RankPlace(
+                rank,
+                host,
+                gpu,
+                gpu,
+                spec.models[host % len(spec.models)],
+                f"nic{nic}",
+                ports,
+                layout.paths[spec.gpus[host]][gpu],
+            )
+            for rank, (host, gpu, nic) in enumerate(numbers)
+        )
 
     @property
     def unit(self) -> Literal["GPU"]:
@@ -84,20 +114,33 @@ class SimulatedFleet:
         """Return (ranks, samples) seconds; product: two square float32 matrices of `nbytes` each."""
         work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / ITEM) ** 1.5}.get(what, nbytes)
         latency = LAUNCH if what in ("memory", "product") else COPY
-        seconds = self._in_time(len(self._layout.host), samples, lambda parts: latency + work / parts[what])
-        hiccups = self._noise.hiccups(len(self.hosts), samples)
-        return self._disturbed(seconds, hiccups[self._layout.host])
+        switch = self._layout.switch
+
+        def alone(parts: Parts) -> Seconds:
+            rates = parts[what]
+            if what in ("to_device", "to_host"):  # GPUs behind one PCIe switch share its link
+                rates = np.minimum(rates, rates[switch] / np.bincount(switch)[switch])
+            return np.asarray(latency + work / rates)
+
+        seconds = self._in_time(len(self._layout.host), samples, alone, repeats_for(nbytes))
+        hiccups = self._hiccups(samples)
+        return self._spent(self._disturbed(seconds, hiccups[self._layout.host]), repeats_for(nbytes))
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """Return (flows, samples) seconds of all flows (sender, receiver) at once."""
-        return self._transfers(flows, nbytes, samples, START)
+        start = START | {"outside": TCP_START} if self.spec.fallback == "tcp" else START
+        seconds = self._transfers(flows, nbytes, samples, start)
+        if self.spec.coupling:
+            seconds = coupled(np.array(flows, dtype=np.int64).reshape(-1, 2), seconds, repeats_for(nbytes))
+        return self._spent(seconds, repeats_for(nbytes))
 
     def copies_unavailable(self) -> str:
         return ""
 
     def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """Return (flows, samples) seconds, as `flows`, with the latency of a copy engine."""
-        return self._transfers(flows, nbytes, samples, dict.fromkeys(START, COPY))
+        seconds = self._transfers(flows, nbytes, samples, dict.fromkeys(START, COPY))
+        return self._spent(seconds, repeats_for(nbytes))
 
     def _transfers(
         self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int, start: dict[str, float]
@@ -109,8 +152,8 @@ class SimulatedFleet:
         def transfer(parts: Parts) -> Seconds:
             return np.asarray(latency + nbytes / (routes.rates(parts) * kept))
 
-        seconds = self._in_time(len(flows), samples, transfer)
-        hiccups = self._noise.hiccups(len(self.hosts), samples)
+        seconds = self._in_time(len(flows), samples, transfer, repeats_for(nbytes))
+        hiccups = self._hiccups(samples)
         late = np.maximum(hiccups[routes.from_host], hiccups[routes.to_host])
         return self._disturbed(seconds, late) * self._busy(routes.outside, samples)
 
@@ -132,41 +175,69 @@ class SimulatedFleet:
             hops = np.minimum(routes.rates(parts) * kept, parts["reduce"][routes.receiver])
             return np.asarray(latency + steps / sizes * nbytes / np.minimum.reduceat(hops, first))
 
-        seconds = self._in_time(len(groups), samples, all_reduce)
-        hiccups = self._noise.hiccups(len(self.hosts), samples)
+        seconds = self._in_time(len(groups), samples, all_reduce, repeats_for(nbytes))
+        hiccups = self._hiccups(samples)
         late = np.maximum.reduceat(hiccups[routes.from_host], first)
         outside = np.logical_or.reduceat(routes.outside, first)
-        return self._disturbed(seconds, late) * self._busy(outside, samples)
+        disturbed = self._disturbed(seconds, late) * self._busy(outside, samples)
+        return self._spent(disturbed, repeats_for(nbytes))
+
+    def _spent(self, seconds: Seconds, repeats: int) -> Seconds:
+        """Advance the clock by a measurement."""
+        slowest = seconds.max(axis=0) if len(seconds) else np.zeros(seconds.shape[1])
+        self.now += ROUND + float(repeats * slowest.sum()) + BARRIER * seconds.shape[1]
+        return seconds
+
+    def _hiccups(self, samples: int) -> Rates:
+        """Return (hosts, samples) factors that a host's measurements share."""
+        hosts = len(self.hosts)
+        return np.asarray(
+            self._noise.hiccups(hosts, samples) * self._noise.of_hosts(hosts, samples, self.spec.hostnoise)
+        )
+
+    def _loaded(self) -> Parts:
+        """Return the parts with other users' load of this moment."""
+        left = self._neighbours.left(self.now)
+        hosts, leaves = left[: len(self.hosts)], left[len(self.hosts) :]
+        parts = dict(self._parts)
+        for name in NICS:
+            parts[name] = parts[name] * hosts[self._layout.host]
+        for name in UPLINKS:
+            parts[name] = parts[name] * leaves
+        return parts
 
     def _routes(self, sender: Numbers, receiver: Numbers) -> Routes:
-        return Routes(self._layout, sender, receiver, self._links)
+        return Routes(self._layout, sender, receiver, self._links, self.spec.ecmp, self._seed)
 
     def _kept(self, routes: Routes) -> Rates:
         """Return the share of its rate that collisions in the spine leave to each flow of this round."""
         kept = np.ones(len(routes.sender))
+        if self.spec.ecmp:  # hashed for good: see `Routes`
+            return kept
         leaves = routes.from_leaf[routes.spine], routes.to_leaf[routes.spine]
         kept[routes.spine] = self._noise.collisions(*leaves, self._layout.cables)
         return kept
 
-    def _in_time(self, rows: int, samples: int, seconds: Callable[[Parts], Seconds]) -> Seconds:
+    def _in_time(self, rows: int, samples: int, seconds: Callable[[Parts], Seconds], calls: int) -> Seconds:
         """Return (rows, samples): `seconds(parts)`, (rows,), with the state of the parts at each sample."""
         drift = self._noise.drift(self._layout.host)
-        parts = self._parts | {name: self._parts[name] * drift for name in ("memory", "product", "reduce")}
-        known: dict[bytes, Seconds] = {}  # by the set of flapping faults that are on
+        parts = self._loaded() if self.spec.neighbours else self._parts
+        parts = parts | {name: parts[name] * drift for name in ("memory", "product", "reduce")}
+        known: dict[bytes, Seconds] = {}  # by the state of the faults that come and go
         result = np.empty((rows, samples))
-        for sample, on in enumerate(self._flaps.next(samples).T):
-            key = on.tobytes()
+        for sample, factors in enumerate(self._flaps.next(samples, calls).T):
+            key = factors.tobytes()
             if key not in known:
                 slow = parts
-                for fault, is_on in zip(self._flaps.faults, on, strict=True):
-                    slow = slowed(slow, fault, self._layout) if is_on else slow
+                for fault, factor in zip(self._flaps.faults, factors.tolist(), strict=True):
+                    slow = slowed(slow, fault, self._layout, factor) if factor < 1 else slow
                 known[key] = seconds(slow)
             result[:, sample] = known[key]
         return result
 
     def _disturbed(self, seconds: Seconds, late: Seconds) -> Seconds:
         """Apply stragglers and jitter. seconds, late (delay factors of the hosts): (rows, samples)."""
-        late = np.maximum(late, self._noise.stragglers(*seconds.shape))
+        late = late * self._noise.stragglers(*seconds.shape)
         return np.asarray(seconds * late * self._noise.jitter(*seconds.shape))
 
     def _busy(self, outside: Mask, samples: int) -> Rates:

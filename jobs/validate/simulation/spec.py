@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from jobs.validate.simulation.fleet_file import file_words
 from runner.errors import UserError
 
 # kind: the numbers that identify its part. `hardware.SLOWED` lists what each kind slows down.
@@ -22,18 +23,22 @@ FORMS = {
     "receive": ("HOST", "GPU"),
     "host": ("HOST",),  # processor, memory and PCIe: its copies between host and GPU, and all its NICs
     "link": ("HOST", "HOST"),  # the path between two hosts, both directions, all rails
+    "oneway": ("HOST", "HOST"),  # the path from the first host to the second, all rails
     "rail": ("GPU",),  # the leaf switches of one rail
     "leaf": ("LEAF",),  # the uplinks of one leaf switch; group of hosts x rails + rail
     "flap": ("HOST", "GPU"),  # a NIC that is slow in random episodes
+    "stall": ("HOST", "GPU"),  # a NIC with single calls that take FACTOR times as long
+    "all-nics": (),  # every NIC of the fleet
 }
-FLAP_SHARE = 0.3
+SHARES = {"flap": 0.3, "stall": 0.05}  # of the time, or of the calls, unless stated
 
 
 @dataclass(frozen=True)
 class Fault:
     """A part at `factor` of its bandwidth or speed, for `share` of the time.
 
-    where: the numbers that FORMS lists for this kind: ("nic", (37, 3)) is the NIC of GPU 3 of host h37.
+    A stall: calls that take `factor` times as long, `share` of them. where: the numbers that FORMS lists for
+    this kind: ("nic", (37, 3)) is the NIC of GPU 3 of host h37.
     """
 
     kind: str
@@ -54,11 +59,11 @@ class Fault:
         """Name of the part, such as "nic h37:3"."""
         pairs = zip(FORMS[self.kind], self.where, strict=True)
         words = (f"h{number}" if role == "HOST" else str(number) for role, number in pairs)
-        return f"{self.kind} {':'.join(words)}"
+        return f"{self.kind} {':'.join(words)}".strip()
 
     def __str__(self) -> str:
         """Format as `parse_fault` reads it."""
-        share = f":{self.share!r}" if self.kind == "flap" else ""
+        share = f":{self.share!r}" if self.kind in SHARES else ""
         return f"{self.name.replace(' ', ':')}:{self.factor!r}{share}"
 
     def _numbers(self, wanted: str) -> tuple[int, ...]:
@@ -68,7 +73,7 @@ class Fault:
 
 def form(kind: str) -> str:
     """Return the syntax of a fault of this kind."""
-    return ":".join([kind, *FORMS[kind], "FACTOR"]) + ("[:SHARE]" if kind == "flap" else "")
+    return ":".join([kind, *FORMS[kind], "FACTOR"]) + ("[:SHARE]" if kind in SHARES else "")
 
 
 def parse_fault(text: str) -> Fault:
@@ -79,14 +84,20 @@ def parse_fault(text: str) -> Fault:
         hint = form(near[0]) if near else form("nic")
         raise UserError(f"fault {text}: unknown kind", got=repr(kind), expected=", ".join(FORMS), hint=hint)
     roles = FORMS[kind]
-    optional = 1 if kind == "flap" else 0
+    optional = 1 if kind in SHARES else 0
     if not len(roles) < len(words) <= len(roles) + 1 + optional:
         raise UserError(
             f"fault {text} has the wrong number of words", got=len(words) + 1, expected=form(kind)
         )
     where = tuple(_number(text, role, word) for role, word in zip(roles, words, strict=False))
-    factor, *share = [_fraction(text, word) for word in words[len(roles) :]]
-    return Fault(kind, where, factor, share[0] if share else FLAP_SHARE if kind == "flap" else 1.0)
+    of_factor = _times if kind == "stall" else _fraction
+    factor, *share = words[len(roles) :]
+    return Fault(
+        kind,
+        where,
+        of_factor(text, factor),
+        _fraction(text, share[0]) if share else SHARES.get(kind, 1.0),
+    )
 
 
 def _number(text: str, role: str, word: str) -> int:
@@ -108,6 +119,17 @@ def _fraction(text: str, word: str) -> float:
     return value
 
 
+def _times(text: str, word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = 0.0
+    if not 1 < value <= 1e6:
+        hint = "10 is a call that takes 10 times as long"
+        raise UserError(f"fault {text}", got=repr(word), expected="more than 1, at most 1e6", hint=hint)
+    return value
+
+
 HOSTS, GPUS = 65_536, 64  # maximum, so that a typing error does not exhaust memory
 
 
@@ -117,7 +139,14 @@ class FleetSpec:
 
     gpus: number per host. noise: relative standard deviation of a measurement; 0 also disables all other
     randomness except flapping links. leaf: hosts whose NICs of one rail share a leaf switch.
-    oversubscription: a leaf switch's bandwidth to its hosts / bandwidth of its uplinks.
+    oversubscription: a leaf switch's bandwidth to its hosts / bandwidth of its uplinks. coupling: a rank's
+    flows of a round wait for each other, as in the real probe. pxn: flows across rails leave through the NIC
+    on the destination's rail. ecmp: paths over which a leaf switch hashes flows, for good; 0: adaptive.
+    spread, drift: relative standard deviations between parts, and of their speed in time; None: by `noise`.
+    hostnoise: of a factor that a host's measurements share. neighbours: share of the time that other users
+    load each host's NICs and each leaf switch's uplinks, for seconds. nics: of each host; 0: one per GPU.
+    pcie: GPUs that share a PCIe switch's link to the host. domain: hosts that share one NVLink network.
+    models: of GPUs, host by host, repeated. fallback: "tcp" if the fleet's NICs are not used.
     Raises UserError if a fault names a part that the fleet does not have.
     """
 
@@ -127,6 +156,19 @@ class FleetSpec:
     seed: int = 0
     leaf: int = 32
     oversubscription: float = 1.0
+    coupling: bool = True
+    pxn: bool = False
+    ecmp: int = 0
+    spread: float | None = None
+    drift: float | None = None
+    hostnoise: float = 0.0
+    neighbours: float = 0.0
+    nics: int = 0
+    pcie: int = 1
+    nvlink: str = "switch"
+    domain: int = 1
+    models: tuple[str, ...] = ("H200",)
+    fallback: str = "none"
 
     def __post_init__(self) -> None:
         for fault in self.faults:
@@ -151,7 +193,19 @@ class FleetSpec:
         gpus = str(self.gpus[0]) if even else "/".join(map(str, self.gpus))
         words = [f"hosts={self.hosts}", f"gpus={gpus}", f"noise={self.noise!r}", f"seed={self.seed}"]
         words += [f"leaf={self.leaf}", f"oversubscription={self.oversubscription!r}"]
+        for field in fields(self)[6:]:
+            value = getattr(self, field.name)
+            if value != field.default:
+                words.append(f"{field.name}={_written(value)}")
         return ",".join([*words, *(f"fault={fault}" for fault in self.faults)])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def _check(fault: Fault, spec: FleetSpec) -> None:
@@ -171,8 +225,8 @@ def _check(fault: Fault, spec: FleetSpec) -> None:
             f"leaf {fault.where[0]}",
             f"0 to {spec.leaf_switches - 1} ({groups} groups x {spec.rails} rails)",
         )
-    if fault.kind in ("link", "nvpair") and fault.where[-1] == fault.where[-2]:
-        both = "hosts" if fault.kind == "link" else "GPUs"
+    if fault.kind in ("link", "oneway", "nvpair") and fault.where[-1] == fault.where[-2]:
+        both = "GPUs" if fault.kind == "nvpair" else "hosts"
         _refuse(fault, f"one of the {both} twice", f"two {both}")
 
 
@@ -181,10 +235,14 @@ def _refuse(fault: Fault, got: str, expected: str) -> None:
 
 
 def parse_fleet(text: str) -> FleetSpec:
-    """Parse KEY=VALUE,KEY=VALUE,...; requires `hosts`, or a list in `gpus`. `fault` may be repeated."""
+    """Parse KEY=VALUE,KEY=VALUE,..., or the file of that name if it ends with .json or .toml.
+
+    Requires `hosts`, or a list in `gpus`. `fault` may be repeated.
+    """
     values: dict[str, Any] = {}
     faults = []
-    for word in text.split(","):
+    from_file = "=" not in text and text.endswith((".json", ".toml"))
+    for word in file_words(text) if from_file else text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
         if key not in _READERS and key != "fault":
             near = difflib.get_close_matches(key, [*_READERS, "fault"], 1)
@@ -233,6 +291,32 @@ def _gpu_counts(key: str, word: str) -> tuple[int, ...]:
     return tuple(count(key, part) for part in word.split("/"))
 
 
+def _choice(*words: str) -> Callable[[str, str], Any]:
+    def read(key: str, word: str) -> Any:
+        if word not in words:
+            near = difflib.get_close_matches(word, words, 1)
+            raise UserError(
+                f"{key} of a simulated fleet",
+                got=repr(word),
+                expected=", ".join(words),
+                hint=f"{key}={near[0]}" if near else None,
+            )
+        return word
+
+    return read
+
+
+def _switch(key: str, word: str) -> bool:
+    return bool(_choice("on", "off")(key, word) == "on")
+
+
+def _models(key: str, word: str) -> tuple[str, ...]:
+    model = _choice(*MODELS)
+    return tuple(model(key, part) for part in word.split("/"))
+
+
+NVLINKS = ("switch", "mesh", "bridge", "none")
+MODELS = ("H200", "H100", "A100")
 _READERS: dict[str, Callable[[str, str], Any]] = {
     "hosts": _reader(int, 1, HOSTS),
     "gpus": _gpu_counts,
@@ -240,6 +324,19 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     "seed": _reader(int, 0, 2**63),
     "leaf": _reader(int, 1, HOSTS),
     "oversubscription": _reader(float, 1, HOSTS),
+    "coupling": _switch,
+    "pxn": _switch,
+    "ecmp": _reader(int, 0, HOSTS),
+    "spread": _reader(float, 0, 0.3),
+    "drift": _reader(float, 0, 0.3),
+    "hostnoise": _reader(float, 0, 0.5),
+    "neighbours": _reader(float, 0, 0.9),
+    "nics": _reader(int, 0, GPUS),
+    "pcie": _reader(int, 1, GPUS),
+    "nvlink": _choice(*NVLINKS),
+    "domain": _reader(int, 1, HOSTS),
+    "models": _models,
+    "fallback": _choice("none", "tcp"),
 }
 
 
@@ -254,4 +351,4 @@ def random_fault(rng: np.random.Generator, spec: FleetSpec) -> Fault:
         kind = str(rng.choice(["send", "receive"]))
     hosts = rng.choice(spec.hosts, FORMS[kind].count("HOST"), replace=False).tolist()
     gpus = [int(rng.integers(spec.gpus[hosts[0]]))] if "GPU" in FORMS[kind] else []
-    return Fault(kind, (*hosts, *gpus), float(rng.uniform(0.5, 0.85)), FLAP_SHARE if kind == "flap" else 1.0)
+    return Fault(kind, (*hosts, *gpus), float(rng.uniform(0.5, 0.85)), SHARES.get(kind, 1.0))

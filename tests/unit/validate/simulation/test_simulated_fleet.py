@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from jobs.validate.simulation.fleet import Seconds, SimulatedFleet
 from jobs.validate.simulation.noise import Noise
 from jobs.validate.simulation.spec import (
     FORMS,
+    SHARES,
     Fault,
     FleetSpec,
     form,
@@ -33,7 +36,8 @@ INSIDE, OUTSIDE = 390 * GB, 48 * GB
 
 
 def fleet(text: str, seed: int = 0) -> SimulatedFleet:
-    return SimulatedFleet(parse_fleet(text), seed)
+    """Flows of this fleet do not wait for each other, so that each shows its own path."""
+    return SimulatedFleet(replace(parse_fleet(text), coupling=False), seed)
 
 
 def flow_rates(fleet: SimulatedFleet, flows: list[tuple[int, int]]) -> list[float]:
@@ -158,6 +162,9 @@ EFFECTS: list[tuple[str, set[str], Touched, float]] = [
     ("send:h1:2:0.25", set(), lambda a, b: a == 5 and b // 3 != 1, 12),
     ("receive:h1:2:0.25", set(), lambda a, b: b == 5 and a // 3 != 1, 12),
     ("host:h1:0.25", {"to_device", "to_host"}, lambda a, b: (a // 3 == 1) != (b // 3 == 1), 12),
+    ("oneway:h1:h3:0.25", set(), lambda a, b: a // 3 == 1 and b // 3 == 3, 12),
+    ("all-nics:0.25", set(), lambda a, b: a // 3 != b // 3, 12),
+    ("stall:h1:2:4:1", set(), lambda a, b: 5 in (a, b) and a // 3 != b // 3, 12),
     ("link:h1:h3:0.25", set(), lambda a, b: {a // 3, b // 3} == {1, 3}, 12),
     ("rail:2:0.25", set(), lambda a, b: a // 3 != b // 3 and 2 in (a % 3, b % 3), 12),
     # leaf 5: rail 2 of hosts h2 and h3; 25 of 100 GB/s are left towards the spine
@@ -220,6 +227,172 @@ def test_faults_on_one_part_multiply_and_in_a_row_the_slowest_decides() -> None:
     assert flow_rates(row, [(4, 1), (4, 1)]) == pytest.approx([18 * GB] * 2)  # one path, twice
     assert flow_rates(row, [(3, 0), (4, 1), (11, 8)]) == pytest.approx([36 * GB, 36 * GB, 43.2 * GB])
     assert [fault.name for fault in row.spec.faults] == ["nic h1:2", "link h0:h1", "rail 2"]
+
+
+# How flows of a round wait for each other, as the ranks of the real probe
+
+
+def test_flows_of_a_cycle_wait_for_its_slowest_if_repeated() -> None:
+    text = "hosts=20,gpus=1,leaf=32,noise=0,fault=oneway:h0:h1:0.25"
+    cycle = [(rank, (rank + 1) % 20) for rank in range(20)]
+    nbytes = 64 << 20  # 16 repeats in a sample
+    one, slow = 15e-6 + nbytes / 48e9, 15e-6 + nbytes / 12e9
+    seconds = SimulatedFleet(parse_fleet(text)).flows(cycle, nbytes, 1)[:, 0]
+    # A flow sees the slow one d flows away in 16 - d of its 16 repeats, on its nearer rank.
+    away = [0, *range(1, 10), 10, *range(9, 0, -1)]
+    late = [16 - max(distance - 1, 0) for distance in away]
+    assert seconds == pytest.approx([(slow * k + one * (16 - k)) / 16 for k in late])
+
+
+def test_flows_in_pairs_wait_for_the_flow_back_only() -> None:
+    text = "hosts=4,gpus=1,leaf=32,noise=0,fault=oneway:h0:h1:0.25"
+    pairs = [(0, 1), (1, 0), (2, 3), (3, 2)]
+    alone = SimulatedFleet(parse_fleet(f"{text},coupling=off"))
+    assert flow_rates(alone, pairs) == pytest.approx([12 * GB, 48 * GB, 48 * GB, 48 * GB])
+    assert flow_rates(SimulatedFleet(parse_fleet(text)), pairs) == pytest.approx(
+        [12 * GB, 12 * GB, 48 * GB, 48 * GB]
+    )
+    assert flow_rates(SimulatedFleet(parse_fleet(text)), [(1, 0), (2, 3)]) == pytest.approx([48 * GB] * 2)
+
+
+# Conditions of real fleets, each by hand
+
+
+def test_pxn_leaves_through_the_nic_on_the_destinations_rail() -> None:
+    text = "hosts=2,gpus=2,leaf=2,noise=0,fault=send:h0:1:0.5"
+    flows = [(0, 3), (1, 2)]  # across rails
+    assert flow_rates(fleet(text), flows) == pytest.approx([48 * GB, 24 * GB])
+    assert flow_rates(fleet(f"{text},pxn=on"), flows) == pytest.approx([24 * GB, 48 * GB])
+    assert flow_rates(fleet(f"{text},pxn=on"), [(0, 2), (1, 3)]) == pytest.approx([48 * GB, 24 * GB])
+    # Without an NVLink to the other GPU, NCCL cannot.
+    assert flow_rates(fleet(f"{text},pxn=on,nvlink=none"), flows) == pytest.approx([48 * GB, 24 * GB])
+
+
+def test_hashed_paths_collide_for_good() -> None:
+    some = fleet("hosts=16,gpus=1,leaf=8,ecmp=8,noise=0", seed=1)  # a path of 50 GB/s for each hash
+    flows = [(rank, rank + 8) for rank in range(8)]
+    rates = flow_rates(some, flows)
+    shares = np.array([48, 25, 50 / 3, 12.5, 10, 50 / 6, 50 / 7]) * GB
+    assert all(np.isclose(rate, shares, rtol=1e-6).any() for rate in rates)
+    assert min(rates) < 26 * GB
+    assert flow_rates(some, flows) == rates
+    assert [flow_rates(some, [flow])[0] for flow in flows] == pytest.approx([48 * GB] * 8)
+    assert flow_rates(fleet("hosts=16,gpus=1,leaf=8,ecmp=8,noise=0", seed=2), flows) != rates
+
+
+def test_several_gpus_share_a_nic_and_a_gpu_has_several() -> None:
+    half = fleet("hosts=2,gpus=4,nics=2,noise=0,fault=nic:h1:3:0.5")
+    assert flow_rates(half, [(0, 4)]) == pytest.approx([48 * GB])
+    assert flow_rates(half, [(0, 4), (1, 5)]) == pytest.approx([24 * GB] * 2)
+    assert flow_rates(half, [(0, 4), (2, 6)]) == pytest.approx([48 * GB, 24 * GB])  # GPU 2 has GPU 3's NIC
+    assert flow_rates(fleet("hosts=2,gpus=1,nics=2,noise=0,leaf=2"), [(0, 1)]) == pytest.approx([55 * GB])
+
+
+def test_gpus_behind_one_pcie_switch_share_its_link() -> None:
+    rates = BIG / fleet("hosts=1,gpus=6,pcie=4,noise=0").single_rank("to_host", BIG, 1)[:, 0]
+    assert rates == pytest.approx([55 / 4 * GB] * 4 + [55 / 2 * GB] * 2)
+
+
+@pytest.mark.parametrize(
+    ("nvlink", "flows", "rates"),
+    [
+        ("switch", [(0, 1)], [390]),
+        ("mesh", [(0, 1), (0, 2), (0, 4)], [44, 22, 44]),
+        ("mesh", [(0, 5), (1, 6), (2, 7), (3, 4)], [9] * 4),  # between the sockets together
+        ("bridge", [(0, 1), (2, 3)], [90, 90]),
+        ("bridge", [(1, 2)], [20]),
+        ("none", [(0, 1), (0, 4)], [20, 12]),
+        ("none", [(4, 0), (5, 1), (6, 2), (7, 3), (0, 4)], [9, 9, 9, 9, 12]),
+    ],
+)
+def test_hosts_without_nvswitch(nvlink: str, flows: list[tuple[int, int]], rates: list[float]) -> None:
+    some = fleet(f"hosts=1,gpus=8,noise=0,nvlink={nvlink}")
+    assert flow_rates(some, flows) == pytest.approx([rate * GB for rate in rates])
+
+
+def test_places_have_the_kinds_of_their_links_nics_and_gpus() -> None:
+    some = fleet("hosts=2,gpus=4,nics=2,nvlink=bridge,models=H200/A100")
+    first, last = some.places[0], some.places[-1]
+    assert first.paths == ("X", "NV4", "SYS", "SYS")
+    assert last.paths == ("SYS", "SYS", "NV4", "X")
+    assert [place.nic for place in some.places[:4]] == ["nic0", "nic0", "nic2", "nic2"]
+    assert (first.model, last.model) == ("H200", "A100")
+
+
+def test_an_nvlink_domain_of_several_hosts() -> None:
+    some = fleet("hosts=4,gpus=2,domain=2,noise=0,fault=nic:h0:0:0.5")
+    assert flow_rates(some, [(0, 2), (1, 5)]) == pytest.approx([390 * GB, 48 * GB])
+    assert flow_rates(some, [(0, 4)]) == pytest.approx([24 * GB])
+
+
+def test_models_of_gpus_host_by_host() -> None:
+    some = fleet("hosts=3,gpus=1,models=H200/A100,noise=0")
+    rates = 2 * BIG / some.single_rank("memory", BIG, 1)[:, 0]
+    assert rates == pytest.approx([3.9e12, 1.6e12, 3.9e12])
+    assert flow_rates(some, [(0, 1)]) == pytest.approx([24 * GB])
+    assert flow_rates(some, [(0, 2)]) == pytest.approx([48 * GB])
+
+
+def test_a_fleet_fallen_back_to_tcp() -> None:
+    some = fleet("hosts=2,gpus=1,fallback=tcp,noise=0")
+    assert flow_rates(some, [(0, 1)]) == pytest.approx([1.2 * GB])
+    assert some.flows([(0, 1)], 0, 1)[0, 0] == pytest.approx(60e-6)
+
+
+def test_spread_and_drift_by_themselves() -> None:
+    some = fleet("hosts=64,gpus=8,noise=0,spread=0.03,drift=0")
+    rates = np.array([BIG / some.single_rank("product", BIG, 1)[:, 0] for _ in range(2)])
+    assert rates[0].std() / rates[0].mean() == pytest.approx(0.03, rel=0.15)
+    assert (rates[0] == rates[1]).all()
+    some = fleet("hosts=64,gpus=8,noise=0,spread=0,drift=0.02")
+    rates = np.array([BIG / some.single_rank("product", BIG, 1)[:, 0] for _ in range(2)])
+    assert rates[0].std() / rates[0].mean() == pytest.approx(0.02 * 2**0.5, rel=0.25)
+    assert 0 < np.abs(rates[1] / rates[0] - 1).mean() < 0.02
+
+
+def test_noise_of_a_host_is_common_to_its_gpus() -> None:
+    seconds = fleet("hosts=2,gpus=4,noise=0,hostnoise=0.1").single_rank("memory", BIG, 4000)
+    assert seconds[0].std() / seconds[0].mean() == pytest.approx(0.1, rel=0.1)
+    assert (seconds[:4] == seconds[0]).all()
+    assert abs(np.corrcoef(seconds[0], seconds[4])[0, 1]) < 0.1
+
+
+def test_stalls_are_calls_of_a_sample() -> None:
+    nbytes = 64 << 20  # 16 calls
+    bad = fleet("hosts=2,gpus=1,noise=0,fault=stall:h1:0:10:0.05")
+    usual = fleet("hosts=2,gpus=1,noise=0").flows([(0, 1)], nbytes, 1)[0, 0]
+    seconds = bad.flows([(0, 1)], nbytes, 4000)[0]
+    assert seconds.min() == pytest.approx(usual)
+    assert (seconds < 1.01 * usual).mean() == pytest.approx(0.95**16, rel=0.1)
+    assert seconds.mean() / usual == pytest.approx(1.45, rel=0.03)
+
+
+def test_neighbours_load_parts_for_seconds() -> None:
+    some = fleet("hosts=200,gpus=1,leaf=200,noise=0,neighbours=0.1")
+    flows = [(rank, rank + 1) for rank in range(0, 200, 2)]
+
+    def slow() -> np.ndarray:
+        return BIG / some.flows(flows, BIG, 1)[:, 0] < 47 * GB
+
+    some.now, loaded = 0.0, []
+    for second in range(400):  # the measurements take no time of their own here
+        some.now = float(second)
+        loaded.append(slow())
+    states = np.array(loaded)
+    assert states.mean() == pytest.approx(1 - 0.9**2, rel=0.15)  # either end is loaded
+    ends = (states[:-1] & ~states[1:]).sum() / states[:-1].sum()
+    assert ends == pytest.approx(1 - np.exp(-1 / 4), rel=0.25)  # after 4 seconds
+
+
+def test_the_models_clock() -> None:
+    some = fleet("hosts=2,gpus=1,noise=0")
+    nbytes = 64 << 20
+    once = some.flows([(0, 1)], nbytes, 1)[0, 0]
+    before = some.now
+    some.flows([(0, 1)], nbytes, 5)
+    assert some.now - before == pytest.approx(20e-3 + 5 * (16 * once + 100e-6))
+    some.wait(20)
+    assert some.now - before > 20
 
 
 # Noise
@@ -343,9 +516,47 @@ def test_a_fleet_is_read_with_all_its_words() -> None:
     assert parse_fleet("gpus=4/4") == parse_fleet("hosts=2,gpus=4")
 
 
+def test_all_keys_are_written_and_read_again() -> None:
+    text = (
+        "gpus=4/4,coupling=off,pxn=on,ecmp=4,spread=0.02,drift=0.0,hostnoise=0.1,neighbours=0.05,nics=2,pcie=2,"
+        "nvlink=mesh,domain=2,models=H200/A100,fallback=tcp"
+    )
+    spec = parse_fleet(text)
+    assert (spec.coupling, spec.pxn, spec.drift, spec.models) == (False, True, 0.0, ("H200", "A100"))
+    assert parse_fleet(str(spec)) == spec
+
+
+def test_a_fleet_from_a_file(tmp_path: Path) -> None:
+    words = parse_fleet("gpus=8/4,noise=0.05,pxn=on,fault=nic:h0:3:0.6,fault=all-nics:0.5")
+    path = tmp_path / "fleet.json"
+    path.write_text('{"gpus": [8, 4], "noise": 0.05, "pxn": true, "fault": ["nic:h0:3:0.6", "all-nics:0.5"]}')
+    assert parse_fleet(str(path)) == words
+    path.write_text('{"hosts": 4, "oversubscribtion": 2}')
+    with pytest.raises(UserError, match="Try: oversubscription="):
+        parse_fleet(str(path))
+    for text, said in [("{", "not valid json"), ("[1]", "not a table of keys")]:
+        path.write_text(text)
+        with pytest.raises(UserError, match=said):
+            parse_fleet(str(path))
+    with pytest.raises(UserError, match="cannot read the fleet"):
+        parse_fleet(str(tmp_path / "no.json"))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
+def test_a_fleet_from_toml(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('hosts = 2\nmodels = ["H200", "H100"]\nfault = ["oneway:h0:h1:0.5"]\n')
+    assert parse_fleet(str(path)) == parse_fleet("hosts=2,models=H200/H100,fault=oneway:h0:h1:0.5")
+
+
 @pytest.mark.parametrize("kind", FORMS)
 def test_what_is_written_is_read_again(kind: str) -> None:
-    fault = Fault(kind, tuple(range(1, 1 + len(FORMS[kind]))), 0.625, 0.25 if kind == "flap" else 1.0)
+    fault = Fault(
+        kind,
+        tuple(range(1, 1 + len(FORMS[kind]))),
+        8.5 if kind == "stall" else 0.625,
+        0.25 if kind in SHARES else 1.0,
+    )
     assert parse_fault(str(fault)) == fault
     spec = replace(parse_fleet("gpus=8/4/8,noise=0.015"), faults=(fault,))
     assert parse_fleet(str(spec)) == spec
@@ -386,6 +597,15 @@ def test_what_is_written_is_read_again(kind: str) -> None:
         ("hosts=2,fault=host:h1:1.5", ["got '1.5'"]),
         ("hosts=2,fault=host:h1:nan", ["got 'nan'"]),
         ("hosts=2,fault=flap:h1:0:0.5:0", ["got '0'"]),
+        ("hosts=2,fault=stall:h1:0:0.5", ["got '0.5'", "more than 1", "10 times as long"]),
+        ("hosts=2,fault=oneway:h1:h1:0.5", ["one of the hosts twice"]),
+        (
+            "hosts=2,nvlink=meshes",
+            ["nvlink", "got 'meshes'", "switch, mesh, bridge, none", "Try: nvlink=mesh"],
+        ),
+        ("hosts=2,neighbors=0.1", ["unknown key", "Try: neighbours=..."]),
+        ("hosts=2,pxn=yes", ["pxn", "on, off"]),
+        ("hosts=2,models=H200/A101", ["models", "got 'A101'", "Try: models=A100"]),
     ],
 )
 def test_bad_text_is_refused_with_what_to_write(text: str, words: list[str]) -> None:
