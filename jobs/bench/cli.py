@@ -102,7 +102,7 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     type=Finite(min=0),
     default=0.05,
     show_default=True,
-    help="Largest deviation of the ratio from 1.",
+    help="Share by which B may be slower than A.",
 )
 @click.option(
     "--metric",
@@ -113,7 +113,7 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
-    """Compare two records size by size; exit with 1 if B differs from A beyond --tolerance.
+    """Compare two records size by size; exit with 1 if B is slower than A beyond --tolerance.
 
     A, B: text or JSON of meshrun bench or of nccl-tests; records of bench all operation by operation.
     """

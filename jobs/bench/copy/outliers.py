@@ -46,7 +46,7 @@ def find_outliers(result: CaseResult, number: int) -> list[Outlier]:
 
 
 def messages(result: CaseResult, number: int) -> list[str]:
-    """Return a sentence for each outlier, and one for a GPU that they have in common."""
+    """Return a sentence for each outlier, and one for a link or a GPU that they have in common."""
     found, cells = find_outliers(result, number), measured_cells(result, number)
     if not found:
         return []
@@ -59,10 +59,25 @@ def messages(result: CaseResult, number: int) -> list[str]:
     ]
     if len(found) > MAX_DESCRIBED:
         lines.append(f"and {len(found) - MAX_DESCRIBED} more of {len(cells)}")
-    common = set.intersection(*({one.cell.row, one.cell.column} for one in found))
-    if result.case.rows == "gpus" and len(found) > 1 and result.gpus > 2 and common:
-        lines.append(f"all {len(found)} of these involve GPU {min(common)}")
+    if result.case.rows == "gpus" and len(found) > 1 and result.gpus > 2:
+        lines += in_common([one.cell for one in found], [cell for cell, _ in cells])
     return lines
+
+
+def in_common(slow: Sequence[MatrixCell], cells: Sequence[MatrixCell]) -> list[str]:
+    """Return a sentence on what the slow cells share: the link between two GPUs, or one GPU.
+
+    A GPU is named only if most of its cells are slow: otherwise single links of it are.
+    """
+    common = set.intersection(*({one.row, one.column} for one in slow))
+    if len(common) == 2:
+        first, second = sorted(common)
+        return [f"all {len(slow)} of these are between GPU {first} and GPU {second}"]
+    for gpu in common:
+        of_gpu = sum(gpu in (one.row, one.column) for one in cells)
+        most = "" if 2 * len(slow) > of_gpu else f", {of_gpu - len(slow)} others with it are not slow"
+        return [f"all {len(slow)} of these involve GPU {gpu}{most}"]
+    return []
 
 
 def cell_name(cell: MatrixCell, result: CaseResult, number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
@@ -58,16 +58,17 @@ class Comparison:
 
     @property
     def worst(self) -> ComparisonRow:
-        """The worst row: a failure without a ratio first, then the ratio farthest from one."""
-        return max(self.judged, key=lambda row: (not row.ok, _distance(row.ratio)))
+        """The worst row: a failure without a ratio first, then the slowest."""
+        return max(self.judged, key=lambda row: (not row.ok, _slowdown(row.ratio, self.metric)))
 
 
 def compare(a: BenchRecord, b: BenchRecord, tolerance: float, metric: str = "time") -> Comparison:
     """Compare every row of A with the same row of B; also list the rows that only B has.
 
-    A row is not ok if |b / a - 1| is beyond the tolerance, if B lacks it, if a value is not a number or if a
-    record has wrong data. Raises UserError for an unknown metric, a negative tolerance, records of different
-    tests, or times of different clocks.
+    A row is not ok if B is slower than A by more than the tolerance (b / a - 1 of times, 1 - b / a of rates),
+    if B lacks it, if a value is not a number or if a record has wrong data. A faster row is ok. Raises
+    UserError for an unknown metric, a negative tolerance, records of different tests, or times of different
+    clocks.
     """
     if metric not in METRICS:
         raise UserError("unknown metric", got=metric, expected=" or ".join(METRICS))
@@ -112,8 +113,8 @@ def verdict(comparison: Comparison) -> str:
     allowed = f"{100 * comparison.tolerance:g} %"
     if not failed:
         return (
-            f"ok: all {len(judged)} values of B are within {allowed} of A's; "
-            f"the farthest is {worst.ratio:.3f} times A's, at {worst.place}"
+            f"ok: no value of {len(judged)} is slower than A's by more than {allowed}"
+            f"{_faster(judged)}; the slowest is {worst.ratio:.3f} times A's, at {worst.place}"
         )
     what = f"{worst.ratio:.3f} times A's" if math.isfinite(worst.ratio) else worst.verdict
     return (
@@ -155,9 +156,10 @@ def _row(
     elif not math.isfinite(ratio):
         reason, ok = "not a number", False
     else:
-        ok = abs(ratio - 1) <= tolerance + ROUNDING
+        apart = abs(ratio - 1) > tolerance + ROUNDING
         better = (ratio < 1) == (metric == "time")
-        reason = "ok" if ok else "faster" if better else "slower"
+        ok = better or not apart
+        reason = "ok" if not apart else "faster" if better else "slower"
     return ComparisonRow(key, placement, a, b, ratio, reason, ok)
 
 
@@ -170,9 +172,16 @@ def _ratio(a: float | None, b: float | None) -> float:
     return b / a if a else math.nan
 
 
-def _distance(ratio: float) -> float:
-    """Compute the distance from 1, the same for x and 1 / x; infinite if the ratio is not positive."""
-    return abs(math.log(ratio)) if math.isfinite(ratio) and ratio > 0 else math.inf
+def _slowdown(ratio: float, metric: str) -> float:
+    """Compute the log of B's time over A's; infinite if the ratio is not positive."""
+    if not (math.isfinite(ratio) and ratio > 0):
+        return math.inf
+    return math.log(ratio) if metric == "time" else -math.log(ratio)
+
+
+def _faster(rows: Sequence[ComparisonRow]) -> str:
+    count = sum(row.verdict == "faster" for row in rows)
+    return f", {count} {'is' if count == 1 else 'are'} faster" if count else ""
 
 
 def _cells(row: ComparisonRow) -> tuple[str, ...]:

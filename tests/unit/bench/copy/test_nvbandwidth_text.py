@@ -136,6 +136,19 @@ def test_odd_is_a_tenth_below_the_median(values: list[Any], expected: list[int])
     assert [odd.cell.column for odd in outliers.find_outliers(one, 0)] == expected
 
 
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        ({(0, 1), (1, 0)}, "all 2 of these are between GPU 0 and GPU 1"),
+        ({(1, 3), (3, 1)}, "all 2 of these are between GPU 1 and GPU 3"),
+        ({(1, 0), (1, 2)}, "all 2 of these involve GPU 1, 12 others with it are not slow"),
+    ],
+)
+def test_one_slow_link_is_not_a_slow_gpu(slow: set[tuple[int, int]], expected: str) -> None:
+    values = [[None if r == c else 10.0 if (r, c) in slow else 100.0 for c in range(8)] for r in range(8)]
+    assert outliers.messages(result("device_to_device_memcpy_read_ce", values, 8), 0)[-1] == expected
+
+
 def test_many_odd_ones_are_summed_up() -> None:
     values = [[None if r == c else 10.0 if 7 in (r, c) else 100.0 for c in range(8)] for r in range(8)]
     output = outliers.messages(result("device_to_device_memcpy_read_ce", values, 8), 0)
