@@ -14,6 +14,7 @@ a boundary that wraps around are the array's own cells, which are computed like 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
@@ -117,4 +118,27 @@ def edge_copies(
         before, after = range(max(-low, first), 0), range(length, min(length + high, last))
         for positions in (before, after):
             found += [(axis, copy) for copy in copies_beyond(length, 1, positions, positions.start, boundary)]
+    return found
+
+
+def step_memory(task: Task, region: Region) -> int:
+    """Return the bytes that a rank's blocks take while steps are taken: two of each input that is fed."""
+    fed = set(task.job.feeds)
+    return sum(
+        math.prod(field.padded(task.field_region(number, region).shape))
+        * field.dtype.itemsize
+        * (2 if field.name in fed else 1)
+        for number, field in enumerate(task.fields)
+    )
+
+
+def halo_bytes(task: Task, region: Region) -> int:
+    """Return the bytes that a rank within the array receives from others for each step."""
+    fed, found = set(task.job.feeds), 0
+    for number, field in enumerate(task.fields):
+        if field.name in fed:
+            own = task.field_region(number, region).shape
+            axes = zip(own, field.widths, field.partition.grid, strict=True)
+            padded = math.prod(n + (sum(width) if parts > 1 else 0) for n, width, parts in axes)
+            found += (padded - math.prod(own)) * field.dtype.itemsize
     return found

@@ -10,7 +10,9 @@ from runner.report.units import bytes_text, counted, percent_text, rate_text, se
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """The forecast's record, as `runner.plan.forecast.record` makes it."""
+    """The forecast's record, of `runner.run.record.forecast_record` or of `runner.run.planned_steps`."""
+    if "steps" in record:
+        return _render_steps(record)
     stages = [
         (
             row["name"],
@@ -33,6 +35,47 @@ def render(record: Mapping[str, Any]) -> str:
     if len(record["by_ranks"]) > 1:
         lines += ["", *_by_ranks(record)]
     return "\n".join([*lines, *(f"  {note}" for note in record.get("notes", ()))]) + "\n"
+
+
+def _render_steps(record: Mapping[str, Any]) -> str:
+    """A plan of time steps."""
+    gpu = record["machine"]["kind"] == "cuda"
+    where = f"{counted(record['ranks'], 'rank')} on {counted(record['hosts'], 'host')}"
+    wide = "x".join(str(n) for n in reversed(record["shape"]))
+    enough = record["enough_ranks"] if gpu else record["enough_hosts"]
+    least = f"{counted(enough, 'GPU' if gpu else 'host')} would do" if enough else ""
+    share = percent_text(record["memory"] / record["memory_limit"])
+    rows = [
+        ("memory of a rank", bytes_text(record["memory"]), f"{share} of what it may use; {least}"),
+        ("bytes of a cell", f"{record['bytes_per_cell']:.1f}", "with halos, two copies of what steps change"),
+        ("steps", f"{record['steps']:,}", "without --steps"),
+    ]
+    if record["operations"] is not None:
+        rows.append(("operations of a cell and step", f"{record['operations']:,}", ""))
+    rows += [
+        ("bytes of a rank and step", bytes_text(record["moved_bytes"]), "read and written"),
+        ("halos of a rank and step", bytes_text(record["exchange_bytes"]), "received from other ranks"),
+        (
+            "a step",
+            seconds_text(record["step_seconds"]),
+            f"at {rate_text(record['rate'])}, {record['rate_source']}",
+        ),
+        ("all steps", seconds_text(record["seconds"]), "floor: without halos, forces, frames and arithmetic"),
+    ]
+    grid = "x".join(map(str, record["grid"]))
+    return (
+        "\n".join(
+            [
+                f"{record['job']} on {wide} cells of {record['dtype']}: {where}, grid {grid} "
+                f"({record['machine']['name']})",
+                "",
+                *table(("", "", ""), rows, left=(0, 2)),
+                *([""] if record.get("notes") else []),
+                *(f"  {note}" for note in record.get("notes", ())),
+            ]
+        )
+        + "\n"
+    )
 
 
 def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:

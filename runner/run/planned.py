@@ -21,6 +21,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType, Task, plan_task
 from runner.report.record import Record
 from runner.run.options import form_of
+from runner.run.planned_steps import plan_steps
 from runner.run.record.forecast_record import SCHEMA, record
 from runner.storage.formats.registry import open_source
 from runner.storage.paths import named
@@ -66,24 +67,56 @@ def plan_record(
     The arguments are the values of the options of `meshrun plan`. Raises UserError where they, the inputs or
     the job do not allow one.
     """
+    if "simulate" in job.services:
+        return _steps_record(
+            job,
+            inputs,
+            parameters,
+            _machine(gpu),
+            (ranks, hosts),
+            grid,
+            StreamOptions(chunk_bytes, host_memory, device_memory, depth),
+            {
+                "--input-shape": input_shape,
+                "--input-dtype": input_dtype,
+                "--boundary": boundary,
+                "--cval": cval,
+                "--depth": depth,
+                "--chunk-bytes": chunk_bytes,
+            },
+            gpu is None,
+        )
     if job.kind != "map":
-        raise UserError(f"job {job.name} cannot be planned", expected="a job made by map_blocks")
+        raise UserError(
+            f"job {job.name} cannot be planned", expected="a job made by map_blocks, or one that takes steps"
+        )
     arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)
     machine = _machine(gpu)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
     task = _settled(plan_task(job, given, arrays, ranks, grid=grid, boundary=boundary, cval=cval))
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
-    if hosts is not None and hosts > ranks:
-        raise UserError("--hosts is more than --ranks", got=f"{hosts} hosts", expected=f"at most {ranks}")
     _check_memory(machine, options)
-    hosts = min(hosts or -(-ranks // (machine.gpus or ranks)), ranks)
+    hosts = _hosts(hosts, ranks, machine)
     if inputs and options.named is not None and not files.parallel:
         raise not_streamed(options.named, inputs[0])
     last = forecast(task, machine, hosts, options, files, grid=grid)
     every = by_ranks(last, task, machine, options, files, grid=grid)
     found = record(every, task, machine, options)
-    assumed = gpu is None and not machine.measured
+    found["notes"] = notes + _assumed(found, machine, gpu is None)
+    return found
+
+
+def _hosts(given: int | None, ranks: int, machine: Machine) -> int:
+    if given is not None and given > ranks:
+        raise UserError("--hosts is more than --ranks", got=f"{given} hosts", expected=f"at most {ranks}")
+    return min(given or -(-ranks // (machine.gpus or ranks)), ranks)
+
+
+def _assumed(found: Record, machine: Machine, unnamed: bool) -> list[str]:
+    """Return notes on the machine that is assumed; set `machine.assumed` of the record."""
+    notes = []
+    assumed = unnamed and not machine.measured
     found["machine"]["assumed"] = assumed
     if assumed:
         notes.append(
@@ -92,7 +125,31 @@ def plan_record(
         )
     if not machine.measured:
         notes.append("rates are nominal: run meshrun plan --calibrate on the machine to measure them")
-    found["notes"] = notes
+    return notes
+
+
+def _steps_record(
+    job: Job,
+    inputs: Sequence[str],
+    parameters: dict[str, Any],
+    machine: Machine,
+    size: tuple[int, int | None],
+    grid: str | None,
+    options: StreamOptions,
+    of_arrays: dict[str, Any],
+    unnamed: bool,
+) -> Record:
+    """Return `plan_record` of a job that takes steps. size: ranks and hosts. of_arrays: options that do not
+    apply. unnamed: no GPU is named."""
+    given = next((name for name, value in of_arrays.items() if value is not None), None)
+    if given is not None:
+        raise UserError(f"{given} does not apply to job {job.name}", got=of_arrays[given])
+    if len(inputs) != 1:
+        raise UserError(f"job {job.name} takes one input", got=f"{len(inputs)}", expected="INPUT")
+    ranks, hosts = size[0], _hosts(size[1], size[0], machine)
+    _check_memory(machine, options)
+    found = plan_steps(job, inputs[0], parameters, machine, ranks, hosts, grid, options)
+    found["notes"] = _assumed(found, machine, unnamed)
     return found
 
 

@@ -17,9 +17,15 @@ from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_st
 from runner.pipeline.steps.stepper import BeforeStep, Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import Store
-from runner.pipeline.streamed.chunk_agreement import is_any_too_large, known_results, serial_file
+from runner.pipeline.streamed.chunk_agreement import (
+    is_any_too_large,
+    known_results,
+    limits,
+    serial_file,
+)
 from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, StepOptions
+from runner.plan.steps import step_memory
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
 from runner.run.map_run import (
@@ -95,11 +101,17 @@ def _check_additions(run: RunContext, task: Task, additions: Additions) -> None:
     options = replace(run.options.stream, resume=False)
     if options.named is not None:
         raise UserError(f"{options.named} does not apply: the fields stay in memory", everywhere=True)
-    if is_any_too_large(run.world, task, options):
+    limit, gpu = limits(run.world, options), run.world.backend.asynchronous
+    least = min(run.world.control.allgather(limit.device if gpu else limit.host))
+    needed = step_memory(task, task.partition[0])
+    if needed > least:
+        local = -(-run.world.size // len(run.world.hosts))
+        enough = -(-needed * run.world.size // (least * (1 if gpu else local)))
         raise UserError(
             "the fields do not fit the memory of the ranks",
-            got=f"{task.input_bytes(task.partition[0]) * 2:,} bytes of fields on rank 0",
-            hint="more ranks, or a smaller --size",
+            got=f"{needed:,} bytes of fields on rank 0",
+            expected=f"at most {least:,}",
+            hint=f"about {enough} {'GPUs' if gpu else 'hosts'}, or a smaller --size",
             everywhere=True,
         )
 

@@ -136,23 +136,6 @@ def check(body: Body, walls: Collection[str] = ()) -> None:
         )
 
 
-def check_memory(shape: Shape, cell_bytes: float, rank_bytes: float, ranks: int) -> None:
-    """Refuse, with a UserError, a domain that does not fit the memory of its ranks.
-
-    cell_bytes: that a rank holds for each of its cells. rank_bytes: of memory that each rank has.
-    """
-    needed = math.prod(shape) * cell_bytes
-    enough = math.ceil(needed / rank_bytes)
-    have = f"{ranks} rank{'s' if ranks > 1 else ''} of {rank_bytes / 1e9:,.3g} GB"
-    if enough > ranks:
-        raise UserError(
-            f"{_size(shape)} cells do not fit into memory",
-            got=f"{needed / 1e9:,.3g} GB on {have}",
-            expected=f"at least {enough} ranks, or at most {int(ranks * rank_bytes / cell_bytes):,} cells",
-            hint=f"meshrun -n {enough}, or a smaller --size",
-        )
-
-
 def _size(shape: Shape) -> str:
     return "x".join(str(n) for n in (shape[-1], shape[-2], *shape[:-2]))
 

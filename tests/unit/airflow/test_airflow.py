@@ -147,6 +147,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"boundary": "wrap"}, "boundary"),
     ({"steps_per_exchange": 4}, "steps_per_exchange"),
     ({"forces_every": 0}, "forces"),
+    ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller --size"),
+    ({"ranks": 2, "grid": "3x1"}, "grid does not use every rank"),
+    ({"ranks": 2, "grid": "1x1x2"}, "grid names more axes"),
 ]
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from jobs.airflow.shapes import stl
 from jobs.airflow.shapes.airfoil import parse
 from jobs.airflow.shapes.bodies import Body, of_cells
-from jobs.airflow.shapes.shape import Placement, check, check_memory, names_of_edges, read
+from jobs.airflow.shapes.shape import Placement, check, names_of_edges, read
 from jobs.airflow.shapes.surface import volume
 from runner.errors import UserError
 from runner.region import Region
@@ -379,14 +379,3 @@ def test_a_body_of_no_cell_is_refused() -> None:
     with pytest.raises(UserError, match="no solid cell") as caught:
         check(read("cylinder", Placement(size="64x64", length=0.5, place="0.5,0.5")))
     assert caught.value.got == "a length of 0.5 cells in 64x64"
-
-
-def test_a_domain_that_does_not_fit_memory_is_refused_with_the_ranks_that_would_do() -> None:
-    shape = (20_000, 100_000)
-    with pytest.raises(UserError, match="100000x20000 cells do not fit") as caught:
-        check_memory(shape, 77.0, 60e9, 2)
-    assert caught.value.got == "154 GB on 2 ranks of 60 GB"
-    assert caught.value.expected == "at least 3 ranks, or at most 1,558,441,558 cells"
-    assert "-n 3" in str(caught.value)
-    check_memory(shape, 77.0, 60e9, 3)
-    check_memory((10, 10), 1.0, 100.0, 1)

@@ -153,6 +153,15 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("laplacian in.npy --ranks 2 --host-memory lots", "'lots' is no"),
         ("statistics in.npy --ranks 2", "job statistics cannot be planned"),
         ("mine.py:total in.npy --ranks 2", "job total cannot be planned"),
+        ("airflow teapot --ranks 2", "unknown SHAPE: got teapot"),
+        ("airflow cylinder --ranks 2 --boundary wrap", "--boundary does not apply to job airflow"),
+        ("airflow cylinder --ranks 2 --hosts 3", "--hosts is more than --ranks"),
+        ("airflow --ranks 2", "job airflow takes one input"),
+        (
+            "airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200",
+            "2048x2048x1024 cells do not fit the memory of 4 rank(s): got 165,889,485,000 bytes a rank",
+        ),
+        ("airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200", "Try: at least 6 GPUs"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
         ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
@@ -165,6 +174,23 @@ def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.Cap
     assert line.startswith("meshrun: ")
     assert sentence in line
     assert written.out == ""
+
+
+def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "airflow cylinder --size 1024x512 --ranks 2 --gpu h200 --json plan.json"
+    assert main(["plan", *words.split()]) == 0
+    plan = json.loads(Path("plan.json").read_text())
+    populations, kinds = 9 * (256 + 2) * (1024 + 2) * 4, (256 + 2) * (1024 + 2)
+    assert plan["memory"] == 2 * populations + kinds
+    assert plan["exchange_bytes"] == 2 * 1024 * 9 * 4  # a row above and one below
+    assert plan["moved_bytes"] == 256 * 1024 * (2 * 9 * 4 + 1)
+    assert plan["steps"] == 4 * 1024 / 0.1
+    assert plan["seconds"] == pytest.approx(plan["steps"] * plan["moved_bytes"] / 4.8e12)
+    assert plan["operations"] > 100
+    assert plan["enough_ranks"] == 1
+    printed = capsys.readouterr().out
+    assert "halos of a rank and step" in printed
+    assert "1 GPU would do" in printed
 
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:

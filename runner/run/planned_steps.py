@@ -1,0 +1,169 @@
+"""Plan the time steps of a job that gets the service `simulate`: the job runs up to its steps, without any.
+
+The floor in time is that of the memory that each step reads and writes: halo exchanges, forces and frames are
+not in it, as their rates are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.comm.threads import ThreadComm
+from runner.errors import UserError
+from runner.fuse.trace import NotTraceable
+from runner.job.declaration import Job
+from runner.pipeline.fusing import traced
+from runner.plan.chunking import memory_limits
+from runner.plan.machine import Machine
+from runner.plan.step_options import StepOptions
+from runner.plan.steps import halo_bytes, step_memory
+from runner.plan.stream_options import StreamOptions
+from runner.plan.task import Task, plan_task
+from runner.report.record import Record, envelope, plain
+from runner.storage.formats.registry import Source
+from runner.world.world import open_world
+
+SCHEMA = 1
+RANKS_MOST = 1 << 17  # of those looked at for enough memory
+
+
+class _StepsKnownError(Exception):
+    """The job has called `simulate`."""
+
+
+@dataclass
+class _StepsToPlan:
+    """In place of `runner.run.simulation.Simulate`: keeps what it is called with, and ends the job there."""
+
+    options: StepOptions = field(default_factory=StepOptions)
+    known: tuple[Job, dict[str, Any], Sequence[Source], int] | None = field(default=None, init=False)
+
+    def __call__(
+        self,
+        step: Job,
+        parameters: dict[str, Any],
+        sources: Sequence[Source],
+        options: StepOptions,
+        _: object,
+    ) -> Record:
+        self.known = step, step.complete(parameters), sources, options.steps or 0
+        raise _StepsKnownError
+
+
+def plan_steps(
+    job: Job,
+    argument: str,
+    parameters: dict[str, Any],
+    machine: Machine,
+    ranks: int,
+    hosts: int,
+    grid: str | None,
+    options: StreamOptions,
+) -> Record:
+    """Return the forecast of a job's time steps as plain values: memory, operations, bytes, a floor in time.
+
+    options: only its limits of memory apply. Raises UserError for what the job refuses, and for a domain that
+    the memory of so many ranks does not hold.
+    """
+    step, given, sources, steps = _steps(job, argument, parameters)
+    types = [(source.shape, source.dtype) for source in sources]
+
+    def cut(count: int, text: str | None = None) -> Task:
+        return plan_task(step, given, types, count, grid=text)
+
+    task = cut(ranks, grid)
+    region, gpu = task.partition[0], machine.gpus > 0
+    local = min(-(-ranks // hosts), ranks)
+    limits = memory_limits(
+        options,
+        host=machine.memory,
+        beside=local,
+        device=machine.device_memory if gpu else None,
+        sharing=-(-local // max(machine.gpus, 1)),
+    )
+    limit, needed = limits.device if gpu else limits.host, step_memory(task, region)
+    if gpu:
+        enough = next((n for n in range(1, RANKS_MOST) if _fits(cut(n), limit)), None)
+    else:  # ranks of one host share its memory
+        one_host = step_memory(cut(1), cut(1).partition[0])
+        enough = -(-one_host // (limit * local)) if limit else None
+    what = "GPU" if gpu else "host"
+    if needed > limit:
+        raise UserError(
+            f"{'x'.join(map(str, reversed(task.shape)))} cells do not fit the memory of {ranks} rank(s)",
+            got=f"{needed:,} bytes a rank",
+            expected=f"at most {limit:,} bytes a rank",
+            hint=f"at least {enough} {what}s" if enough else f"a {what} with more memory",
+        )
+    moved = task.input_bytes(region) + task.result_bytes(region)
+    rate = machine.rates["kernel"]
+    seconds = moved / rate.value
+    if not gpu:
+        beside = moved * local / machine.rates["host memory"].value
+        seconds = max(seconds, beside)
+    try:
+        operations: int | None = traced(task).operations
+    except NotTraceable:
+        operations = None
+    cells = math.prod(task.shape)
+    return envelope(
+        "plan",
+        SCHEMA,
+        {
+            "job": job.name,
+            "parameters": plain(parameters),
+            "shape": list(task.shape),
+            "dtype": str(task.dtype),
+            "ranks": ranks,
+            "hosts": hosts,
+            "grid": list(task.partition.grid),
+            "machine": {
+                "name": machine.name,
+                "kind": "cuda" if gpu else "cpu",
+                "measured": machine.date or None,
+                "host": machine.host or None,
+            },
+            "steps": steps,
+            "cells": cells,
+            "bytes_per_cell": step_memory(task, region) / max(region.size, 1),
+            "memory": needed,
+            "memory_limit": limit,
+            "enough_ranks": enough if gpu else None,
+            "enough_hosts": None if gpu else enough,
+            "operations": operations,
+            "moved_bytes": moved,
+            "rate": rate.value,
+            "rate_source": rate.source,
+            "exchange_bytes": halo_bytes(task, region),
+            "step_seconds": seconds,
+            "seconds": seconds * steps,
+        },
+    )
+
+
+def _steps(
+    job: Job, argument: str, parameters: dict[str, Any]
+) -> tuple[Job, dict[str, Any], Sequence[Source], int]:
+    """Call the job's function up to its call of `simulate`, in a world of one rank on the CPU."""
+    simulate = _StepsToPlan()
+    world = open_world("cpu", control=ThreadComm())
+    services = {"world": world, "argument": argument, "xp": world.xp, "simulate": simulate}
+    try:
+        job.function(
+            **{name: one for name, one in services.items() if name in job.services},
+            **job.complete(parameters),
+        )
+    except _StepsKnownError:
+        pass
+    finally:
+        world.close()
+    if simulate.known is None:
+        raise UserError(f"job {job.name} cannot be planned", got="it takes no steps")
+    return simulate.known
+
+
+def _fits(task: Task, limit: int) -> bool:
+    return step_memory(task, task.partition[0]) <= limit
