@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from jobs.measure.outliers import LIMIT_SHARE, far_below_limit
+from jobs.validate.health.known_rates import on_known_path
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import RankPlace, WrongData
 from jobs.validate.report.model import Change, HardwareLimit, Report
@@ -87,7 +88,7 @@ def is_reachable(limit: HardwareLimit, report: Report) -> bool:
     """Whether each rank can reach this limit while the others measure, too."""
     if limit.rung in SINGLE_GPU:
         return max(Counter(one.host for one in report.members).values(), default=0) == 1
-    return limit.rung in UNSHARED or limit.least is not None
+    return limit.least is not None or (limit.rung in UNSHARED and on_known_path(limit))
 
 
 def gravity(rate: float, limit: HardwareLimit) -> Literal["critical", "warning"]:

@@ -54,15 +54,6 @@ class RankFacts:
     )
 
 
-# Each rank of a simulated fleet, beside what the library has for its model.
-SIMULATED = RankFacts(
-    NominalRate(None, "simulated"),
-    NominalRate(None, "simulated"),
-    NominalRate(63e9, "PCIe generation 5, x16"),
-    NominalRate(50e9, "a NIC of 400 Gb/s for each GPU"),
-    capability=NVLS_CAPABILITY,
-)
-
 Members = Sequence[tuple[int, RankFacts]]  # by rank
 
 

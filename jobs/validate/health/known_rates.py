@@ -8,19 +8,28 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jobs.validate.health.hardware_limits import NominalRate, RankFacts
+from jobs.validate.health.hardware_limits import NVLS_CAPABILITY, NominalRate, RankFacts
 from jobs.validate.plan import RUNGS
+from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
 from runner.errors import UserError
 
 DATA = Path(__file__).with_name("known_rates.json")
 GPU_KEYS = {"model", "memory", "float32", "nvlink", "links", "source"}
 GB, TERA = 1e9, 1e12
+# What a simulated fleet calls them; it has the rates of an H200 unless it says otherwise.
+SIMULATED = {
+    "": "NVIDIA H200",
+    "H200": "NVIDIA H200",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "A100": "NVIDIA A100-SXM4-80GB",
+}
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,23 @@ def with_known(facts: RankFacts, model: str, known: KnownRates) -> RankFacts:
     return facts
 
 
+def simulated_facts(places: Sequence[RankPlace], known: KnownRates) -> list[RankFacts]:
+    """Return the facts of a simulated fleet: PCIe 5, NICs of 400 Gb/s, and what is known of its GPU models.
+
+    Ranks that name the same NIC of a host share it.
+    """
+    model = NominalRate(None, "the model has no such GPU")
+    pcie = NominalRate(63 * GB, "PCIe generation 5, x16")
+    sharing = Counter((place.host, place.nic or place.rank) for place in places)
+    found = []
+    for place in places:
+        ranks = sharing[place.host, place.nic or place.rank]
+        network = NominalRate(50 * GB / ranks, f"a NIC of 400 Gb/s, shared by {ranks} rank(s)")
+        facts = RankFacts(model, model, pcie, network, capability=NVLS_CAPABILITY)
+        found.append(with_known(facts, SIMULATED.get(place.model, place.model), known))
+    return found
+
+
 def with_shares(limits: Sequence[HardwareLimit], known: KnownRates) -> tuple[HardwareLimit, ...]:
     """Add to each limit the least share of it that healthy machines reach, if known.
 
@@ -157,4 +183,5 @@ def with_shares(limits: Sequence[HardwareLimit], known: KnownRates) -> tuple[Har
 
 
 def on_known_path(limit: HardwareLimit) -> bool:
+    """Whether each rank can reach this limit at the same time: PCIe trees share what lies above a switch."""
     return limit.rung != "pairs" or "PCIe" not in limit.assumption

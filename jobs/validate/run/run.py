@@ -16,8 +16,8 @@ from jobs.measure.status_line import StatusLine
 from jobs.measure.watchdog import watching
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.health.alarms import with_not_judged
-from jobs.validate.health.hardware_limits import SIMULATED, compute_limits, gather_facts
-from jobs.validate.health.known_rates import known_rates, with_known, with_shares
+from jobs.validate.health.hardware_limits import compute_limits, gather_facts
+from jobs.validate.health.known_rates import known_rates, simulated_facts, with_known, with_shares
 from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
@@ -40,7 +40,6 @@ from runner.system import launcher
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler
 
-SIMULATED_GPU = "NVIDIA H200"  # unless the model names another
 GRACE = 0.5  # seconds for rank 0 to find dead ranks; launchers give a rank at least one second to end
 
 
@@ -109,7 +108,7 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
     outputs.check_writable(options.outputs, options.save_baseline)
     check_baseline(options, validation.members)
     known = known_rates(options.rates)
-    facts = [with_known(SIMULATED, place.model or SIMULATED_GPU, known) for place in fleet.places]
+    facts = simulated_facts(fleet.places, known)
     validation.limits = with_shares(compute_limits(facts, fleet.places), known)
     report = measure(validation, fleet, StatusLine(cli_context.columns).show, tell)
     report = publish(report, options, cli_context)
