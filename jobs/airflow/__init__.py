@@ -14,7 +14,7 @@ shapes      the shape: which cells are solid, and where exactly the surface lies
 links       links across a body's surface: interpolated bounce-back and the force on the body
 forces      drag and lift over time, their files, the Strouhal number
 tunnel      which kind each cell of the domain is, and the flow before the first step
-drawing     what a film shows: speed, vorticity or pressure
+flow_frames what a film shows: speed, vorticity or pressure
 sampling    forces during a run: the links of each rank, and samples over time
 airflow     the job
 """

@@ -11,7 +11,7 @@ import numpy as np
 
 import meshrun
 from jobs.airflow import forces as coefficients
-from jobs.airflow.drawing import FlowDrawing
+from jobs.airflow.flow_frames import FlowFrames
 from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
 from jobs.airflow.shapes import shape as shapes
@@ -88,9 +88,9 @@ def airflow(
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
     if forces is not None:
         world.collective_call(lambda: _check_forces(forces, body))
-    drawing = FlowDrawing(chosen, np.dtype(storage), draw, tunnel.greatest, body.length)
+    content = FlowFrames(chosen, np.dtype(storage), draw, tunnel.greatest, body.length)
     additions = Additions(
-        drawing,
+        content,
         [] if samples is None else [samples],
         samples.open if samples is not None and samples.interpolated else None,
     )

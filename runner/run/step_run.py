@@ -11,7 +11,7 @@ from typing import Any
 from runner.errors import RunError, UserError
 from runner.pipeline.load import load_blocks
 from runner.pipeline.steps.checkpoints import Checkpoints, find_state
-from runner.pipeline.steps.frames import Drawing, Frames, open_frames
+from runner.pipeline.steps.frames import FrameContent, Frames, open_frames
 from runner.pipeline.steps.fused_steps import most_fused_steps
 from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
 from runner.pipeline.steps.stepper import BeforeStep, Stepper
@@ -47,12 +47,12 @@ from runner.world.world import World
 class Additions:
     """What a solver adds to the time steps of a map job, whose outputs are not written then.
 
-    drawing: what frames show. observers: of the fields, besides those of the options; the first to observe.
+    content: what frames show. observers: of the fields, besides those of the options; the first to observe.
     before_step: given the stepper, returns what to call before each step with the padded block of each input,
     on every rank; None: nothing. With it, steps are taken one by one.
     """
 
-    drawing: Drawing
+    content: FrameContent
     observers: Sequence[StepObserver] = ()
     before_step: Callable[[Stepper], BeforeStep] | None = None
 
@@ -295,8 +295,8 @@ def _frames(
 ) -> Frames | None:
     """Return what writes frames, which a checkpoint waits for; None if there are none. Collective."""
     first, colors = (state.step, state.colors) if state else (0, None)
-    drawing = additions.drawing if additions else None
-    frames = open_frames(run.world, task, run.options.steps, first, colors, drawing)
+    content = additions.content if additions else None
+    frames = open_frames(run.world, task, run.options.steps, first, colors, content)
     if frames is not None:
         checkpoints.before = frames.flush
     return frames

@@ -49,7 +49,7 @@ WAITING = 3  # frames that a rank's thread may still have to write
 LINE = 32  # rows of the picture of an array with one axis
 
 
-class Drawing(Protocol):
+class FrameContent(Protocol):
     """What pictures show that is not simply the cells of an input.
 
     name: of what is shown. colors: name of the colour map. other: colour, in red, green and blue, of what is
@@ -95,7 +95,7 @@ class Part:
 
 @dataclass
 class Snapshot:
-    """One frame. parts: one for each shift of a drawing; one for the cells of an input."""
+    """One frame. parts: one for each shift of the content; one for the cells of an input."""
 
     step: int
     number: int
@@ -105,7 +105,7 @@ class Snapshot:
 @dataclass
 class Frames:
     """Writes frames: an observer of the steps. place: the input that they show. first: the step of the first
-    frame. colors: those of the checkpoint that the run is resumed from. drawing: what they show instead of
+    frame. colors: those of the checkpoint that the run is resumed from. content: what they show instead of
     the input; all inputs have the same shape then."""
 
     world: World
@@ -116,7 +116,7 @@ class Frames:
     path: Path
     first: int = 0
     colors: Colors | None = None
-    drawing: Drawing | None = None
+    content: FrameContent | None = None
     written: int = field(default=0, init=False)
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
@@ -128,19 +128,19 @@ class Frames:
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
-        margin = 1 if self.drawing and any(any(shift) for shift in self.drawing.shifts) else 0
+        margin = 1 if self.content and any(any(shift) for shift in self.content.shifts) else 0
         self._slices = (
             whole_slices(self._field.shape)
             if self._as_array
             else picture_slices(self.task, self.place, most, margin)
         )
-        shifts = self.drawing.shifts if self.drawing else [(0, 0)]
+        shifts = self.content.shifts if self.content else [(0, 0)]
         self._views = [_shifted(self._slices, shift) for shift in shifts]
         self.shape = tuple(
             len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
         )
-        self._name = self.drawing.name if self.drawing else self._field.name
-        self._range = self.options.frame_range or (self.drawing.limits if self.drawing else None)
+        self._name = self.content.name if self.content else self._field.name
+        self._range = self.options.frame_range or (self.content.limits if self.content else None)
         if self._range is None and self.colors is not None and self.colors.field == self._name:
             self._range = self.colors.low, self.colors.high
         self._array: ArrayOfFrames | None = None
@@ -181,9 +181,9 @@ class Frames:
     def open(self) -> None:
         """Begin a file or folder of pictures."""
         colors = palette(self.options.frame_colors)
-        if self.drawing is not None:
+        if self.content is not None:
             chosen = self.options.frame_colors
-            colors = palette(self.drawing.colors if chosen == COLORS[0] else chosen, self.drawing.other)
+            colors = palette(self.content.colors if chosen == COLORS[0] else chosen, self.content.other)
         self._pictures = picture_writer(self.path, colors, self.world.run_id)
 
     def show(self, step: int, source: Source) -> None:
@@ -253,11 +253,11 @@ class Frames:
     def _part(self, stepper: Stepper, view: Slices) -> Part:
         backend = self.world.backend
         own = self._own_slices(stepper, view)
-        if self.drawing is None:
+        if self.content is None:
             cells = stepper.own(self.place)[own]
         else:
             shown = [stepper.own(place)[own] for place in range(len(self.task.fields))]
-            cells = self.drawing.values(shown, self.world.xp)
+            cells = self.content.values(shown, self.world.xp)
         # Pinned memory is used again: to allocate or free it would wait for the device.
         free = self._free.setdefault(cells.nbytes, [])
         memory = free.pop() if free else backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
@@ -348,11 +348,11 @@ class Frames:
         if self._array is not None:
             (whole,) = wholes
             self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
-        elif self.drawing is not None:
+        elif self.content is not None:
             flat = _flat(self.shape)
             stride = max(one.step for one in self._slices)
             planes = [whole.reshape(-1, *flat) for whole in wholes]
-            self._write_picture(snapshot.step, self.drawing.picture(planes, stride).reshape(self.shape))
+            self._write_picture(snapshot.step, self.content.picture(planes, stride).reshape(self.shape))
         else:
             self._write_picture(snapshot.step, wholes[0])
 
@@ -374,11 +374,11 @@ def open_frames(
     options: StepOptions,
     first: int,
     colors: Colors | None = None,
-    drawing: Drawing | None = None,
+    content: FrameContent | None = None,
 ) -> Frames | None:
     """Check the options of frames and return their writer; None if there are none. Collective.
 
-    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. drawing: what
+    first: the step at which the run starts. colors: of the checkpoint that it is resumed from. content: what
     frames show; None: one input. Raises
     UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
     disk.
@@ -391,20 +391,20 @@ def open_frames(
 
     def check() -> Frames:
         check_frames(path, resume=first > 0)
-        if drawing is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
+        if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
             name = f"--frame-field {options.frame_field}" if options.frame_field else path
-            raise UserError(f"frames show the {drawing.name}, as pictures", got=name)
+            raise UserError(f"frames show the {content.name}, as pictures", got=name)
         chosen = options.frame_field or fed[0]
         if chosen not in names:
             raise UserError("--frame-field names no input", got=chosen, expected=", ".join(names))
         frames = Frames(
-            world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, drawing
+            world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, content
         )
         check_room(path, frames.bytes, frames.count)
         return frames
 
     place = world.on_root(lambda: check().place)
-    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors, drawing)
+    return Frames(world, task, options, place, every, path, -(-first // every) * every, colors, content)
 
 
 def whole_slices(shape: Shape) -> tuple[slice, ...]:

@@ -13,7 +13,7 @@ from PIL import Image
 from jobs.airflow import airflow as module
 from jobs.airflow.airflow import airflow
 from jobs.airflow.cells import Cell
-from jobs.airflow.drawing import FlowDrawing
+from jobs.airflow.flow_frames import FlowFrames
 from jobs.airflow.lattice import D2Q9, D3Q19
 from jobs.airflow.moments import equilibrium
 from jobs.airflow.shapes.bodies import Body
@@ -63,7 +63,7 @@ def test_a_picture_is_the_body_and_stands_in_the_film_as_it_is(tmp_path: Path) -
     Image.fromarray(drawn).save(tmp_path / "body.png")
     record = blow(tmp_path, "film", shape=str(tmp_path / "body.png"), size=None, length=None)
     picture = np.asarray(Image.open(tmp_path / "film" / "frame-000060.png").convert("RGB"))
-    solid = (picture == np.array(FlowDrawing.other.fget(None))).all(axis=2)  # type: ignore[attr-defined]
+    solid = (picture == np.array(FlowFrames.other.fget(None))).all(axis=2)  # type: ignore[attr-defined]
     assert np.array_equal(solid, drawn == 0)
     assert record["result"]["length"] == 6
 
@@ -98,11 +98,11 @@ def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:
     velocity = [-0.001 * (columns - 4), 0.001 * (rows - 4)]
     cells = [*equilibrium(D2Q9, np.zeros((9, 9)), velocity), np.zeros((9, 9), np.uint8)]
     cells[-1][0, 0] = Cell.SOLID
-    drawing = FlowDrawing(D2Q9, np.dtype(np.float32), "vorticity", 0.1, 9.0)
+    content = FlowFrames(D2Q9, np.dtype(np.float32), "vorticity", 0.1, 9.0)
     shifted = [
-        drawing.values([one[1 + y : 8 + y, 1 + x : 8 + x] for one in cells], np) for y, x in drawing.shifts
+        content.values([one[1 + y : 8 + y, 1 + x : 8 + x] for one in cells], np) for y, x in content.shifts
     ]
-    assert drawing.picture(shifted, 1) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
+    assert content.picture(shifted, 1) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
 
 
 def test_the_tunnel_is_the_same_in_parts() -> None:

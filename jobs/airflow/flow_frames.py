@@ -24,8 +24,8 @@ HERE, BESIDE = ((0, 0),), ((0, -1), (0, 1), (-1, 0), (1, 0), (0, 0))
 
 
 @dataclass(frozen=True)
-class FlowDrawing:
-    """Frames of a flow: `runner.pipeline.steps.frames.Drawing`. In three dimensions, its middle plane.
+class FlowFrames:
+    """Frames of a flow: `runner.pipeline.steps.frames.FrameContent`. In three dimensions, its middle plane.
 
     storage: dtype of the stored populations. speed: greatest velocity of the inlet. length: of the body.
     """
