@@ -39,3 +39,9 @@ class Region:
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{a}:{b}" for a, b in zip(self.start, self.stop, strict=True)) + "]"
+
+
+def overlap(one: Region, other: Region) -> Region:
+    """Return what two boxes have in common; an empty box where that is nothing."""
+    start = tuple(map(max, one.start, other.start))
+    return Region(start, tuple(map(max, start, map(min, one.stop, other.stop))))

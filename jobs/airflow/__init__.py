@@ -15,6 +15,7 @@ links       links across a body's surface: interpolated bounce-back and the forc
 forces      drag and lift over time, their files, the Strouhal number
 tunnel      which kind each cell of the domain is, and the flow before the first step
 flow_frames what a film shows: speed, vorticity or pressure
+flow_fields what a file of fields holds: velocity, pressure and solid cells
 sampling    forces during a run: the links of each rank, and samples over time
 airflow     the job
 """

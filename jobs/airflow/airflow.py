@@ -11,6 +11,7 @@ import numpy as np
 
 import meshrun
 from jobs.airflow import forces as coefficients
+from jobs.airflow.flow_fields import FlowFields
 from jobs.airflow.flow_frames import FlowFrames
 from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
@@ -20,10 +21,12 @@ from jobs.airflow.step import SCALE, Collision, step_job
 from jobs.airflow.tunnel import Sides, Tunnel
 from jobs.airflow.units import Flow
 from runner.errors import UserError
+from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
 from runner.plan.step_options import StepOptions
 from runner.report.record import Record
 from runner.run.simulation import Simulate
 from runner.run.step_run import Additions
+from runner.storage.field_file import check_fields
 from runner.storage.formats.registry import check_place
 from runner.world.world import World
 
@@ -55,6 +58,8 @@ def airflow(
     draw: Literal["speed", "vorticity", "pressure"] = "speed",
     forces: Path | None = None,
     forces_every: int | None = None,
+    fields: Path | None = None,
+    fields_every: int | None = None,
 ) -> Record:
     """Blow air past a shape and film it: lattice-Boltzmann method, two or three axes.
 
@@ -77,6 +82,8 @@ def airflow(
     draw: what the film shows.
     forces: file for drag and lift over time: .csv, or a plot .png, .svg or .html.
     forces_every: steps between two samples of the forces.
+    fields: file for velocity, pressure and solid cells: .vtkhdf (for ParaView), .h5 or .zarr.
+    fields_every: steps between two snapshots of the fields. Default: only the last step is written.
     """
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
     chosen = world.collective_call(lambda: _lattice(lattice, body))
@@ -89,10 +96,16 @@ def airflow(
     if forces is not None:
         world.collective_call(lambda: _check_forces(forces, body))
     content = FlowFrames(chosen, np.dtype(storage), draw, tunnel.greatest, body.length)
+    snapshots = None
+    if fields is not None or fields_every is not None:
+        snapshots = world.collective_call(
+            lambda: _snapshots(fields, fields_every, FlowFields(chosen), body, options, simulate.film)
+        )
     additions = Additions(
         content,
-        [] if samples is None else [samples],
+        [one for one in (samples, snapshots) if one is not None],
         samples.open if samples is not None and samples.interpolated else None,
+        [] if fields is None else [fields],
     )
     description = {
         "shape": _identity(argument), "size": list(body.shape), "length": length, "place": place, "up": up,
@@ -117,6 +130,8 @@ def airflow(
         "omega": flow.omega,
         "steps": done["steps"],
     }
+    if snapshots is not None:
+        result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
         result |= world.on_root(lambda: _measured(samples, tunnel, forces))
     return result
@@ -173,6 +188,23 @@ def _check_forces(path: Path, body: Body) -> None:
     if path.suffix.lower() not in suffixes:
         raise UserError(f"unknown format of forces: {path}", got=path.suffix, expected=", ".join(suffixes))
     check_place(path, "file of forces")
+
+
+def _snapshots(
+    path: Path | None, every: int | None, content: FlowFields, body: Body, options: StepOptions, film: Path
+) -> Snapshots:
+    """Return what writes the fields, whose file is checked."""
+    if path is None:
+        raise UserError(
+            "--fields-every does not apply without a file", got=every, hint="--fields FILE.vtkhdf"
+        )
+    if every is not None and every < 1:
+        raise UserError("--fields-every is no number of steps", got=every, expected="1 or more")
+    if path.resolve() == film.resolve():
+        raise UserError("--fields and OUTPUT name the same file", got=path, expected="two files")
+    steps = options.steps or 0
+    check_fields(path, body.shape, content.fields, count_snapshots(0, every, steps))
+    return Snapshots(content, path, every, steps)
 
 
 def _identity(word: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import numpy as np
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
 from jobs.airflow.moments import population_in_equilibrium
-from jobs.airflow.shapes.bodies import Body, overlap
-from runner.region import HostArray, Region, Shape
+from jobs.airflow.shapes.bodies import Body
+from runner.region import HostArray, Region, Shape, overlap
 from runner.storage.formats.registry import ComputedSource
 
 Sides = Literal["walls", "slip", "periodic"]

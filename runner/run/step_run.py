@@ -40,6 +40,7 @@ from runner.run.options import RunContext, must_fuse
 from runner.storage.checkpoint_folder import SavedState
 from runner.storage.formats.frame_files import ARRAYS
 from runner.storage.formats.registry import Sink, Source
+from runner.storage.paths import partial_path
 from runner.world.world import World
 
 
@@ -49,12 +50,14 @@ class Additions:
 
     content: what frames show. observers: of the fields, besides those of the options; the first to observe.
     before_step: given the stepper, returns what to call before each step with the padded block of each input,
-    on every rank; None: nothing. With it, steps are taken one by one.
+    on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
+    `partial_path` until they are complete.
     """
 
     content: FrameContent
     observers: Sequence[StepObserver] = ()
     before_step: Callable[[Stepper], BeforeStep] | None = None
+    files: Sequence[Path] = ()
 
 
 def in_passes(run: RunContext, task: Task) -> bool:
@@ -193,7 +196,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = _frames(run, task, checkpoints, state, additions)
     sinks = [] if additions else create_outputs(run, task)
-    run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames))
+    more = _own(run, additions.files) if additions else []
+    run.transaction.track_partial(*(sink.partial for sink in sinks), *_unfinished(checkpoints, frames), *more)
     cells = sum(region.size for region in task.partition)
     stepper = Stepper(
         world,
@@ -306,6 +310,12 @@ def _unfinished(checkpoints: Checkpoints, frames: Frames | None) -> list[Path]:
     """Return what to remove, besides outputs, if the run fails."""
     found = [] if frames is None or frames.partial is None else [frames.partial]
     return found + ([] if checkpoints.interval is None else [checkpoints.folder.partial])
+
+
+def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
+    """Lock files that observers write, and return them as they are called until they are complete."""
+    run.world.on_root(lambda: run.transaction.lock(*files))
+    return [partial_path(file, run.world.run_id) for file in files]
 
 
 def _observed(until: Until | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:

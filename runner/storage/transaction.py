@@ -41,19 +41,20 @@ class OutputTransaction:
     observer: Observer | None = None
     partials: tuple[Path, ...] = field(default=(), init=False)
     recovery_hint: str | None = field(default=None, init=False)
-    _unlock: list[Callable[[], None]] = field(default_factory=list, init=False)
+    _unlock: dict[Path, Callable[[], None]] = field(default_factory=dict, init=False)  # by output
 
     def lock(self, *outputs: Path) -> None:
-        """Keep other runs from writing `outputs` until `release`; UserError if one is writing any."""
-        for output in dict.fromkeys(outputs):
-            self._unlock.append(lock.hold(output))
+        """Keep other runs from writing `outputs`, too, until `release`; UserError if one is writing any."""
+        for output in outputs:
+            if output not in self._unlock:
+                self._unlock[output] = lock.hold(output)
         if self.observer is not None:
-            self.observer.note_lock(*outputs)
+            self.observer.note_lock(*self._unlock)
 
     def release(self) -> None:
         """Unlock the outputs, if they are locked."""
-        held, self._unlock = self._unlock, []
-        for unlock in held:
+        held, self._unlock = self._unlock, {}
+        for unlock in held.values():
             with contextlib.suppress(OSError):
                 unlock()
 

@@ -17,7 +17,7 @@ from itertools import product
 
 import numpy as np
 
-from runner.region import HostArray, Region, Shape
+from runner.region import HostArray, Region, Shape, overlap
 
 CELLS = 2**24  # of a slab that is looked at in one go
 NEARLY = 1e-9  # cells by which two computations of the same place may differ
@@ -72,12 +72,6 @@ class Body:
 def _turns(start: int, stop: int, length: int) -> list[int]:
     """Return the multiples of `length` by which a range lies beyond 0 .. length - 1, or not."""
     return [length * turn for turn in range(start // length, -(-stop // length))]
-
-
-def overlap(one: Region, other: Region) -> Region:
-    """Return what two boxes have in common; an empty box where that is nothing."""
-    start = tuple(map(max, one.start, other.start))
-    return Region(start, tuple(map(max, start, map(min, one.stop, other.stop))))
 
 
 def slabs(region: Region) -> list[Region]:

@@ -192,10 +192,16 @@ def create(sinks: Sequence[Hdf5Sink]) -> None:
     create_file(sinks, lambda file: _lay_out(sinks, file))
 
 
-def _lay_out(sinks: Sequence[Hdf5Sink], file: BinaryIO) -> None:
+def allocated() -> Any:
+    """Return the properties of a dataset whose space is allocated, and not filled, when it is created."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
+
+
+def _lay_out(sinks: Sequence[Hdf5Sink], file: BinaryIO) -> None:
+    properties = allocated()
     old = sinks[0].path
     kept = _has_others(old, [str(sink.name) for sink in sinks])
     if kept:

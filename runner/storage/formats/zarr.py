@@ -174,7 +174,8 @@ def _check_store(path: Path) -> None:
 
 @dataclass
 class ZarrSink:
-    """An array that becomes a Zarr store. `partial` is a folder."""
+    """An array that becomes a Zarr store. `partial` is a folder. dimensions: names of the axes, which
+    version 3 stores."""
 
     path: Path
     partial: Path
@@ -185,6 +186,7 @@ class ZarrSink:
     parallel: bool = True
     lossless: bool = True
     threads: int = 1
+    dimensions: tuple[str, ...] | None = None
     _written: SimpleQueue[Path] = field(default_factory=SimpleQueue, init=False, repr=False)
 
     @property
@@ -257,7 +259,12 @@ def create(sinks: Sequence[ZarrSink]) -> None:
                 zarr.create_group(partial / place, zarr_format=version)
         for sink, folder in zip(sinks, folders, strict=True):
             zarr.create_array(
-                folder, shape=sink.shape, dtype=sink.dtype, chunks=sink.chunks, zarr_format=version
+                folder,
+                shape=sink.shape,
+                dtype=sink.dtype,
+                chunks=sink.chunks,
+                zarr_format=version,
+                dimension_names=sink.dimensions if version == 3 else None,
             )
         for place in groups:
             _consolidate_again(partial, place)

@@ -14,10 +14,10 @@ from jobs.airflow.lattice import D2Q9, D3Q27
 from jobs.airflow.links import find_links
 from jobs.airflow.shapes import bodies, surface
 from jobs.airflow.shapes.airfoil import parse
-from jobs.airflow.shapes.bodies import Body, Round, of_cells, overlap, silhouette
+from jobs.airflow.shapes.bodies import Body, Round, of_cells, silhouette
 from jobs.airflow.shapes.shape import Placement, read
 from jobs.airflow.shapes.surface import Surface, crossings, volume
-from runner.region import Region
+from runner.region import Region, overlap
 
 Array = np.ndarray[Any, Any]
 

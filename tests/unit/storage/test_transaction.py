@@ -111,3 +111,16 @@ def test_an_observer_knows_what_to_clean_up(output: Path, partial: Path) -> None
     transaction.set_recovery_hint(None)
     assert (observer.partial, observer.hint) == ((), "")
     transaction.release()
+
+
+def test_outputs_may_be_locked_one_after_the_other(output: Path) -> None:
+    recorder = Recorder()
+    transaction, other = OutputTransaction(recorder), output.with_name("more.npy")
+    transaction.lock(output)
+    transaction.lock(output, other)
+    assert recorder.locked == (output, other)
+    for held in (output, other):
+        with pytest.raises(UserError, match="another run"):
+            OutputTransaction().lock(held)
+    transaction.release()
+    OutputTransaction().lock(output, other)
