@@ -36,7 +36,6 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 # --- limits that do not depend on the plan
 
-BLIND = 0.5  # of the siblings' rate: where noise hides all that is above it, nothing is judged
 STANDARD_ERRORS = 3.5  # a deviation that chance alone does not produce
 SIBLING_DEVIATION = 0.1  # of the median of all figures, where nothing was repeated
 LIMIT_SHARE = 0.5  # of what the hardware allows, below which all siblings must be slow together
@@ -162,9 +161,13 @@ def ratio_threshold(noise: float, samples: int, tolerance: float) -> float:
     return max(tolerance, STANDARD_ERRORS * MEDIAN_ERROR * noise * math.sqrt(2 / samples))
 
 
-def mostly_slow(slow: Any, through: Any, share: float) -> Any:
-    """Whether a part with `slow` of its `through` measurements slow is slow itself; numbers or arrays."""
-    return slow >= share * through
+def mostly_slow(slow: Any, through: Any, unclear: Any, share: float) -> Any:
+    """Whether a part with `slow` of its `through` measurements slow is slow itself; numbers or arrays.
+
+    unclear: measurements between a healthy and a slow level. They do not count, but at least a third of all
+    must be slow: a part that is as slow as the threshold has about half of its measurements above it.
+    """
+    return (slow >= share * (through - unclear)) & (3 * slow >= through)
 
 
 def is_critical(factor: float, critical: float) -> bool:

@@ -33,9 +33,11 @@ class Plan:
     max_repeats: int = 8  # times as many samples if measurements are noisy, at most
     full_mesh_hosts: int = 64  # up to this many hosts, each pair is measured on each rail
     all_pairs_hosts: int = 512  # up to this many, each pair on one rail; above, random partners
+    max_subrounds: int = 8  # into which a round between hosts is split if uplinks limit its flows, at most
     tolerance: float = 0.07  # log(time / siblings' time) below which nothing is a suspect
     slow_share: float = 0.75  # share of a part's measurements that must be slow for the part to be slow
     critical: float = 0.9  # a part below this share of its siblings' rate breaks its rung
+    blind: float = 0.85  # unknown if noise hides every part above this share of its siblings' rate
     suspects_per_host: int = 64  # retested in one turn (at least 64 hosts are counted)
     max_retests: int = 6  # turns of retests
     seed: int = 0  # of the choice of partners
@@ -44,6 +46,8 @@ class Plan:
 # Share of its siblings' rate above which a CPU is not at fault: ranks share cores, caches and memory with
 # each other and with other processes.
 CPU_SHARE = 0.75
+GPU_SPAN = 20.0  # seconds of a retest; the load of other jobs passes, a fault stays
+CPU_BLIND = 0.5  # share of the siblings' rate: processors are too noisy for more
 CPU_SPAN = 20.0  # seconds; long enough that temporary load on a core does not look like a fault
 CPU_SAMPLES = 4  # divisor of the samples: a sample on CPUs takes long
 CPU_REPEATS = 2  # divisor of the repeats, for the same reason
@@ -60,6 +64,7 @@ def for_cpus(plan: Plan) -> Plan:
         at_most(plan, CPU_BYTES),
         tolerance=-math.log(CPU_SHARE),
         critical=CPU_SHARE,
+        blind=CPU_BLIND,
         samples_per_nic=max(plan.samples_per_nic // CPU_SAMPLES, plan.samples),
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
         retest_span=CPU_SPAN,

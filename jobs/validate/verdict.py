@@ -26,6 +26,7 @@ FindingKind = Literal[
     "flap",  # a NIC that is slow part of the time
     "host",
     "link",  # between two hosts, on all rails
+    "link one way",  # from the first host to the second
     "path",  # between two hosts, on one rail
     "rail",
     "leaf",  # the leaf switch of some hosts on one rail: slow only when all of them send at once
@@ -112,6 +113,7 @@ PARTS = {
     "send": "host {host}, {unit} {gpu}: its {port} when it sends",
     "receive": "host {host}, {unit} {gpu}: its {port} when it receives",
     "link": "link between hosts {host} and {last_host}:",
+    "link one way": "link from host {host} to host {last_host}:",
     "path": "link between hosts {host} and {last_host}, rail {gpu}:",
     "rail": "rail {gpu}:",
     "rail of some": "rail {gpu}, {count} hosts ({host} to {last_host}):",

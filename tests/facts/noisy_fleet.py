@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.validate.plan import Plan
+from jobs.validate.plan import CPU_BLIND, Plan
 from jobs.validate.probe.api import RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
@@ -19,6 +19,7 @@ INSIDE, OUTSIDE = 4e9, 2e9
 MiB = 1 << 20
 # A measurement takes some 10 ms, which is less than some stops last.
 PLAN = Plan(
+    blind=CPU_BLIND,
     rungs=("gpu", "pairs", "node", "host pairs", "rails", "all"),
     memory_bytes=64 * MiB,
     product_bytes=16 * MiB,

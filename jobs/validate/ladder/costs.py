@@ -7,15 +7,22 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from jobs.measure.outliers import sample_noise
 from jobs.validate.ladder.budget import FLOORS
 from jobs.validate.ladder.ladder import CURVE_SHIFTS
+from jobs.validate.measurements.inter_node import TRIAL_ROUNDS, most_subrounds
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
 from jobs.validate.measurements.repeats import repeats_needed
-from jobs.validate.measurements.schedule import all_at_once_rounds, inter_node_rounds, intra_node_rounds
+from jobs.validate.measurements.schedule import (
+    all_at_once_rounds,
+    inter_node_rounds,
+    intra_node_rounds,
+    split_round,
+)
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import SINGLE_RANK_OPS, Probe, Seconds, operation_work
 from jobs.validate.topology import Ints, Topology, topology_of
@@ -93,6 +100,17 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
     count |= {"node": int(largest > 1), "rails": int(topology.hosts > 1), "all": int(topology.ranks > 1)}
     # As in `InterNode.measure`.
     nic_samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1)))
+    trial = most_subrounds(topology, plan) > 1
+    trials = (
+        [
+            part
+            for each in islice(inter_node_rounds(topology, plan), TRIAL_ROUNDS)
+            for count in (1, 2)
+            for part in split_round(each, topology, count)
+        ]
+        if trial
+        else []
+    )
     for key in SIZES:
         rung, _ = key
         if rung not in plan.rungs or not count.get(rung, 1):
@@ -103,6 +121,8 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
             continue
         if rung != "all":
             samples = nic_samples if rung == "host pairs" else plan.samples
+            if rung == "host pairs" and trials:  # as in `InterNode.subrounds_needed`
+                yield ProbeCalls(key, len(trials), plan.nic_bytes, plan.samples, judged=False)
             yield ProbeCalls(key, count.get(rung, 1), size(plan, key), samples)
         if rung in ("node", "all"):  # as in `Ladder.measure_curve`
             for shift in CURVE_SHIFTS:

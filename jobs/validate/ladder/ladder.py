@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from jobs.measure.outliers import BLIND, is_critical
+from jobs.measure.outliers import is_critical
 from jobs.validate.health.alarms import alarms
 from jobs.validate.health.counters import changes
 from jobs.validate.localize.findings import findings, merge
@@ -146,6 +146,8 @@ class Ladder:
             work = operation_work(what, measurement.nbytes)
             located = localize(measurement, self.plan)
             self.note_gaps(name, what, located)
+            for gap in measurement.gaps:
+                self.note_not_judged(f"{name}: {gap}")
             found += findings(located, self.topology, name, what, work)
             if len(located.table):
                 self.tables[name, what] = located.table, work
@@ -159,6 +161,7 @@ class Ladder:
                 found += switches.findings
                 rates["flows"] = switches.rate
                 self.not_judged += switches.notes
+                self.incomplete = self.incomplete or switches.unexplained
                 if switches.failed:
                     self.note_not_judged(failed_measurements("all", "flows", switches.failed))
         new = merge(found, self.topology)
@@ -202,7 +205,12 @@ class Ladder:
 
     def ranks_on_links(self) -> KnownFaults:
         """Return the ranks on slow links; rings through them are explained."""
-        hosts = {host for one in self.findings if one.kind in ("link", "path") for host in one.hosts}
+        hosts = {
+            host
+            for one in self.findings
+            if one.kind in ("link", "link one way", "path")
+            for host in one.hosts
+        }
         names, host_of = self.topology.names, self.topology.host
         return {rank: [] for rank, host in enumerate(host_of) if names[host] in hosts}
 
@@ -229,7 +237,7 @@ class Ladder:
             self.note_not_judged(failed_measurements(name, what, located.table.failed))
         visible = located.table.visible
         if visible < self.plan.critical:
-            self.incomplete = self.incomplete or visible < BLIND
+            self.incomplete = self.incomplete or visible < self.plan.blind
             share = f"{100 * visible:.0f} %"
             self.not_judged.append(
                 f"{name}: {what} vary so much that only parts below {share} of the others are detectable"

@@ -14,7 +14,14 @@ from jobs.validate.ladder.budget import Deadline
 from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict
 
 # Different names that one fault may get in different rounds.
-FAMILY = {"send": "nic", "receive": "nic", "flap": "nic", "nvlink send": "nvlink", "nvlink receive": "nvlink"}
+FAMILY = {
+    "send": "nic",
+    "receive": "nic",
+    "flap": "nic",
+    "link one way": "link",
+    "nvlink send": "nvlink",
+    "nvlink receive": "nvlink",
+}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
         return (names[key],), (), tuple(topology.on(key).tolist())
     if kind == "rail":
         return (), (key,), tuple(topology.rail(key).tolist())
-    if kind == "link":
+    if kind in ("link", "link one way"):
         left, right = divmod(key, topology.hosts)
         return (names[left], names[right]), (), ()
     if kind == "path":

@@ -26,6 +26,7 @@ class Observations:
 
     level: log(median / siblings' median). seconds, siblings: these medians. slow, count: slow samples, and
     all. slow_level: median level of the slow samples. retested: measured again without other traffic.
+    slow_above: the level above which a sample is slow.
     threshold: the level above which the row is slow. failed: ranks with failed measurements.
     """
 
@@ -37,6 +38,7 @@ class Observations:
     slow: Ints
     slow_level: Floats
     count: Ints
+    slow_above: Floats
     retested: np.ndarray
     threshold: Floats
     failed: frozenset[int]
@@ -61,7 +63,19 @@ class Observations:
         return Observations(**columns, failed=self.failed | later.failed)
 
 
-COLUMNS = ("a", "b", "level", "seconds", "siblings", "slow", "slow_level", "count", "retested", "threshold")
+COLUMNS = (
+    "a",
+    "b",
+    "level",
+    "seconds",
+    "siblings",
+    "slow",
+    "slow_level",
+    "count",
+    "slow_above",
+    "retested",
+    "threshold",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +118,8 @@ def tabulate(
     level = logs - base
     noise = sample_noise(samples)
     threshold = slow_threshold(level, count, noise, plan.tolerance)
-    late = samples > np.exp(base + slow_sample_threshold(noise, plan.tolerance))[:, None]
+    slow_above = slow_sample_threshold(noise, plan.tolerance)
+    late = samples > np.exp(base + slow_above)[:, None]
     slow = late.sum(axis=1)
     some = np.flatnonzero(slow)
     slow_level = np.zeros(len(level))
@@ -118,6 +133,7 @@ def tabulate(
         slow,
         slow_level,
         count,
+        np.full(len(a), slow_above),
         np.full(len(a), retested),
         threshold,
         failed,

@@ -28,6 +28,9 @@ from jobs.validate.plan import Plan
 from jobs.validate.topology import Topology
 
 FEW = 2  # rows: the two directions of a pair that met once
+GOOD_QUANTILE = (
+    0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
+)
 # If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.
 HIDDEN = 0.95
 
@@ -41,6 +44,11 @@ class RungMeasurement(Protocol):
     topology: Topology
     faults: KnownFaults
     nbytes: int
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        """What this measurement cannot judge, whatever it finds."""
+        return ()
 
     def measure(self, longer: bool = False) -> Observations:
         """Measure everything. longer: take many samples."""
@@ -206,7 +214,8 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
     late = still_open & cover.slow
     # Rows that another part explains do not count, unless they were faster than this part would allow.
     faster = retested & ~cover.open & (table.level < suspect.effect - table.threshold)
-    if not mostly_slow(late.sum(), (still_open | faster).sum(), plan.slow_share):
+    through, unclear = (still_open | faster).sum(), (still_open & cover.unclear).sum()
+    if not late.any() or not mostly_slow(late.sum(), through, unclear, plan.slow_share):
         return None
     effect = float(np.median(table.level[late]))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
@@ -224,4 +233,8 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
     if not is_intermittent(share, usual, len(partners), len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
+    # A constant loss lifts noisy samples above the threshold too, but not far above its own good ones.
+    own = float(np.quantile(table.level[rows], GOOD_QUANTILE))
+    if effect - own <= float(np.median(table.slow_above[rows])):
+        return None
     return Confirmed(suspect.name, effect, rows, flaps=float(share))

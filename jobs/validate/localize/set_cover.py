@@ -76,8 +76,11 @@ class Cover:
         self.table, self.kinds, self.share = table, kinds, share
         self.open = np.ones(len(table), bool)
         self.slow = table.level > table.threshold
+        # Between a healthy level and a slow one: evidence neither for nor against a part.
+        self.unclear = ~self.slow & (table.level > table.threshold / 2)
         self.through = [self.count(kind, np.arange(len(table))) for kind in kinds]  # open rows of each part
         self.late = [self.count(kind, np.flatnonzero(self.slow)) for kind in kinds]  # and slow ones
+        self.doubt = [self.count(kind, np.flatnonzero(self.unclear)) for kind in kinds]  # and unclear ones
         self.excluded: set[PartName] = set()
 
     def count(self, kind: PartKind, rows: Ints) -> Ints:
@@ -97,8 +100,8 @@ class Cover:
     def strongest(self) -> Suspect | None:
         """Return the part that explains the most slow rows, or None."""
         best, most = ("", -1), 0
-        for kind, through, late in zip(self.kinds, self.through, self.late, strict=True):
-            slow = np.where(mostly_slow(late, through, self.share) & (late > most), late, 0)
+        for kind, through, late, doubt in zip(self.kinds, self.through, self.late, self.doubt, strict=True):
+            slow = np.where(mostly_slow(late, through, doubt, self.share) & (late > most), late, 0)
             slow[self.excluded_labels(kind)] = 0
             # Of equals, the first kind.
             if len(slow) and slow.max() > most:
@@ -112,9 +115,9 @@ class Cover:
 
     def ties(self, best: PartName, late: Ints) -> Iterator[PartName]:
         """Yield other parts with all of these slow rows, and (nearly) no fast ones."""
-        for kind, through in zip(self.kinds, self.through, strict=True):
+        for kind, through, doubt in zip(self.kinds, self.through, self.doubt, strict=True):
             slow = self.count(kind, late)
-            same = (slow == len(late)) & mostly_slow(slow, through, self.share)
+            same = (slow == len(late)) & mostly_slow(slow, through, doubt, self.share)
             same[self.excluded_labels(kind)] = False
             for label in np.flatnonzero(same):
                 if (name := (kind.name, int(kind.keys[label]))) != best:
@@ -124,7 +127,7 @@ class Cover:
         """Return all parts of a kind that explain `most` slow rows each, and their rows."""
         number = next(number for number, known in enumerate(self.kinds) if known.name == kind)
         known, through, slow = self.kinds[number], self.through[number], self.late[number]
-        fit = (slow == most) & mostly_slow(slow, through, self.share)
+        fit = (slow == most) & mostly_slow(slow, through, self.doubt[number], self.share)
         fit[self.excluded_labels(known)] = False
         rows = np.logical_or.reduce([fit[labels] & (labels >= 0) for labels in known.labels])
         return [(kind, int(key)) for key in known.keys[fit]], rows
@@ -141,10 +144,11 @@ class Cover:
         rows = rows & self.open
         self.open &= ~rows
         gone = np.flatnonzero(rows)
-        slow = gone[self.slow[gone]]
+        slow, unclear = gone[self.slow[gone]], gone[self.unclear[gone]]
         for number, kind in enumerate(self.kinds):
             self.through[number] -= self.count(kind, gone)
             self.late[number] -= self.count(kind, slow)
+            self.doubt[number] -= self.count(kind, unclear)
 
 
 # By rank, for each finding that names it: log of the slowdown, and the remaining rate (bytes per second).

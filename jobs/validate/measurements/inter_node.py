@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import healthy_pairs
+from jobs.measure.outliers import healthy_pairs, row_medians
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
@@ -21,13 +21,21 @@ from jobs.validate.localize.set_cover import (
     part_kind,
 )
 from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_first, repeats_needed, spaced_repeats
-from jobs.validate.measurements.schedule import inter_node_rounds, isolated_rounds
+from jobs.validate.measurements.schedule import inter_node_rounds, isolated_rounds, split_round
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
 PARTNERS = 4  # of each suspect in a retest
 CONTROLS = 8  # healthy ranks that are measured with the suspects
+LINKS = ("link", "link one way")
+TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
+CROWDED = 0.25  # share of the flows that must be faster for fewer at once to be worth their time
+
+
+def most_subrounds(topology: Topology, plan: Plan) -> int:
+    """Return into how many subrounds a round may be split; 1 if not at all."""
+    return min(plan.max_subrounds, topology.hosts // 2) if topology.hosts >= 4 else 1
 
 
 class InterNode(RungMeasurement):
@@ -42,14 +50,59 @@ class InterNode(RungMeasurement):
         self.shares: SlowShares | None = None
         self.flows: list[Ints] = []  # of retests
         self.seconds: list[Seconds] = []
+        self.subrounds = 0  # into which each round is split; 0: not known yet
+        self.crowded = False  # fewer flows at once than `max_subrounds` allows would be faster still
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        if not self.crowded:
+            return ()
+        return (
+            f"flows between hosts are faster the fewer there are at once, even {self.subrounds} times fewer "
+            "than all; NICs behind such uplinks cannot be judged",
+        )
 
     # --- measuring
 
     def measure(self, longer: bool = False) -> Observations:
         rounds = list(inter_node_rounds(self.topology, self.plan))
         samples = max(self.plan.samples, math.ceil(self.plan.samples_per_nic / len(rounds)))
+        self.subrounds = self.subrounds or self.subrounds_needed(rounds)
+        if self.subrounds > 1:  # flows of a retest must not share an uplink either: one on each rail
+            self.at_once = min(self.at_once, 4)
+        rounds = [some for each in rounds for some in split_round(each, self.topology, self.subrounds)]
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
         return tabulate(rounds, seconds, self.siblings, self.plan)
+
+    def subrounds_needed(self, rounds: Sequence[Ints]) -> int:
+        """Return into how many each round must be split so that NICs, not shared uplinks, limit its flows.
+
+        Doubles the number while at least CROWDED of the flows become faster by more than the tolerance, up to
+        `max_subrounds`: a climb then takes that many times as long on this rung.
+        """
+        count, most = 1, most_subrounds(self.topology, self.plan)
+        if most == 1:
+            return 1
+        some = rounds[:TRIAL_ROUNDS]
+        usual = self.trial(some, count)
+        while 2 * count <= most:
+            fewer = self.trial(some, 2 * count)
+            shared = usual.keys() & fewer.keys()
+            if np.mean([usual[flow] - fewer[flow] > self.plan.tolerance for flow in shared]) < CROWDED:
+                return count
+            count, usual = 2 * count, fewer
+        self.crowded = 4 * count <= self.topology.hosts  # fewer at once may be faster still
+        return count
+
+    def trial(self, rounds: Sequence[Ints], count: int) -> dict[tuple[int, int], float]:
+        """Return the log of the median seconds of each flow, with each round split into `count`."""
+        parts = [part for each in rounds for part in split_round(each, self.topology, count)]
+        logs = [np.log(row_medians(self.sample(part, self.plan.samples))).tolist() for part in parts]
+        return {
+            (a, b): log
+            for part, of_part in zip(parts, logs, strict=True)
+            for (a, b), log in zip(part.tolist(), of_part, strict=True)
+        }
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
         """Retest suspects, one flow per host at a time, with healthy ranks as siblings in the same rounds."""
@@ -114,7 +167,11 @@ class InterNode(RungMeasurement):
             return kinds  # partners are sampled: links are not judged
         if self.topology.rails > 1:
             kinds.append(part_kind("path", low * size + high))
-        return [*kinds, part_kind("link", first * self.topology.hosts + second)]
+        return [
+            *kinds,
+            part_kind("link", first * self.topology.hosts + second),
+            part_kind("link one way", host[a] * self.topology.hosts + host[b]),
+        ]
 
     def ranks(self, name: PartName) -> list[int]:
         """Return the ranks that a suspect consists of."""
@@ -123,7 +180,7 @@ class InterNode(RungMeasurement):
             return list(self.topology.on(key).tolist())
         if kind == "rail":
             return list(self.topology.rail(key).tolist())
-        if kind == "link":
+        if kind in LINKS:
             return [
                 rank for host in divmod(key, self.topology.hosts) for rank in self.topology.on(host).tolist()
             ]
@@ -141,7 +198,7 @@ class InterNode(RungMeasurement):
         """Return flows in both directions through a suspect."""
         kind, key = name
         topology = self.topology
-        if kind == "link":
+        if kind in LINKS:
             left, right = divmod(key, topology.hosts)
             pairs = [
                 (int(a), int(b))

@@ -14,7 +14,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
 
 RETEST_REPEATS = 5  # passes of a retest over all its rounds
-LONG_SAMPLES = 48  # samples of a longer first measurement
+LONG_SAMPLES, MOST_SAMPLES = 48, 384  # samples of a longer first measurement
 
 Round = TypeVar("Round")
 Measure = Callable[[Round, int], Seconds]  # a round, samples -> seconds
@@ -45,12 +45,16 @@ def measure_first(
 ) -> tuple[list[Seconds], float]:
     """Measure all rounds, with more repeats if they are noisy.
 
-    longer: take many samples regardless of noise. Returns the seconds of each round, and the noise as
+    longer: as many samples as show a part at the critical rate, at least LONG_SAMPLES and at most
+    MOST_SAMPLES. Returns the seconds of each round, and the noise as
     `repeats_needed` takes it.
     """
     once = measure_repeatedly(measure, rounds, samples)
     noise = noise_of_rounds(once, samples)
-    count = max(repeats_needed(noise, samples, plan), math.ceil(LONG_SAMPLES / samples) if longer else 1)
+    count = repeats_needed(noise, samples, plan)
+    if longer:
+        wanted = min(max(samples_needed(noise, -math.log(plan.critical)), LONG_SAMPLES), MOST_SAMPLES)
+        count = max(count, math.ceil(wanted / samples))
     if count == 1:
         return once, noise
     more = measure_repeatedly(measure, rounds, samples, count - 1)

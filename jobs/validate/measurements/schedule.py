@@ -83,20 +83,51 @@ def random_pairs(count: int, random: np.random.Generator) -> Pairs:
     return order[: count - count % 2].reshape(-1, 2)
 
 
-def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generator) -> list[Pairs]:
-    """Return rounds in which every rank sends to one rank of its rail and receives from another.
+def split_round(flows: Pairs, topology: Topology, count: int) -> list[Pairs]:
+    """Split a round into up to `count`; the flows between two hosts stay together.
 
-    Each flow spans at least a quarter of the hosts in their order: a random cyclic shift for each rail.
+    Host pairs are dealt out in order of their lower host, so that neighbours, which often share a leaf
+    switch, are apart.
+    """
+    if count == 1:
+        return [flows]
+    ends = topology.host[flows]
+    key = ends.min(axis=1) * topology.hosts + ends.max(axis=1)
+    part = np.unique(key, return_inverse=True)[1].reshape(-1) % count
+    return [flows[part == number] for number in np.unique(part)]
+
+
+def partners(ranks: Ints, random: np.random.Generator, far: bool) -> Pairs:
+    """Return flows in which each rank exchanges data with one other, drawn at random.
+
+    far: partners are at least a quarter of the ranks apart.
+
+    Pairs, because a slow flow slows what its two ranks do next, and in a longer cycle all other ranks. If
+    their number is odd, three form a cycle.
+    """
+    order = np.roll(ranks, int(random.integers(len(ranks)))) if far else random.permutation(ranks)
+    half, quarter = len(ranks) // 2, len(ranks) // 4
+    left, right = order[:half], order[half : 2 * half].copy()
+    for some in (slice(0, quarter), slice(quarter, half)):
+        right[some] = random.permutation(right[some])
+    flows = both_ways(np.stack([left, right], axis=1))
+    if len(ranks) % 2:
+        last, a, b = order[-1], flows[0, 0], flows[0, 1]
+        flows = flows[~((flows == [b, a]).all(axis=1))]
+        flows = np.concatenate([flows, [[b, last], [last, a]]])
+    return flows
+
+
+def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generator) -> list[Pairs]:
+    """Return rounds in which every rank sends to one of its rail and receives from one (`partners`).
+
+    Half of the rounds have partners far apart: neighbours often share a leaf switch. In the other half any
+    two may meet, in case the order of hosts is not that of the network.
     """
     rails = [ranks for rail in range(topology.rails) if len(ranks := topology.rail(rail)) > 1]
     rounds = []
-    for _ in range(count):
-        flows = []
-        for ranks in rails:
-            low, high = math.ceil(len(ranks) / 4), math.floor(3 * len(ranks) / 4)
-            shift = int(random.integers(low, max(low, high) + 1))
-            flows.append(np.stack([ranks, np.roll(ranks, -shift)], axis=1))
-        rounds.append(np.concatenate(flows))
+    for number in range(count):
+        rounds.append(np.concatenate([partners(ranks, random, number % 2 == 0) for ranks in rails]))
     return rounds
 
 

@@ -119,5 +119,7 @@ def test_limits() -> None:
     assert not outliers.far_below_limit(50, 100)
     assert outliers.is_critical(0.89, 0.9)
     assert not outliers.is_critical(0.9, 0.9)
-    assert outliers.mostly_slow(3, 4, 0.75)
-    assert not outliers.mostly_slow(2, 4, 0.75)
+    assert outliers.mostly_slow(3, 4, 0, 0.75)
+    assert not outliers.mostly_slow(2, 4, 0, 0.75)
+    assert outliers.mostly_slow(2, 4, 2, 0.75)  # what is neither slow nor healthy does not count
+    assert not outliers.mostly_slow(1, 4, 3, 0.75)  # but some must be slow

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
+from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.measurements import leaf_switches
 from jobs.validate.measurements.leaf_switches import LeafSwitchResult, measure_leaf_switches
-from jobs.validate.measurements.schedule import all_at_once_rounds
+from jobs.validate.measurements.schedule import all_at_once_rounds, partners
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
 from jobs.validate.simulation.fleet import SimulatedFleet
@@ -80,10 +82,32 @@ def test_two_leaves_on_two_rails_are_two() -> None:
 
 
 def test_what_is_slow_of_most_of_a_rail_is_the_whole_of_it() -> None:
-    """With two switches, all paths between them are slow: neither side is named."""
+    """With two switches, all paths between them are slow: both sides are named."""
     fleet = leaf_fleet(32, np.tile([0, 1], 16), [(0, 2)])
     fleet.factor = 0.3
-    assert [(one.gpus, len(one.hosts)) for one in judged(fleet).findings] == []
+    found = judged(fleet)
+    assert [(one.gpus, len(one.hosts)) for one in found.findings] == [((2,), 32)]
+
+
+def test_slow_uplinks_that_have_no_name_are_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaf_switches, "slow_together", lambda load, rail: np.zeros(32, bool))
+    fleet = leaf_fleet(32, np.repeat(np.arange(4), 8), [(0, 2)])
+    fleet.factor = 0.3
+    verdict = climb_ladder(fleet, Plan(rungs=("all",)))
+    assert verdict.status == "unknown"
+    assert "rail 2" in verdict.line
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 9, 31])
+def test_partners_under_full_load_are_pairs_far_apart(count: int) -> None:
+    """A slow flow slows what its two ranks do next; in a longer cycle it would slow them all."""
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        flows = {(int(a), int(b)) for a, b in partners(np.arange(count), random, far=True)}
+        alone = [flow for flow in flows if flow[::-1] not in flows]
+        assert len(alone) == (3 if count % 2 else 0)
+        apart = [min((a - b) % count, (b - a) % count) for a, b in flows - set(alone)]
+        assert min(apart, default=count) >= count // 4
 
 
 def test_a_healthy_fleet_and_its_rate() -> None:
