@@ -1,10 +1,11 @@
 """Leaf switches: find hosts that are slow together on one rail under full load, but not alone.
 
-Which hosts share a switch is not known. In each round every NIC exchanges data with one other, in half of the
-rounds at a distance of at least a quarter of the hosts: neighbours in host order often share a leaf switch, so
-nearly all of its uplinks are in use; in any other order most are. Hosts behind a slow switch are slow with all partners except those
-behind the same switch. Other hosts are slow only with these, which clears them. With only two leaf switches,
-all hosts of the rail are named. If flows are slow and no switch explains them, the run is not ok.
+Which hosts share a switch is not known. In each round every NIC exchanges data with one other, in half of
+the rounds at a distance of at least a quarter of the hosts: neighbours in host order often share a leaf
+switch, so nearly all of its uplinks are in use; in any other order most are. Hosts behind a slow switch are
+slow with all partners except those behind the same switch. Other hosts are slow only with these, which clears
+them. With only two leaf switches, all hosts of the rail are named. If flows are slow and no switch explains
+them, the run is not ok.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ ADVICE = {
     "clocks, PCIe ACS, firmware, other load)",
     "link": "between {host} and {other}: routes and cables between their switches (ibtracert, ibdiagnet); "
     "both hosts are fast with others",
+    "link one way": "from {host} to {other}: routes and cables between their switches in this direction "
+    "(ibtracert); the opposite direction is fast",
     "path": "between {host} and {other} on rail {rail}: routes and cables between their switches on this "
     "rail (ibtracert, ibdiagnet)",
     "rail": "the switches of rail {rail}: port rates, errors and uplinks; every host is slow on this rail",
