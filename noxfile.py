@@ -44,7 +44,17 @@ def hosts(session: nox.Session) -> None:
     session.install(f".[{OPEN_MPI},test]")
     session.run("pytest", "tests/cluster", *session.posargs)
     on_ranks(session, OPEN_MPI, 5)
-    unprivileged(session)
+    # The tests of faults that depend on whose processes, files and shared memory they are.
+    local, run = "tests/faults/test_local.py::test", "tests/faults/test_run.py::test"
+    unprivileged(
+        session,
+        f"{local}_a_complete_run_succeeds_with_any_number_of_ranks",
+        f"{local}_a_killed_rank_gets_a_name_and_takes_all_others_along",
+        f"{local}_a_signal_to_the_command_ends_every_rank",
+        f"{local}_ranks_do_not_outlive_a_command_that_is_killed",
+        f"{run}_a_killed_rank_ends_all",
+        f"{run}_a_file_larger_than_allowed",
+    )
 
 
 @nox.session
@@ -82,7 +92,7 @@ def full(session: nox.Session, mpi: str) -> None:
     session.run("pytest", "tests/faults", "tests/cluster", *EVERYTHING, "-m", "", *session.posargs)
     for ranks in range(1, 6):
         on_ranks(session, mpi, ranks, *EVERYTHING, "-m", "")
-    unprivileged(session)
+    unprivileged(session, "tests/faults/test_run.py", "tests/faults/test_local.py")
 
 
 @nox.session(python="3.10")
@@ -106,10 +116,11 @@ def install_lowest(session: nox.Session) -> None:
 
 
 def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
-    """Run the unit tests on two processes, then those that measure time, alone."""
+    """Run the unit tests on three processes, then those that measure time, alone."""
     without = "" if nightly else " and not nightly"
     command = ["pytest", "tests/unit", *words]
-    session.run(*command, "-n", "2", "--dist", "loadfile", "-m", f"not timed{without}", *session.posargs)
+    # A third of their time they wait, for processes and timeouts: three processes keep two cores busy.
+    session.run(*command, "-n", "3", "--dist", "loadfile", "-m", f"not timed{without}", *session.posargs)
     session.run(*command, "-m", f"timed{without}", *session.posargs)
 
 
@@ -125,12 +136,11 @@ def on_ranks(session: nox.Session, mpi: str, ranks: int, *words: str) -> None:
     session.run(*command, *words, *session.posargs, env=environment)
 
 
-def unprivileged(session: nox.Session) -> None:
-    """Run as an unprivileged user: if this process is root, in a user namespace."""
+def unprivileged(session: nox.Session, *faults: str) -> None:
+    """Run as an unprivileged user: if this process is root, in a user namespace. faults: tests of faults."""
     words = ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.geteuid() == 0 else []
     places = [
-        "tests/faults/test_run.py",
-        "tests/faults/test_local.py",
+        *faults,
         # These tests depend on file permissions.
         "tests/unit/storage/formats/test_npy.py",
         "tests/unit/storage/test_transaction.py",
