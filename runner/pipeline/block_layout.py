@@ -65,6 +65,13 @@ class BlockLayout:
         whole = allocator.empty((*self.shape[:-1], pitch), dtype)
         return whole[..., before : before + self.shape[-1]] if self.aligned else whole
 
+    def inside(self, layout: BlockLayout) -> Slices:
+        """Return the place of this block in the block of `layout`: of the same cells, with a wider halo."""
+        return tuple(
+            slice(core.start - low, core.stop + high)
+            for core, (low, high) in zip(layout.core, self.widths, strict=True)
+        )
+
     def row(self, itemsize: int) -> tuple[int, int]:
         """Return the elements that lie in memory before a row of the block, and those from one row to the
         next."""

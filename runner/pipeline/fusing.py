@@ -16,7 +16,7 @@ from runner.device.api import Device
 from runner.errors import UserError
 from runner.fuse.compiled import DeviceKernel, compile_for
 from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Operand, Program
+from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
@@ -111,7 +111,23 @@ def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusi
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
     fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
-    return replace(typed, kernel=kernel), fusion
+    return replace(typed, kernel=kernel, reads=_reads(task, program)), fusion
+
+
+def _reads(task: Task, program: Program) -> tuple[tuple[Extents, ...], ...]:
+    """Return for each output how far from the own cell each input is read, per axis of the input."""
+
+    def of(results: Sequence[Node], place: int) -> Extents:
+        loads = [node for node in in_order(results) if node.op == "load" and node.input == place]
+        read = tuple(
+            (max([0, *(-at for at in offsets)]), max([0, *offsets]))
+            for offsets in ([one.offset[axis] for one in loads] for axis in range(program.axes))
+        )
+        return read + ((0, 0),) * (len(task.fields[place].shape) - program.axes)
+
+    return tuple(
+        tuple(of(results, place) for place in range(len(task.fields))) for results in program.results
+    )
 
 
 class ImageKernels:

@@ -15,7 +15,7 @@ a boundary that wraps around are the array's own cells, which are computed like 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -41,6 +41,60 @@ def wide_widths(field: Field, steps: int) -> Widths:
         (steps * low, steps * high) if parts > 1 else (low, high)
         for (low, high), parts in zip(field.widths, field.partition.grid, strict=True)
     )
+
+
+def read_widths(task: Task, steps: int) -> list[Widths]:
+    """Return the part of each input's `wide_widths` that so many steps read.
+
+    A step's results in some cells need those that `task.reads` names of the step before: one step after
+    another, the cells needed of each fed input grow from the own ones. Along axes that are not split, cells
+    beyond the own ones are copies of them in each step, and one step's are enough. An input that no output
+    feeds has its whole halo, which is filled once.
+    """
+    wide = [wide_widths(field, steps) for field in task.fields]
+    if task.reads is None:
+        return wide
+    names = [field.name for field in task.fields]
+    feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+    zero = [tuple((0, 0) for _ in field.widths) for field in task.fields]
+    one = [_widest(of_input) for of_input in zip(zero, *task.reads, strict=True)]
+    needed = one
+    for _ in range(steps - 1):
+        needed = [
+            _widest(
+                (
+                    before,
+                    *(
+                        _sum(needed[feed], reads[place])
+                        for feed, reads in zip(feeds, task.reads, strict=True)
+                        if feed is not None
+                    ),
+                )
+            )
+            for place, before in enumerate(needed)
+        ]
+    return [
+        tuple(
+            many if parts > 1 else single
+            for many, single, parts in zip(needed[place], one[place], field.partition.grid, strict=True)
+        )
+        if place in feeds
+        else wide[place]
+        for place, field in enumerate(task.fields)
+    ]
+
+
+def _widest(several: Iterable[Widths]) -> Widths:
+    """Return the largest width of each side."""
+    return tuple(
+        (max(low for low, _ in axis), max(high for _, high in axis)) for axis in zip(*several, strict=True)
+    )
+
+
+def _sum(one: Widths, other: Widths) -> Widths:
+    """Return the widths of both, added; axes that `other` lacks add nothing, those that `one` lacks go."""
+    longer = one + ((0, 0),) * (len(other) - len(one))
+    return tuple((a + c, b + d) for (a, b), (c, d) in zip(longer, other, strict=False))
 
 
 def for_chunks(task: Task, steps: int) -> Task:

@@ -78,7 +78,8 @@ class Task:
     """One map job, its parameters, and its input arrays with their partition.
 
     results: shape and dtype of each output array; None until they are known. steps: taken on each chunk.
-    kernel: is called in place of the function; the results are known then.
+    kernel: is called in place of the function; the results are known then. reads: for each output, how far
+    from the own cell the kernel reads each input; None: as far as the halo, for all that is known.
     `shape`, `dtype`, `partition` and `widths` are those of the first input, in whose indices regions and the
     block context are given.
     """
@@ -91,6 +92,7 @@ class Task:
     results: tuple[ArrayType, ...] | None = None
     steps: int = 1
     kernel: TaskKernel | None = None
+    reads: tuple[tuple[Widths, ...], ...] | None = None
 
     @property
     def shape(self) -> Shape:

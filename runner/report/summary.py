@@ -96,6 +96,7 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         between = steps["steps_per_exchange"]
         notes.append(
             f"  {counted(steps['exchanges'], 'halo exchange')}, one after {counted(between, 'step')}, "
+            f"{bytes_text(steps['exchange_bytes'])} a rank each, "
             f"{figure(100 * steps['exchange_fraction'])} % of the loop's time"
         )
         notes += _halo_notes(steps)

@@ -13,15 +13,15 @@ from step_runs import PAD, Arrays
 
 from runner.fuse.compiled import DeviceKernel, Feeds
 from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Extents, Program
+from runner.fuse.graph import Extents, Program, in_order
 from runner.fuse.steps.layout import Axis
 
 
 class NumpyKernel:
     """`runner.plan.task.TaskKernel` of a program.
 
-    history: all fields after each number of steps; if given, all that `axes` say lies beside the own cells
-    must be one of them, whether it is needed or not. passes: own cells and steps of each call of
+    history: all fields after each number of steps; if given, what the steps need of the cells that `axes`
+    say lie beside the own ones must be one of them. passes: own cells and steps of each call of
     `take_steps`.
     prepared: the numbers of steps that were announced. aligned: whether it insists on aligned rows.
     """
@@ -68,7 +68,7 @@ class NumpyKernel:
         axes = axes[: self.program.axes]
         self.passes.append((tuple(axis.own for axis in axes), steps))
         fields = [beside(own, axes).copy() for own in inputs]
-        self._check(fields, axes)
+        self._check(fields, axes, steps)
         first = [axis.start - axis.before for axis in axes]
         stop = [axis.start + axis.own + axis.after for axis in axes]
         for _ in range(steps):
@@ -107,7 +107,7 @@ class NumpyKernel:
         mode: Any = PAD[self.boundary]
         return np.pad(field, widths, mode)
 
-    def _check(self, fields: Arrays, axes: Sequence[Axis]) -> None:
+    def _check(self, fields: Arrays, axes: Sequence[Axis], steps: int) -> None:
         if not self.history:
             return
         cells = np.ix_(
@@ -116,10 +116,30 @@ class NumpyKernel:
                 for axis in axes
             )
         )
+        needed = self._needed(axes, steps)
         assert any(
-            all(np.array_equal(a, b[cells]) for a, b in zip(fields, then, strict=True))
+            all(np.array_equal(a[i], b[cells][i]) for a, b, i in zip(fields, then, needed, strict=True))
             for then in self.history
         ), "what lies beside the own cells is not of their step"
+
+    def _needed(self, axes: Sequence[Axis], steps: int) -> list[Any]:
+        """Return which cells of each field the own cells need after so many steps, cell by cell."""
+        shape = [axis.before + axis.own + axis.after for axis in axes]
+        own = np.zeros(shape, bool)
+        own[tuple(slice(axis.before, axis.before + axis.own) for axis in axes)] = True
+        needed = [own.copy() for _ in self.program.inputs]
+        for _ in range(steps):
+            before = [np.zeros_like(own) for _ in needed]
+            for feed, results in zip(self.feeds, self.program.results, strict=True):
+                assert feed is not None
+                places = np.argwhere(needed[feed])
+                for node in in_order(results):
+                    if node.op == "load":
+                        moved = places + node.offset
+                        moved = moved[((moved >= 0) & (moved < shape)).all(1)]
+                        before[node.input][tuple(moved.T)] = True
+            needed = before
+        return needed
 
 
 def beside(own: Any, axes: Sequence[Axis]) -> Any:

@@ -68,7 +68,7 @@ class Case:
 
         if not resume:  # else the inputs are to be the same files
             world.on_root(save)
-        of_runs = {name: more.pop(name) for name in ("grid", "overlap", "verify") if name in more}
+        of_runs = {name: more.pop(name) for name in ("fuse", "grid", "overlap", "verify") if name in more}
         options = Options(
             device="cpu", boundary=self.boundary, cval=CVAL if self.boundary == "constant" else None,
             steps=StepOptions(steps, **more), stream=StreamOptions(resume=resume), **of_runs,
@@ -159,6 +159,31 @@ def test_steps_are_a_plain_loop(
     found, record = chosen.run(world, folder, 5, grid=grid, overlap=overlap, steps_per_exchange=every)
     same(world, found, lambda: expected)
     assert record["steps"]["steps"] == 5
+
+
+def pulled(low: Array, high: Array, still: Array, *, xp: Any) -> tuple[Array, Array, Array]:
+    """Three fields that are read on one side, on a diagonal, and in the cell itself."""
+    above, left = low[:-2, 1:-1], low[1:-1, :-2]
+    diagonal, here = high[2:, 2:], still[1:-1, 1:-1]
+    return 3 * above + 5 * left + here, 7 * diagonal + here, 9 * above + diagonal
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(("every", "grid"), [(1, None), (2, "0x0"), (3, None)])
+def test_only_what_steps_read_is_exchanged(
+    world: World, folder: Path, boundary: str, every: int, grid: str | None
+) -> None:
+    job = meshrun.map_blocks(halo=1, boundary=boundary, outputs=3)(pulled)
+    random = np.random.default_rng(7)
+    arrays = [random_values(random, (23, 17), "uint32") for _ in range(3)]
+    chosen = Case(job, arrays, ((1, 1), (1, 1)), boundary)
+    expected = chosen.frames(7)[-1] if world.rank == 0 else []
+    for fuse in ("require", "off"):
+        found, record = chosen.run(world, folder, 7, grid=grid, steps_per_exchange=every, fuse=fuse)
+        same(world, found, lambda: expected)
+        if every == 1 and grid is None and world.size == 3:
+            rows = {"require": 1 + 1, "off": 3 * 2}[fuse]
+            assert record["steps"]["exchange_bytes"] == rows * 17 * 4  # of the middle rank
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)

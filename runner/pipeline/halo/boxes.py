@@ -51,7 +51,7 @@ class HaloBox:
 class FieldHalos:
     """One field's halos: the partition of its array, and the halo of every rank's block.
 
-    aligned: as of `BlockLayout`.
+    aligned: as of `BlockLayout`. read: the part of each side's width that is filled; None: all.
     """
 
     partition: Partition
@@ -59,14 +59,24 @@ class FieldHalos:
     boundary: str
     itemsize: int
     aligned: bool = False
+    read: Widths | None = None
+
+    @property
+    def filled(self) -> Widths:
+        """The widths that an exchange fills."""
+        return self.widths if self.read is None else self.read
 
     def layout(self, rank: int) -> BlockLayout:
         """Return the place of a rank's cells."""
         return _layout(self, rank)
 
+    def inner(self, rank: int) -> BlockLayout:
+        """Return the layout of the part of a rank's block that an exchange fills. Transfers count in it."""
+        return _layout(replace(self, widths=self.filled, read=None), rank)
+
     def sent(self, rank: int) -> list[Transfer]:
         """Return the transfers of a rank's cells to its neighbours."""
-        return list(sends(self.partition, rank, self.widths, self.boundary))
+        return list(sends(self.partition, rank, self.filled, self.boundary))
 
     def received(self, rank: int) -> list[Transfer]:
         """Return the transfers of neighbours' cells to a rank, those of each in the order of sending."""
@@ -77,7 +87,7 @@ class FieldHalos:
         return [one for one in self._needed(rank) if one.sender == rank]
 
     def _needed(self, rank: int) -> list[Transfer]:
-        return list(transfers(self.partition, rank, self.widths, self.boundary))
+        return list(transfers(self.partition, rank, self.filled, self.boundary))
 
 
 def neighbours(fields: Sequence[FieldHalos], rank: int) -> list[int]:
@@ -129,9 +139,8 @@ def own_boxes(
 
 def between_blocks(field: FieldHalos, moved: Transfer, source: int, target: int, peer: int = -1) -> HaloBox:
     """Return the copy from the sender's block at address `source` into the receiver's at `target`."""
-    sender, receiver = field.layout(moved.sender), field.layout(moved.receiver)
-    start, steps = _own_cells(field, moved, sender)
-    place, strides = _cells(moved.target, receiver, field.itemsize)
+    start, steps = _own_cells(field, moved, field.layout(moved.sender))
+    place, strides = _cells(field, moved.target, moved.receiver)
     return HaloBox(source + start, target + place, _axes(moved.target, steps, strides, field.itemsize), peer)
 
 
@@ -144,7 +153,7 @@ def to_message(field: FieldHalos, moved: Transfer, source: int, message: int) ->
 
 def from_message(field: FieldHalos, moved: Transfer, message: int, target: int) -> HaloBox:
     """Return the copy from that message into the receiver's block at address `target`."""
-    place, strides = _cells(moved.target, field.layout(moved.receiver), field.itemsize)
+    place, strides = _cells(field, moved.target, moved.receiver)
     steps = _strides(_lengths(moved.target), field.itemsize)
     return HaloBox(message, target + place, _axes(moved.target, steps, strides, field.itemsize))
 
@@ -156,10 +165,10 @@ def message_bytes(field: FieldHalos, moved: Transfer) -> int:
 
 def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[HaloBox]:
     """Yield the copies of the constant, at address `cell`, to the cells beyond the array."""
-    layout = field.layout(rank)
+    layout = field.inner(rank)
     for slab in layout.outside:
         whole = tuple(slice(*part.indices(n)) for part, n in zip(slab, layout.shape, strict=True))
-        place, strides = _cells(whole, layout, field.itemsize)
+        place, strides = _cells(field, whole, rank)
         yield HaloBox(cell, target + place, _axes(whole, [0] * len(whole), strides, field.itemsize))
 
 
@@ -240,9 +249,16 @@ def _own_cells(field: FieldHalos, moved: Transfer, layout: BlockLayout) -> tuple
     return offset, steps
 
 
-def _cells(part: Slices, layout: BlockLayout, itemsize: int) -> tuple[int, list[int]]:
-    strides = layout.strides(itemsize)
-    return sum(one.start * stride for one, stride in zip(part, strides, strict=True)), strides
+def _cells(field: FieldHalos, part: Slices, rank: int) -> tuple[int, list[int]]:
+    """Return the offset of the first cell in a rank's block and the steps to the next ones, in bytes. part:
+    counted in the part of the block that is filled."""
+    layout, inner = field.layout(rank), field.inner(rank)
+    strides = layout.strides(field.itemsize)
+    starts = (
+        one.start + low - filled
+        for one, (low, _), (filled, _) in zip(part, layout.widths, inner.widths, strict=True)
+    )
+    return sum(start * stride for start, stride in zip(starts, strides, strict=True)), strides
 
 
 def _axes(cells: Slices, steps: Sequence[int], strides: Sequence[int], itemsize: int) -> tuple[Axis, ...]:

@@ -8,6 +8,7 @@ then the two are swapped. A cell has the same place in both. Inputs that no outp
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.in_memory import Results, check_types, slabs
 from runner.pipeline.result_type import hide_output
 from runner.pipeline.steps.fused_steps import Rows, axes_of, most_fused_steps
-from runner.plan.steps import Piece, edge_copies, step_pieces
+from runner.plan.steps import Piece, edge_copies, read_widths, step_pieces
 from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.report.phases import Phases
@@ -33,17 +34,25 @@ class StepBlocks:
 
     cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
     steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
-    fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one.
+    fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one. read_layouts: of the
+    parts of the blocks that are read: halos beyond them are not filled.
     """
 
     world: World
     task: Task
     phases: Phases
 
-    def lay_out(self, layouts: Sequence[BlockLayout], cut: Sequence[bool]) -> None:
-        """Set the place of all cells in memory. layouts: one per input."""
+    def lay_out(
+        self,
+        layouts: Sequence[BlockLayout],
+        cut: Sequence[bool],
+        read: Sequence[BlockLayout] | None = None,
+    ) -> None:
+        """Set the place of all cells in memory. layouts, read: one per input; read: None: all is read."""
         task = self.task
         self.layouts = list(layouts)
+        self.read_layouts = list(layouts if read is None else read)
+        self._read = [a.inside(b) for a, b in zip(self.read_layouts, self.layouts, strict=True)]
         self.cut = tuple(cut)
         self.region = self.layouts[0].region
         names = [one.name for one in task.fields]
@@ -52,8 +61,8 @@ class StepBlocks:
         self._apart = "here" in task.job.services
         self.fused_steps = most_fused_steps(task)
         self._edges = [
-            edge_copies(one, self.cut, layout.region, layout.widths, task.boundary)
-            for one, layout in zip(task.fields, self.layouts, strict=True)
+            edge_copies(replace(one, widths=widths), self.cut, layout.region, layout.widths, task.boundary)
+            for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)
         ]
         self._pieces: dict[int, list[Piece]] = {}
         self._blocks: list[Array] = []
@@ -116,8 +125,8 @@ class StepBlocks:
     def fill_beyond(self) -> None:
         """Give the cells beyond the array the value of a constant boundary, in all blocks."""
         for state in self.both():
-            for layout, block in zip(self.layouts, state, strict=True):
-                layout.fill_outside(block)
+            for place, block in enumerate(state):
+                self.read_layouts[place].fill_outside(self.read_part(place, block))
 
     def first_cells(self) -> list[list[int]]:
         """Return the index of the first own cell of each input's block, per axis."""
@@ -125,7 +134,7 @@ class StepBlocks:
 
     def edge_cells(self, place: int) -> list[Copy]:
         """Return which own cell each cell beyond the array equals, counted from the own cell 0."""
-        layout = self.layouts[place]
+        layout = self.read_layouts[place]
         found = []
         for axis, copy in layout.within:
             low = layout.widths[axis][0]
@@ -139,6 +148,10 @@ class StepBlocks:
                 for n in range(copy.count)
             ]
         return found
+
+    def read_part(self, place: int, block: Array) -> Array:
+        """Return the cells of a block of input `place` that are read; a view."""
+        return block[self._read[place]]
 
     def result(self, number: int) -> Array:
         """Return the region's part of output `number`, after the last step; a view."""
@@ -176,12 +189,12 @@ class StepBlocks:
     def _fill_outside(self, targets: list[Array]) -> None:
         """Fill the cells beyond the array from the new ones."""
         for place, target in zip(self.fed, targets, strict=True):
-            layout = self.layouts[place]
-            layout.fill_outside(target)
+            layout, read = self.read_layouts[place], self.read_part(place, target)
+            layout.fill_outside(read)
             for axis, copy in self._edges[place]:
                 shift = layout.widths[axis][0] - layout.region.start[axis]
-                layout.copy_along(target, axis, copy, shift)
-            layout.fill_whole_axes(target)
+                layout.copy_along(read, axis, copy, shift)
+            layout.fill_whole_axes(read)
 
     def _compute(self, piece: Piece, keep: bool, *, copied: bool = False) -> None:
         """Compute the cells of `piece` into the spare blocks.

@@ -4,6 +4,8 @@ Each input that an output feeds has two padded blocks: a step reads one and writ
 which then changes places with it. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so
 that a cell has the same place in all of them. Inputs that are fed by no output keep one block.
 
+Halos are filled only as far as the steps read each input (`runner.plan.steps.read_widths`), on each side.
+
 With `overlap`, the last step before an exchange computes the rows that neighbours need first, and the rest
 while these rows are in transfer.
 
@@ -28,7 +30,7 @@ from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare
 from runner.plan.step_options import HaloChoice
-from runner.plan.steps import most_steps, wide_widths
+from runner.plan.steps import most_steps, read_widths, wide_widths
 from runner.plan.task import Task
 from runner.region import Array, Shape
 from runner.report.phases import Phases
@@ -61,9 +63,9 @@ class Stepper(StepBlocks):
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
     (`single_reason`: why). one_by_one: no kernel takes several steps. before_step: called with the padded
-    block of each input, whose halos are valid, before each step; only with `one_by_one`. progress: called
-    with `done`. done: steps taken, including those of an earlier run; taken: those of this run. exchanges:
-    number of halo exchanges so far.
+    block of each input, whose halos are valid where the step reads them, before each step; only with
+    `one_by_one`. progress: called with `done`. done: steps taken, including those of an earlier run; taken:
+    those of this run. exchanges: number of halo exchanges so far.
     """
 
     world: World
@@ -91,10 +93,14 @@ class Stepper(StepBlocks):
         ]
         for plan in self.plans:
             plan.aligned = fused > 1 and task.kernel is not None and task.kernel.aligned
-        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid])
+        read = [
+            plan if widths == plan.widths else HaloPlan(one.partition, rank, widths, task.boundary, task.cval)
+            for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
+        ]
+        self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid], read)
         self.fused_steps = fused
-        self._halos = Halos([self.plans[place] for place in self.fed])
-        self._exchanging = any(self.cut) and task.has_halo
+        self._all_halos, self._halos = Halos(read), Halos([read[place] for place in self.fed])
+        self._exchanging = self._any_is_exchanged()
         low, high = task.widths[0]
         smallest = task.shape[0] // task.partition.grid[0]
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
@@ -119,6 +125,15 @@ class Stepper(StepBlocks):
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
+
+    def _any_is_exchanged(self) -> bool:
+        """Return whether steps read cells of other ranks, of the inputs that are fed."""
+        widths = read_widths(self.task, self.steps_per_exchange)
+        return any(
+            parts > 1 and width != (0, 0)
+            for place in self.fed
+            for parts, width in zip(self.task.fields[place].partition.grid, widths[place], strict=True)
+        )
 
     def _choose_steps(self, asked: int, fused: int) -> int:
         """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
@@ -153,7 +168,8 @@ class Stepper(StepBlocks):
             if self._exchanging or self._fills_by_kernel:
                 self._open_halos()
         with self.phases("exchange"):
-            Halos(self.plans).fill(self._blocks, self.world.arrays)
+            places = range(len(self._blocks))
+            self._all_halos.fill(list(map(self.read_part, places, self._blocks)), self.world.arrays)
         with self.phases("prepare"):
             self._try_a_row()
             self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
@@ -174,6 +190,7 @@ class Stepper(StepBlocks):
                 task.boundary,
                 np.dtype(self._blocks[place].dtype).itemsize,
                 self.plans[place].aligned,
+                read_widths(task, self.steps_per_exchange)[place],
             )
             for place in self.fed
         ]
@@ -257,11 +274,16 @@ class Stepper(StepBlocks):
         if backend.asynchronous and self._exchange_spans:
             seconds = sum(backend.elapsed(begin, end) for begin, end in self._exchange_spans)
             self.phases.add("exchange", seconds * self.exchanges / len(self._exchange_spans))
-        self.phases.add("exchange", 0, self.exchanges * self._halos.received_bytes(self._fed(self._blocks)))
+        self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
         if self._device_halos is not None:
             self._device_halos.close()
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that arrive from other ranks in one exchange."""
+        return self._halos.received_bytes(self._fed(self._blocks))
 
     def _cycle(self, steps: int, *, last: bool) -> None:
         """Take the steps up to the next exchange, or those of one kernel."""
@@ -350,6 +372,10 @@ class Stepper(StepBlocks):
         self.swap()
         self.taken += steps
 
+    def _read_parts(self, blocks: Sequence[Array]) -> list[Array]:
+        """Return the parts that are read of a block of each fed input."""
+        return list(map(self.read_part, self.fed, blocks))
+
     def _fed_spare(self) -> list[Array]:
         return [self._spare[place] for place in self.fed]
 
@@ -372,10 +398,10 @@ class Stepper(StepBlocks):
                 self._device_halos.fill(targets)
         elif self.world.backend.asynchronous:
             with _DeviceSpan(self):
-                self._halos.fill(targets, self.world.arrays)
+                self._halos.fill(self._read_parts(targets), self.world.arrays)
         else:
             with self.phases("exchange"):
-                self._halos.fill(targets, self.world.arrays)
+                self._halos.fill(self._read_parts(targets), self.world.arrays)
 
     def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
         self._compute(self._rows(*rows), self.keep_finals, copied=copied)
@@ -392,12 +418,13 @@ class Stepper(StepBlocks):
             if part[0] < part[1]:
                 compute(part, True)
         self.exchanges += 1
+        read = self._read_parts(targets)
         if not backend.asynchronous:
             with self.phases("exchange"):
-                exchange = self._halos.start(targets, self.world.arrays)
+                exchange = self._halos.start(read, self.world.arrays)
             compute((first, last), False)
             with self.phases("exchange"):
-                self._halos.fill_own(targets)
+                self._halos.fill_own(read)
                 exchange.finish()
             return
         ready = backend.mark()
@@ -408,9 +435,9 @@ class Stepper(StepBlocks):
             self._device_halos.fill_own(targets)
             return
         with backend.beside(ready), _DeviceSpan(self):
-            exchange = self._halos.start(targets, self.world.arrays)
+            exchange = self._halos.start(read, self.world.arrays)
             exchange.receive()
-        self._halos.fill_own(targets)
+        self._halos.fill_own(read)
         exchange.fill_corners()
 
 

@@ -28,7 +28,7 @@ from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import SaveInterval
-from runner.plan.steps import wide_widths
+from runner.plan.steps import read_widths, wide_widths
 from runner.plan.stream_options import StreamOptions
 from runner.region import Region
 from runner.system.compiler import NotCompiled
@@ -380,9 +380,12 @@ def test_a_cell_too_many_beside_a_block_shows(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_step_more_than_the_halo_has_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        stepper_module, "wide_widths", lambda field, steps: wide_widths(field, max(steps - 1, 1))
-    )
+    for change in (wide_widths, read_widths):
+        monkeypatch.setattr(
+            stepper_module,
+            change.__name__,
+            lambda what, steps, change=change: change(what, max(steps - 1, 1)),
+        )
     with pytest.raises(AssertionError, match="more cells than lie beside"):
         run_all(tmp_path, Kernels(monkeypatch), steps=3, ranks=2)
 
