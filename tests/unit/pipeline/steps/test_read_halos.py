@@ -137,6 +137,33 @@ def test_any_reads_on_any_ranks_are_a_plain_loop(
     assert same
 
 
+@pytest.mark.parametrize("path", ["messages", "nccl", "direct"])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_fields_of_several_components_and_three_axes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, boundary: str, path: str
+) -> None:
+    def function(a: Any, b: Any) -> Any:
+        back, front = a[:-2, 1:-1, 1:-1], a[1:-1, 2:, 1:-1]
+        left, right = b[1:-1, 1:-1, :-2], b[2:, 1:-1, 1:-1]
+        return back * 3 + front + right[..., 0], left * 5 + a[1:-1, 1:-1, 1:-1][..., None]
+
+    job = meshrun.map_blocks(halo=(1, 1, 1), boundary=boundary, cval=9, outputs=2)(function)
+    random = np.random.default_rng(3)
+    arrays = [random.integers(0, 2**32, (9, 8, 7, *tail), np.uint32) for tail in ((), (2,))]
+    expected = plain_loop(function, arrays, 5, ((1, 1),) * 3, boundary, [0, 1], 9)
+    by_numpy(monkeypatch, 1)
+    if path != "messages":
+        by_tables(monkeypatch, library)
+    for every in (1, 2):
+        found, record = stepped(
+            tmp_path, job, arrays, 5, fuse="require", ranks=4, grid="2x2x1", steps_per_exchange=every,
+            halo="auto" if path == "messages" else path,
+        )  # fmt: skip
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert record["fused"]["compiler"] == "NumPy"
+
+
 # What is exchanged.
 
 
