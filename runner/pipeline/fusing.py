@@ -111,10 +111,10 @@ def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusi
     except NotCompiled as reason:
         return task, Fusion(None, reason.reason, reason.line, refused=True)
     fusion = Fusion(compiler, operations=program.operations, inexact=inexact)
-    return replace(typed, kernel=kernel, reads=_reads(task, program)), fusion
+    return replace(typed, kernel=kernel, reads=reads_of(task, program)), fusion
 
 
-def _reads(task: Task, program: Program) -> tuple[tuple[Extents, ...], ...]:
+def reads_of(task: Task, program: Program) -> tuple[tuple[Extents, ...], ...]:
     """Return for each output how far from the own cell each input is read, per axis of the input."""
 
     def of(results: Sequence[Node], place: int) -> Extents:

@@ -187,12 +187,12 @@ def step_memory(task: Task, region: Region) -> int:
 
 
 def halo_bytes(task: Task, region: Region) -> int:
-    """Return the bytes that a rank within the array receives from others for each step."""
+    """Return the bytes that a rank within the array receives from others for each step: what it reads."""
     fed, found = set(task.job.feeds), 0
-    for number, field in enumerate(task.fields):
+    for number, (field, widths) in enumerate(zip(task.fields, read_widths(task, 1), strict=True)):
         if field.name in fed:
             own = task.field_region(number, region).shape
-            axes = zip(own, field.widths, field.partition.grid, strict=True)
+            axes = zip(own, widths, field.partition.grid, strict=True)
             padded = math.prod(n + (sum(width) if parts > 1 else 0) for n, width, parts in axes)
             found += (padded - math.prod(own)) * field.dtype.itemsize
     return found

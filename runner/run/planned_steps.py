@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.comm.threads import ThreadComm
 from runner.errors import UserError
 from runner.fuse.trace import NotTraceable
 from runner.job.declaration import Job
-from runner.pipeline.fusing import traced
+from runner.pipeline.fusing import reads_of, traced
 from runner.plan.chunking import memory_limits
 from runner.plan.machine import Machine
 from runner.plan.step_options import StepOptions
@@ -104,10 +104,12 @@ def plan_steps(
     if not gpu:
         beside = moved * local / machine.rates["host memory"].value
         seconds = max(seconds, beside)
+    operations: int | None = None
     try:
-        operations: int | None = traced(task).operations
+        program = traced(task)
+        task, operations = replace(task, reads=reads_of(task, program)), program.operations
     except NotTraceable:
-        operations = None
+        pass  # the function is called as it is
     cells = math.prod(task.shape)
     return envelope(
         "plan",

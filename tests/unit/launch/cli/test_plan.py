@@ -182,7 +182,7 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     plan = json.loads(Path("plan.json").read_text())
     populations, kinds = 9 * (256 + 2) * (1024 + 2) * 4, (256 + 2) * (1024 + 2)
     assert plan["memory"] == 2 * populations + kinds
-    assert plan["exchange_bytes"] == 2 * 1024 * 9 * 4  # a row above and one below
+    assert plan["exchange_bytes"] == 2 * 1024 * 3 * 4  # a row above and one below of three populations
     assert plan["moved_bytes"] == 256 * 1024 * (2 * 9 * 4 + 1)
     assert plan["steps"] == 4 * 1024 / 0.1
     assert plan["seconds"] == pytest.approx(plan["steps"] * plan["moved_bytes"] / 4.8e12)

@@ -172,7 +172,7 @@ def d2q9(grid: str, ranks: int, steps: int = 1) -> tuple[Task, list[Widths]]:
     types = [((32, 20), np.dtype(np.float32))] * 9 + [((32, 20), np.dtype(np.uint8))]
     task = plan_task(job, {"omega": 1.2}, types, ranks, grid=grid)
     program = fusing.traced(task)
-    task = replace(task, reads=fusing._reads(task, program))
+    task = replace(task, reads=fusing.reads_of(task, program))
     return task, read_widths(task, steps)
 
 
