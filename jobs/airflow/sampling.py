@@ -86,7 +86,8 @@ class ForceSamples:
 
     def open(self, stepper: Stepper) -> Callable[[Sequence[Array]], None]:
         """Find the links of this rank; return what to call before each step."""
-        self._links = BodyLinks(stepper, self.body, self.lattice, self.scale)
+        with stepper.phases("prepare"):  # which is no part of the loop's time
+            self._links = BodyLinks(stepper, self.body, self.lattice, self.scale)
         return self._links.set_slots
 
     def begin(self, stepper: Stepper) -> None:

@@ -128,6 +128,19 @@ def test_the_tunnel_is_the_same_in_parts() -> None:
     assert tunnel.greatest * wind.mean() == pytest.approx(0.1, rel=0.01)  # the mean velocity
 
 
+@pytest.mark.parametrize(("inlet", "lattice"), [("uniform", D2Q9), ("parabolic", D2Q9), ("parabolic", D3Q19)])
+def test_the_flow_starts_in_equilibrium_with_the_wind(inlet: Any, lattice: Any) -> None:
+    size = "40x24" if lattice.axes == 2 else "40x24x12"
+    body = read("none", Placement(size=size))
+    tunnel = Tunnel(body, lattice, "walls", inlet, 0.1, np.dtype(np.float32))
+    whole = Region((0,) * lattice.axes, body.shape)
+    along = tunnel.greatest * tunnel.wind(whole).astype(float)
+    across = 0.05 * along * np.sin(2 * np.pi * np.arange(40) / 40)
+    velocity = [np.zeros(body.shape)] * (lattice.axes - 2) + [across, along]
+    for number, one in enumerate(equilibrium(lattice, np.zeros(body.shape), velocity)):
+        np.testing.assert_allclose(tunnel.population(number, whole), one, rtol=0, atol=2e-8)
+
+
 def test_walls_without_friction_stand_on_all_sides_of_three_axes() -> None:
     body = Body("none", (8, 9, 20), 9.0, 1.0)
     kinds = Tunnel(body, D3Q19, "slip", "uniform", 0.1, np.dtype(np.float32)).cells(

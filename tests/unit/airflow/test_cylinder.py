@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flow_runs import channel, free, simulate
 
+from jobs.airflow.forces import shedding
 from runner.errors import RunError
 from runner.system.compiler import find_compiler
 
@@ -21,6 +22,15 @@ def test_drag_and_lift_of_schaefer_and_turek() -> None:
     assert np.ptp(history.drag[-4:]) < 0.005
     assert history.drag[-1] == pytest.approx(5.5795, rel=0.02)
     assert history.lift[-1] == pytest.approx(0.0106, rel=0.08)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_compiler() is None, reason="takes too long without a C++ compiler")
+def test_a_free_cylinder_sheds_vortices_at_the_known_frequency() -> None:
+    """Reynolds number 100: C. H. K. Williamson, J. Fluid Mech. 206 (1989), 579-627, measured 0.164."""
+    found = shedding(simulate(free(8, 100, 0.1, (24.0, 32.0)), 12_000, 8))
+    assert found.strouhal == pytest.approx(0.165, abs=0.006)
+    assert found.uncertainty < 0.001
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
