@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -100,19 +100,26 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
     """Measure and report the simulated fleet. Returns the exit status."""
     assert options.simulate is not None
     fleet = SimulatedFleet(parse_fleet(options.simulate))
+    outputs.check_writable(options.outputs, options.save_baseline)
+    report = measure_simulated(fleet, options, StatusLine(cli_context.columns).show, tell)
+    report = publish(report, options, cli_context)
+    return EXIT[report.verdict.status]
+
+
+def measure_simulated(
+    fleet: SimulatedFleet, options: ValidateOptions, on_rung: OnRung, on_round: Callable[[str], None]
+) -> Report:
+    """Measure a simulated fleet; parameters as of `measure`."""
     validation = Validation(options, {"meshrun": version("meshrun")}, plan=options.plan)
     validation.members = tuple(
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
         for place in fleet.places
     )
-    outputs.check_writable(options.outputs, options.save_baseline)
     check_baseline(options, validation.members)
     known = known_rates(options.rates)
     facts = simulated_facts(fleet.places, known)
     validation.limits = with_shares(compute_limits(facts, fleet.places), known)
-    report = measure(validation, fleet, StatusLine(cli_context.columns).show, tell)
-    report = publish(report, options, cli_context)
-    return EXIT[report.verdict.status]
+    return measure(validation, fleet, on_rung, on_round)
 
 
 def run_environment(world: World) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from jobs.validate.simulation.hardware import (
     Parts,
     Rates,
     Routes,
+    driver_name,
     nominal,
     slowed,
 )
@@ -85,7 +86,7 @@ class SimulatedFleet:
                 host,
                 gpu,
                 gpu,
-                spec.models[host % len(spec.models)],
+                driver_name(spec.models[host % len(spec.models)], spec.nvlink),
                 f"nic{nic}",
                 ports,
                 layout.paths[spec.gpus[host]][gpu],

@@ -74,6 +74,18 @@ PATHS = {"NV1": 22e9, "NV2": 44e9, "NV4": 90e9, "PHB": 20e9, "SYS": 12e9}
 SOCKETS = 36e9  # between a host's two sockets, each direction, shared by all
 
 
+# As the driver names them, on boards for NVSwitch and on others.
+DRIVER_NAMES = {
+    "H200": ("NVIDIA H200", "NVIDIA H200 NVL"),
+    "H100": ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"),
+    "A100": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+}
+
+
+def driver_name(model: str, nvlink: str) -> str:
+    return DRIVER_NAMES[model][nvlink != "switch"]
+
+
 def path_type(nvlink: str, gpus: int, a: int, b: int) -> str:
     """Return the type of the path between GPUs a and b of a host, as `nvidia-smi topo -m` has it.
 

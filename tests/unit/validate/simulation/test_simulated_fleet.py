@@ -316,7 +316,7 @@ def test_places_have_the_kinds_of_their_links_nics_and_gpus() -> None:
     assert first.paths == ("X", "NV4", "SYS", "SYS")
     assert last.paths == ("SYS", "SYS", "NV4", "X")
     assert [place.nic for place in some.places[:4]] == ["nic0", "nic0", "nic2", "nic2"]
-    assert (first.model, last.model) == ("H200", "A100")
+    assert (first.model, last.model) == ("NVIDIA H200 NVL", "NVIDIA A100 80GB PCIe")
 
 
 def test_an_nvlink_domain_of_several_hosts() -> None:
