@@ -34,6 +34,7 @@ LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where --steps is not given
 FRAMES = 100  # where --every is not given
 SAMPLES = 16  # of forces while the flow passes a length of the body
+MOST_ISOLINES = 100
 ANCHOR = 0.02  # rate at which the density at the outflow relaxes to 1
 
 
@@ -56,6 +57,9 @@ def airflow(
     collision: Literal["trt", "bgk", "les"] = "trt",
     storage: Literal["float32", "float16"] = "float32",
     draw: Literal["speed", "vorticity", "pressure"] = "speed",
+    isolines: int = 0,
+    isolines_of: Literal["drawn", "speed", "vorticity", "pressure"] = "drawn",
+    slice: str | None = None,
     forces: Path | None = None,
     forces_every: int | None = None,
     fields: Path | None = None,
@@ -80,6 +84,9 @@ def airflow(
     collision: two relaxation times, one, or a large-eddy model (stable at large Reynolds numbers).
     storage: type in memory: float16 halves the bytes of a cell and keeps three digits.
     draw: what the film shows.
+    isolines: number of lines of equal value over the picture.
+    isolines_of: quantity whose lines they are: the drawn one, or another.
+    slice: plane of three axes that the film shows: x=F, y=F or z=F, a fraction from the left, top or front.
     forces: file for drag and lift over time: .csv, or a plot .png, .svg or .html.
     forces_every: steps between two samples of the forces.
     fields: file for velocity, pressure and solid cells: .vtkhdf (for ParaView), .h5 or .zarr.
@@ -95,7 +102,11 @@ def airflow(
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
     if forces is not None:
         world.collective_call(lambda: _check_forces(forces, body))
-    content = FlowFrames(chosen, np.dtype(storage), draw, tunnel.greatest, body.length)
+    plane = world.collective_call(lambda: _plane(slice, body, isolines))
+    lined = draw if isolines_of == "drawn" else isolines_of
+    content = FlowFrames(
+        chosen, np.dtype(storage), draw, tunnel.greatest, body.length, isolines, lined, plane
+    )
     snapshots = None
     if fields is not None or fields_every is not None:
         snapshots = world.collective_call(
@@ -188,6 +199,26 @@ def _check_forces(path: Path, body: Body) -> None:
     if path.suffix.lower() not in suffixes:
         raise UserError(f"unknown format of forces: {path}", got=path.suffix, expected=", ".join(suffixes))
     check_place(path, "file of forces")
+
+
+def _plane(text: str | None, body: Body, isolines: int) -> tuple[int, int] | None:
+    """Return the axis and the index of a film's plane; None if none is given."""
+    if not 0 <= isolines <= MOST_ISOLINES:
+        raise UserError("--isolines is no number of lines", got=isolines, expected=f"0 to {MOST_ISOLINES}")
+    if text is None:
+        return None
+    axis, equals, place = text.partition("=")
+    try:
+        fraction = float(place)
+    except ValueError:
+        fraction = math.nan
+    if axis not in ("z", "y", "x") or not equals or not 0 <= fraction <= 1:
+        raise UserError("--slice is no plane", got=text, expected="x=F, y=F or z=F, with F from 0 to 1")
+    if len(body.shape) != 3:
+        raise UserError("--slice does not apply: the flow has two axes", got=text, hint="--size WxHxDEPTH")
+    across = "zyx".index(axis)
+    length = body.shape[across]
+    return across, min(int(fraction * length), length - 1)
 
 
 def _snapshots(

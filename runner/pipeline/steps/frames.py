@@ -29,7 +29,7 @@ from runner.plan.halo import Slices
 from runner.plan.step_options import COLORS, StepOptions
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
-from runner.report.colors import indices, palette, value_range
+from runner.report.colors import draw_lines, indices, palette, value_range
 from runner.storage.checkpoint_folder import Colors
 from runner.storage.formats.frame_files import (
     ARRAYS,
@@ -54,7 +54,8 @@ class FrameContent(Protocol):
 
     name: of what is shown. colors: name of the colour map. other: colour, in red, green and blue, of what is
     not finite. limits: values of the first and the last colour; None: those of the first frame. shifts:
-    offsets (rows, columns) at which `values` is wanted for each cell of a picture; each at most 1.
+    offsets (rows, columns) at which `values` is wanted for each cell of a picture; each at most 1. plane:
+    axis and index of the plane of three axes that is shown; None: the middle one. isolines: their number.
     """
 
     @property
@@ -72,14 +73,23 @@ class FrameContent(Protocol):
     @property
     def shifts(self) -> Sequence[tuple[int, int]]: ...
 
+    @property
+    def plane(self) -> tuple[int, int] | None: ...
+
+    @property
+    def isolines(self) -> int: ...
+
     def values(self, cells: Sequence[Array], xp: ModuleType) -> Array:
         """Return values of some cells, of shape (n, *the cells'), on the device. cells: of each input."""
 
     def picture(self, values: Sequence[HostArray], stride: int) -> HostArray:
-        """Return the value of each pixel, from what `values` returned for each shift.
+        """Return the value of each pixel, (rows, columns), from what `values` returned for each shift.
 
         stride: cells from one pixel to the next.
         """
+
+    def lines(self, values: Sequence[HostArray]) -> HostArray:
+        """Return whether each pixel is on one of the isolines, from what `values` returned for each shift."""
 
 
 @dataclass
@@ -132,7 +142,9 @@ class Frames:
         self._slices = (
             whole_slices(self._field.shape)
             if self._as_array
-            else picture_slices(self.task, self.place, most, margin)
+            else picture_slices(
+                self.task, self.place, most, margin, self.content.plane if self.content else None
+            )
         )
         shifts = self.content.shifts if self.content else [(0, 0)]
         self._views = [_shifted(self._slices, shift) for shift in shifts]
@@ -183,7 +195,8 @@ class Frames:
         colors = palette(self.options.frame_colors)
         if self.content is not None:
             chosen = self.options.frame_colors
-            colors = palette(self.content.colors if chosen == COLORS[0] else chosen, self.content.other)
+            name = self.content.colors if chosen == COLORS[0] else chosen
+            colors = palette(name, self.content.other, lines=self.content.isolines > 0)
         self._pictures = picture_writer(self.path, colors, self.world.run_id)
 
     def show(self, step: int, source: Source) -> None:
@@ -197,7 +210,7 @@ class Frames:
             whole = np.empty(region.shape, self._field.dtype)
             source.read(region, whole)
             cells[number] = whole[shown]
-        self._write_picture(step, cells)
+        self._write_picture(step, cells.reshape(_flat(self.shape)))
 
     def close(self) -> None:
         """Complete the pictures, on rank 0."""
@@ -352,17 +365,21 @@ class Frames:
             flat = _flat(self.shape)
             stride = max(one.step for one in self._slices)
             planes = [whole.reshape(-1, *flat) for whole in wholes]
-            self._write_picture(snapshot.step, self.content.picture(planes, stride).reshape(self.shape))
+            lines = self.content.lines(planes) if self.content.isolines else None
+            self._write_picture(snapshot.step, self.content.picture(planes, stride), lines)
         else:
-            self._write_picture(snapshot.step, wholes[0])
+            self._write_picture(snapshot.step, wholes[0].reshape(_flat(self.shape)))
 
-    def _write_picture(self, step: int, whole: HostArray) -> None:
+    def _write_picture(self, step: int, whole: HostArray, lines: HostArray | None = None) -> None:
+        """Write a picture of (rows, columns). lines: pixels that are on lines."""
         assert self._pictures is not None
         if whole.dtype.kind == "c":
             whole = np.abs(whole)
         if self._range is None:
             self._range = (0.0, 1.0) if whole.dtype.kind == "b" else value_range(whole)
-        picture = indices(whole.reshape(_flat(self.shape)), *self._range)
+        picture = indices(whole, *self._range)
+        if lines is not None:
+            draw_lines(picture, lines)
         if len(picture) == 1 and len(self._field.shape) == 1:
             picture = np.repeat(picture, LINE, axis=0)
         self._pictures.write(step, picture)
@@ -421,23 +438,27 @@ def _shifted(slices: Slices, shift: tuple[int, int]) -> Slices:
     )
 
 
-def picture_slices(task: Task, place: int, most: int = PIXELS, margin: int = 0) -> Slices:
+def picture_slices(
+    task: Task, place: int, most: int = PIXELS, margin: int = 0, plane: tuple[int, int] | None = None
+) -> Slices:
     """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
 
     Of an array with more than two axes: the first element along axes after the shared ones, such as a
     vector's, and the middle along others. most: rows and columns. margin: cells at the edges of the array
-    that are not shown.
+    that are not shown. plane: axis and index of the plane, of an array of three shared axes.
     """
     shape, shared = task.fields[place].shape, task.leading
     axes = max(len(shape) - 2, 0)
     fixed = [axis for axis in reversed(range(len(shape))) if axis >= shared][:axes]
     fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
+    if plane is not None:
+        fixed = [plane[0]]
     shown = [n for axis, n in enumerate(shape) if axis not in fixed]
     stride = max(-(-max(shown, default=1) // most), 1)
     slices = []
     for axis, length in enumerate(shape):
         if axis in fixed:
-            at = 0 if axis >= shared else length // 2
+            at = 0 if axis >= shared else length // 2 if plane is None else plane[1]
             slices.append(slice(at, min(at + 1, length), 1))
         else:
             slices.append(slice(margin, length - margin, stride))

@@ -113,6 +113,56 @@ def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:
     assert content.picture(shifted, 1) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
 
 
+@pytest.mark.parametrize(("axis", "place"), [("z", 0.25), ("y", 0.5), ("x", 0.75)])
+def test_vorticity_of_a_plane_is_counter_clockwise_as_the_picture_shows_it(axis: str, place: float) -> None:
+    """A turn of 0.001 radians a step in each of the planes, seen with rows downwards."""
+    z, y, x = np.mgrid[0:8, 0:8, 0:8].astype(float)
+    rows, columns, along = {"z": (y, x, (1, 2)), "y": (z, x, (0, 2)), "x": (y, z, (1, 0))}[axis]
+    velocity = [np.zeros((8, 8, 8))] * 3
+    velocity[along[0]], velocity[along[1]] = -0.001 * (columns - 4), 0.001 * (rows - 4)
+    plane = module._plane(f"{axis}={place}", Body("none", (8, 8, 8), 8.0, 1.0), 0)
+    assert plane == ("zyx".index(axis), int(place * 8))
+    content = FlowFrames(D3Q19, np.dtype(np.float32), "vorticity", 0.1, 8.0, plane=plane)
+    stored = [*equilibrium(D3Q19, np.zeros((8, 8, 8)), velocity), np.zeros((8, 8, 8), np.uint8)]
+    cut = [np.take(one, plane[1], plane[0]) for one in stored]
+    shifted = [
+        content.values([one[1 + r : 7 + r, 1 + c : 7 + c] for one in cut], np) for r, c in content.shifts
+    ]
+    assert content.picture(shifted, 1) == pytest.approx(np.full((6, 6), 0.002), rel=1e-5)
+
+
+def test_a_film_shows_the_chosen_plane(tmp_path: Path) -> None:
+    options = {"size": "32x20x16", "length": 6.0, "place": "0.4,0.5,0.5", "steps": 2, "every": 2}
+    solid = {}
+    for cut in ("z=0.5", "y=0.5", "x=0.4", "x=0.9"):
+        folder = cut.replace(".", "")
+        blow(tmp_path, folder, shape="sphere", slice=cut, **options)
+        picture = np.asarray(Image.open(tmp_path / folder / "frame-000002.png").convert("RGB"))
+        solid[cut] = (picture == 70).all(axis=2)
+    assert {cut: one.shape for cut, one in solid.items()} == {
+        "z=0.5": (20, 32), "y=0.5": (16, 32), "x=0.4": (20, 16), "x=0.9": (20, 16)
+    }  # fmt: skip
+    assert not solid["x=0.9"].any()
+    assert all(solid[cut].sum() > 20 for cut in ("z=0.5", "y=0.5", "x=0.4"))
+
+
+def test_isolines_change_only_the_pixels_on_them_and_no_rank_changes_them(tmp_path: Path) -> None:
+    plain = blow(tmp_path, "plain", draw="speed")
+    blow(tmp_path, "lines", draw="speed", isolines=6)
+    blow(tmp_path, "pressure", draw="speed", isolines=6, isolines_of="pressure", ranks=2)
+    blow(tmp_path, "alone", draw="speed", isolines=6, isolines_of="pressure")
+    assert plain["steps"]["frames"] == 4
+    assert frames(tmp_path / "pressure") == frames(tmp_path / "alone")
+    last = {
+        name: np.asarray(Image.open(tmp_path / name / "frame-000060.png").convert("RGB"))
+        for name in ("plain", "lines", "pressure")
+    }
+    white = (last["lines"] == 255).all(axis=2)
+    assert 20 < white.sum() < white.size / 4
+    assert np.array_equal(last["lines"][~white], last["plain"][~white])
+    assert not np.array_equal(white, (last["pressure"] == 255).all(axis=2))
+
+
 def test_the_tunnel_is_the_same_in_parts() -> None:
     body = read("cylinder", Placement(size="40x24", length=8))
     tunnel = Tunnel(body, D2Q9, "walls", "parabolic", 0.1, np.dtype(np.float32))
@@ -168,6 +218,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"boundary": "wrap"}, "boundary"),
     ({"steps_per_exchange": 4}, "steps_per_exchange"),
     ({"forces_every": 0}, "forces"),
+    ({"slice": "z=0.5"}, "two axes"),
+    ({"slice": "w=0.5", "size": "32x32x32"}, "no plane"),
+    ({"slice": "z=1.5", "size": "32x32x32"}, "no plane"),
+    ({"isolines": -1}, "number of lines"),
+    ({"isolines": 1000}, "number of lines"),
     ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller --size"),
     ({"ranks": 2, "grid": "3x1"}, "grid does not use every rank"),
     ({"ranks": 2, "grid": "1x1x2"}, "grid names more axes"),
