@@ -16,7 +16,7 @@ from jobs.airflow.flow_frames import FlowFrames
 from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
 from jobs.airflow.shapes import shape as shapes
-from jobs.airflow.shapes.bodies import Body, Cells
+from jobs.airflow.shapes.bodies import Body, CellBody
 from jobs.airflow.step import SCALE, Collision, step_job
 from jobs.airflow.tunnel import Sides, Tunnel
 from jobs.airflow.units import Flow
@@ -186,7 +186,7 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
         raise UserError("--forces-every is no number of steps", got=every, expected="1 or more")
     if type(body) is Body:
         return None
-    interpolated = surface == "interpolated" or (surface == "auto" and not isinstance(body, Cells))
+    interpolated = surface == "interpolated" or (surface == "auto" and not isinstance(body, CellBody))
     chosen = every or max(round(body.length / tunnel.speed / SAMPLES), 1)
     scale = 1 / SCALE[tunnel.storage]
     return ForceSamples(body, tunnel.lattice, scale, chosen, options.steps or 0, interpolated)

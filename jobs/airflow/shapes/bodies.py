@@ -131,7 +131,7 @@ def _fractions(found: HostArray) -> HostArray:
 
 
 @dataclass(frozen=True)
-class Cells(Body):
+class CellBody(Body):
     """A body that is known by its cells only: a picture, or an array in a file.
 
     read: returns whether the cells of a region within the domain are solid. extent: a box that holds all
@@ -183,10 +183,10 @@ def silhouette(body: Body) -> Silhouette:
 
 def of_cells(
     name: str, shape: Shape, read: Callable[[Region], HostArray], length: float | None = None
-) -> Cells:
+) -> CellBody:
     """Return a body of cells with its extent across the flow as the length, and its frontal extent or
     area."""
     whole = Region((0,) * len(shape), shape)
-    body = Cells(name, shape, 1.0, 1.0, read, whole)
+    body = CellBody(name, shape, 1.0, 1.0, read, whole)
     seen = silhouette(body)
     return replace(body, extent=seen.box, length=length or float(seen.across), reference=float(seen.frontal))

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from jobs.airflow.shapes import airfoil, stl
-from jobs.airflow.shapes.bodies import Body, Cells, Round, of_cells, silhouette
+from jobs.airflow.shapes.bodies import Body, CellBody, Round, of_cells, silhouette
 from jobs.airflow.shapes.surface import Surface
 from runner.errors import UserError
 from runner.region import HostArray, Region, Shape
@@ -235,7 +235,7 @@ def _fixed(what: str, placement: Placement) -> None:
         )
 
 
-def _picture(path: Path, placement: Placement) -> Cells:
+def _picture(path: Path, placement: Placement) -> CellBody:
     _fixed("a picture", placement)
     light = _brightness(path)
     shape = _domain(placement, light.shape)
@@ -244,7 +244,7 @@ def _picture(path: Path, placement: Placement) -> Cells:
     return _dark(str(path), shape, light < 0.5, placement)
 
 
-def _dark(name: str, shape: Shape, solid: HostArray, placement: Placement) -> Cells:
+def _dark(name: str, shape: Shape, solid: HostArray, placement: Placement) -> CellBody:
     if not solid.any():
         raise UserError(
             f"{name} holds no body: nothing in it is dark",
@@ -289,7 +289,7 @@ def _brightness(path: Path) -> HostArray:
     return np.ascontiguousarray(light)
 
 
-def _array(path: Path, placement: Placement) -> Cells:
+def _array(path: Path, placement: Placement) -> CellBody:
     _fixed("an array", placement)
     source = registry.open_source(path)
     shape = source.shape
@@ -320,7 +320,7 @@ def _same_size(path: Path, shape: Shape, placement: Placement) -> None:
         )
 
 
-def _folder(path: Path, placement: Placement) -> Cells:
+def _folder(path: Path, placement: Placement) -> CellBody:
     """A picture for each plane, in the order of their names, from the front to the back."""
     _fixed("a folder of pictures", placement)
     folder = open_folder(path)
