@@ -176,7 +176,8 @@ def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Fl
 def _options(given: StepOptions, tunnel: Tunnel) -> StepOptions:
     """Return the options of steps with those that are not given."""
     steps = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
-    return replace(given, steps=steps, every=given.every or max(steps // FRAMES, 1))
+    every = given.every or max(steps // FRAMES, 1)
+    return replace(given, steps=steps, every=every, check_finite=given.check_finite or every)
 
 
 def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptions) -> ForceSamples | None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from jobs.airflow import airflow as module
+from jobs.airflow import units
 from jobs.airflow.airflow import airflow
 from jobs.airflow.cells import Cell
 from jobs.airflow.flow_frames import FlowFrames
@@ -250,4 +251,19 @@ def test_steps_and_frames_have_defaults() -> None:
     body = read("cylinder", Placement(size="100x64"))
     tunnel = Tunnel(body, D2Q9, "slip", "uniform", 0.1, np.dtype(np.float32))
     options = module._options(module.StepOptions(), tunnel)
-    assert (options.steps, options.every) == (4000, 40)
+    assert (options.steps, options.every, options.check_finite) == (4000, 40, 40)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_flow_that_bursts_ends_with_its_step_and_cell_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(units.MOST_CELL_REYNOLDS, "bgk", 1e9)
+    options = {"reynolds": 1e6, "steps": 400, "every": 50, "collision": "bgk", "checkpoint": 50}
+    with pytest.raises(
+        RunError, match=r"f0 is not finite after step \d+: cell \[\d+, \d+\], on \[rank 0"
+    ) as burst:
+        blow(tmp_path, "film", **options)
+    step = int(str(burst.value).partition("after step ")[2].partition(":")[0])
+    kept = [int(one.name.removeprefix("step-")) for one in (tmp_path / "film.checkpoint").glob("step-*")]
+    assert max(kept) == step - 50
