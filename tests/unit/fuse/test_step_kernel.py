@@ -423,11 +423,17 @@ def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Pat
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 56), (9, 57), (8, 112)])
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_any_shape_will_do(boundary: str, shape: tuple[int, int], libraries: Path) -> None:
-    for name in ("heat", "upwind"):
-        case, kernel, cval = made(name, boundary)
-        check(libraries, case, kernel, boundary, cval, shape)
+@pytest.mark.parametrize(
+    ("name", "boundary"),
+    [  # one of the two by day, in turn
+        pytest.param(name, boundary, marks=[pytest.mark.nightly] if (place + turn) % 2 else [])
+        for place, boundary in enumerate(BOUNDARIES)
+        for turn, name in enumerate(("heat", "upwind"))
+    ],
+)
+def test_any_shape_will_do(name: str, boundary: str, shape: tuple[int, int], libraries: Path) -> None:
+    case, kernel, cval = made(name, boundary)
+    check(libraries, case, kernel, boundary, cval, shape)
 
 
 @pytest.mark.parametrize(("name", "boundary"), [*by_day(["heat", "masked", "far", "still"])])
@@ -667,10 +673,13 @@ COMPILED = {  # steps and choices of kernels that keep nothing in local memory, 
     "cube": (3, Tuning(2, 8, 12, vectors=True)),
     "materials": (2, Tuning(2, 4, 12)),
 }
+BY_DAY = ("heat", "heat f8", "gray_scott", "life", "uneven", "lattice", "cube")  # the others at night
 SPILLED = {"cube": 16}  # bytes that a kernel may keep in local memory beside what all registers hold
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in COMPILED]
+)
 def test_compiles_for_a_gpu_without_spills(name: str) -> None:
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
     case, (steps, tuning) = CASES[name], COMPILED[name]
