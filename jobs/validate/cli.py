@@ -17,6 +17,7 @@ from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.outputs import Outputs, check_writable
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
+from runner.system.launcher import set_default
 from runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
@@ -140,6 +141,10 @@ def validate(
         return rehearse(options, cli_context)
     from jobs.validate.run.run import report_before_world, run
 
+    if device != "cpu":
+        # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.
+        # NCCL reads it when the first communicator is made.
+        set_default("NCCL_P2P_PXN_LEVEL", "0")
     return run_as_rank(
         lambda world, handler: run(world, handler, options, cli_context),
         device=device,

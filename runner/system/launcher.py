@@ -62,6 +62,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def set_default(name: str, value: str) -> None:
+    """Set a variable that a library reads later in this process, unless it is set."""
+    os.environ.setdefault(name, value)
+
+
 def environment_of_helper() -> dict[str, str]:
     """Environment variables for a process that a rank starts and that is no rank: without its launcher's."""
     return {name: value for name, value in environment().items() if not name.startswith(LAUNCHERS)}

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +20,7 @@ from PIL import Image, ImageSequence
 from scipy import ndimage
 
 import meshrun
+from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
 from runner.plan.step_options import StepOptions
@@ -128,6 +130,19 @@ def test_the_validate_pages_commands_succeed(tmp_path: Path) -> None:
     assert re.search(r"^gpu +(ok|broken) +memory +\d", done.stdout, re.MULTILINE), done.stdout
     assert (tmp_path / "page.html").exists()
     assert json.loads((tmp_path / "verdict.json").read_text())["status"] == "ok", "a healthy simulated fleet"
+
+
+@pytest.mark.nightly
+def test_the_page_of_simulated_fleets_succeeds(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.json"
+    page = ROOT / "docs" / "validate-simulate.md"
+    assert len(run_commands(page, tmp_path)) == 2
+    path.write_text(blocks(page, "json")[0])
+    assert len(parse_fleet(str(path)).faults) == 2
+    text = page.read_text()
+    keys = [f"`{field.name}`" for field in fields(FleetSpec) if field.name != "faults"]
+    kinds = [f"`{kind}:" for kind in FORMS]
+    assert [word for word in [*keys, *kinds] if word not in text] == []
 
 
 @pytest.mark.nightly
