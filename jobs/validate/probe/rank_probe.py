@@ -15,6 +15,7 @@ from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
 from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
+from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
 from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
 from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
@@ -44,6 +45,7 @@ class RankProbe:
         self._buffers = ProbeBuffers(world, group, self._box)
         self._peer_memory = IpcBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world)
+        self._gpus = gather_gpu_places(world)
         self._latest = group  # the most recently used communicator
         self._wrong: list[WrongData] = []
         self._measured = 0
@@ -61,8 +63,13 @@ class RankProbe:
     @cached_property
     def places(self) -> Sequence[RankPlace]:
         numbers = {name: number for number, name in enumerate(self.hosts)}
-        names = zip(self.world.ranks, host_names(self.world), strict=True)
-        return [RankPlace(rank.number, numbers[name], rank.local) for rank, name in names]
+        ranks = self.world.ranks
+        return rank_places(
+            [numbers[name] for name in host_names(self.world)],
+            [rank.local for rank in ranks],
+            [rank.device.name for rank in ranks],
+            self._gpus,
+        )
 
     @property
     def unit(self) -> Unit:
@@ -290,6 +297,16 @@ def open_probe(world: World, progress: MeasurementProgress, read: ReadCounters =
             progress.begin("closing validate")
             probe.close()
             progress.pause()
+
+
+def gather_gpu_places(world: World) -> list[GpuPlace]:
+    """Return the place of each rank's GPU on its host, by rank; CPUs have none. Collective."""
+    if not any(rank.device.kind == "cuda" for rank in world.ranks):
+        return [GpuPlace()] * world.size
+    here = world.here
+    gpus = [rank.device.bus_id for rank in world.ranks if rank.host_id == here.host_id]
+    mine = gpu_place(here.device.uuid, here.device.bus_id, gpus)
+    return world.control.allgather(mine)
 
 
 def host_names(world: World) -> list[str]:

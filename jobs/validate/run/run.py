@@ -22,6 +22,7 @@ from jobs.validate.ladder.ladder import OnRung
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
+from jobs.validate.probe.gpu_places import nvml_place
 from jobs.validate.probe.rank_probe import open_probe
 from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.model import Member, Report
@@ -59,9 +60,11 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         )
     verdict: tuple[Status, str] | None = None
     uuid = world.here.device.uuid if world.here.device.kind == "cuda" else None
+    number = None if uuid is None else nvml_place(uuid)[0]
+    number = world.here.local if number is None else number
     with (
         watching(world, handler, options.timeout, failure=RunError) as progress,
-        open_probe(world, progress, partial(read_counters, uuid, world.here.local)) as probe,
+        open_probe(world, progress, partial(read_counters, uuid, number)) as probe,
     ):
         validation.plan = fit_to_devices(world, options.plan)
         if (usual := validation.plan.critical) < options.plan.critical:
@@ -142,7 +145,7 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
         Member(
             place.rank,
             probe.hosts[place.host],
-            place.gpu,
+            place.gpu if place.number is None else place.number,
             device.name,
             device.uuid,
             device.bus_id,
