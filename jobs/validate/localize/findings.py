@@ -23,7 +23,7 @@ ALIKE = 0.15  # largest difference between the factors of findings that are merg
 def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
     """Return hosts, GPUs and ranks of a part. A rail has no hosts; a host or a link has no GPUs."""
     kind, key = name
-    names, host, gpu = topology.names, topology.host, topology.gpu
+    names, host, gpu = topology.names, topology.host, topology.number
     if kind in ("host", "ring"):
         return (names[key],), (), tuple(topology.on(key).tolist())
     if kind == "rail":
@@ -33,7 +33,7 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
         return (names[left], names[right]), (), ()
     if kind == "path":
         a, b = divmod(key, topology.ranks)
-        return (names[host[a]], names[host[b]]), (int(gpu[a]),), ()
+        return (names[host[a]], names[host[b]]), (int(topology.gpu[a]),), ()  # a rail
     if kind == "pair":
         a, b = divmod(key, topology.ranks)
         return (names[host[a]],), (int(gpu[a]), int(gpu[b])), ()
@@ -57,7 +57,7 @@ def finding(
     kind = cast(FindingKind, kind_on(rung, one.name))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
-        f"{topology.names[topology.host[rank]]}:{topology.gpu[rank]}"
+        f"{topology.names[topology.host[rank]]}:{topology.number[rank]}"
         for rank in sorted(met - set(ranks))
         if what in WITH_PARTNERS
     )

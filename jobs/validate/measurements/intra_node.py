@@ -63,14 +63,19 @@ class IntraNode(RungMeasurement):
         return self.move([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
-        """Compare the same pair of GPUs on all hosts if there are many hosts, otherwise all pairs."""
+        """Compare the same pair of GPUs on all hosts if there are many hosts, otherwise all pairs.
+
+        Only pairs with the same type of path, between the same models.
+        """
         topology = self.topology
-        hosts = len(np.unique(topology.host[a]))
+        path = topology.path_kind(a, b)
+        hosts = int(min(len(np.unique(topology.host[a][path == one])) for one in np.unique(path)))
         if hosts >= MANY_HOSTS:
-            return Siblings(topology.gpu[a] * topology.rails + topology.gpu[b], None, (hosts - 2) / hosts)
+            pair = topology.gpu[a] * topology.rails + topology.gpu[b]
+            return Siblings(path * topology.rails**2 + pair, None, (hosts - 2) / hosts)
         largest = math.ceil(topology.ranks / topology.hosts)
         healthy = max(hosts - 1, 1) / hosts * healthy_pairs(largest, 1)
-        return Siblings(np.zeros(len(a), np.int64), None, healthy)
+        return Siblings(path, None, healthy)
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
         a, b = table.a, table.b

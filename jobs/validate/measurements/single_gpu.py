@@ -44,12 +44,15 @@ class SingleGpu(RungMeasurement):
         return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.siblings, self.plan, retested)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
-        hosts = self.topology.hosts
+        """Compare GPUs of the same model, those with the same number on other hosts if there are many."""
+        topology = self.topology
+        kind = topology.kind[a]
+        hosts = int(min(len(np.unique(topology.host[a][kind == one])) for one in np.unique(kind)))
         if hosts >= MANY_HOSTS:
-            return Siblings(self.topology.gpu[a], None, (hosts - 2) / hosts)
+            return Siblings(kind * topology.rails + topology.gpu[a], None, (hosts - 2) / hosts)
         # One host and one GPU may be slow.
-        healthy = max(hosts - 1, 1) / hosts - 1 / self.topology.ranks
-        return Siblings(np.zeros(len(a), np.int64), None, max(healthy, 0.0))
+        healthy = max(hosts - 1, 1) / hosts - 1 / topology.ranks
+        return Siblings(kind, None, max(healthy, 0.0))
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
         return [part_kind("gpu", table.a), part_kind("host", self.topology.host[table.a])]

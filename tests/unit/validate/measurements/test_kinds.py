@@ -1,0 +1,36 @@
+"""Hosts without NVSwitch, and hosts of several models: what differs in kind is not a sibling."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.validate.ladder.budget import quick
+from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.plan import Plan, RungName
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.verdict import Verdict
+
+
+def verdict(fleet: str, *rungs: RungName) -> Verdict:
+    plan = quick()
+    return climb_ladder(SimulatedFleet(parse_fleet(fleet)), Plan(**{**vars(plan), "rungs": rungs}))
+
+
+@pytest.mark.parametrize("nvlink", ["mesh", "bridge", "none", "switch"])
+@pytest.mark.parametrize("hosts", [1, 3, 6])
+def test_healthy_hosts_of_any_kind_are_ok(nvlink: str, hosts: int) -> None:
+    found = verdict(f"hosts={hosts},gpus=8,seed=2,nvlink={nvlink}", "gpu", "host", "pairs")
+    assert (found.status, found.findings) == ("ok", ())
+
+
+def test_gpus_of_other_models_are_no_siblings() -> None:
+    found = verdict("hosts=6,gpus=4,seed=2,models=H200/A100", "gpu", "host", "pairs")
+    assert (found.status, found.findings) == ("ok", ())
+
+
+@pytest.mark.parametrize("nvlink", ["mesh", "bridge", "none"])
+def test_a_slow_pair_of_gpus_is_named_among_its_kind(nvlink: str) -> None:
+    fleet = f"hosts=6,gpus=8,seed=2,nvlink={nvlink},fault=nvpair:h3:0:1:0.6"
+    (found,) = verdict(fleet, "pairs").findings
+    assert (found.kind, found.hosts, found.gpus) == ("pair", ("h3",), (0, 1))
