@@ -26,7 +26,7 @@ from jobs.airflow.units import MAGIC
 Array = np.ndarray[Any, Any]
 # U. Ghia, K. N. Ghia, C. T. Shin, J. Comput. Phys. 48 (1982), 387-411, table I: of the vertical centreline,
 # the least velocity along x over that of the lid, and its height. At Reynolds number 100 theirs is 1.4 %
-# short: the stream function by second-order differences, extrapolated from 64 and 128 cells, gives -0.2140
+# short: second-order differences (cavity_reference.py), extrapolated from 64 and 128 cells, give -0.2140
 # (400: -0.3286), and so does the flow here as cells get smaller.
 GHIA = {100: (-0.2109, 0.4531), 400: (-0.3273, 0.2813)}
 
