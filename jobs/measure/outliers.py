@@ -137,8 +137,14 @@ def typical(values: Floats, healthy: float, tolerance: float) -> float:
 
 
 def group_threshold(level: Floats, tolerance: float) -> float:
-    """Return the level above which one of these is slow: beyond the tolerance and their own spread."""
-    return max(tolerance, STANDARD_ERRORS * min(spread(level), fast_spread(level)))
+    """Return the level above which one of these is slow: beyond the tolerance and their own spread.
+
+    So many standard deviations that normal values without a fault exceed it in FALSE_ALARMS of all runs,
+    however many there are (Bonferroni): 3.5 for up to 4 values, 4.3 for 128, 5.2 for 10,000.
+    """
+    chance = FALSE_ALARMS / max(len(level), 1)
+    deviations = max(STANDARD_ERRORS, statistics.NormalDist().inv_cdf(1 - chance))
+    return max(tolerance, deviations * min(spread(level), fast_spread(level)))
 
 
 def slow_threshold(level: Floats, count: Ints, noise: float, tolerance: float) -> Floats:

@@ -29,7 +29,7 @@ class Plan:
     samples: int = 5  # of each first measurement; the median counts
     samples_per_nic: int = 400  # at least: with few hosts there are few rounds, so each takes more samples
     retest_samples: int = 30  # of each retest
-    retest_span: float = 0.0  # seconds over which these are spread, at least
+    retest_span: float = 20.0  # seconds over which these are spread: the load of others passes, a fault stays
     max_repeats: int = 8  # times as many samples if measurements are noisy, at most
     full_mesh_hosts: int = 64  # up to this many hosts, each pair is measured on each rail
     all_pairs_hosts: int = 512  # up to this many, each pair on one rail; above, random partners
@@ -46,7 +46,6 @@ class Plan:
 # Share of its siblings' rate above which a CPU is not at fault: ranks share cores, caches and memory with
 # each other and with other processes.
 CPU_SHARE = 0.75
-GPU_SPAN = 20.0  # seconds of a retest; the load of other jobs passes, a fault stays
 CPU_BLIND = 0.5  # share of the siblings' rate: processors are too noisy for more
 CPU_SPAN = 20.0  # seconds; long enough that temporary load on a core does not look like a fault
 CPU_SAMPLES = 4  # divisor of the samples: a sample on CPUs takes long

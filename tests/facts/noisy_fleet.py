@@ -63,6 +63,9 @@ class NoisyFleet:
     def wrong_data(self) -> Sequence[WrongData]:
         return ()
 
+    def wait(self, seconds: float) -> None:
+        """Time does not matter."""
+
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.measured(
             [nbytes / RATES[what]] * len(self.places), [{r.rank} for r in self.places], samples

@@ -56,6 +56,9 @@ class ToyFleet:
     def counters(self) -> Mapping[CounterKey, float | str]:
         return self.counted.pop(0) if self.counted else {}
 
+    def wait(self, seconds: float) -> None:
+        """Time does not matter."""
+
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.noisy(
             [nbytes / RATES[what] / self.single_rank_factor(what, at) for at in self.places], samples

@@ -52,7 +52,9 @@ class AllReduce(RungMeasurement):
 
     def sample_in_turn(self, groups: Sequence[Ints]) -> list[Seconds]:
         """Measure one ring at a time, with the repeats of a retest."""
-        return measure_again(self.sample, [[ranks] for ranks in groups], self.noise, self.plan)
+        return measure_again(
+            self.sample, [[ranks] for ranks in groups], self.noise, self.plan, self.probe.wait
+        )
 
     def sample(self, groups: Sequence[Ints], samples: int) -> Seconds:
         """Return (groups, samples) seconds, scaled to `ring_bytes` on each link.

@@ -115,7 +115,7 @@ class InterNode(RungMeasurement):
         samples = max(self.plan.retest_samples // RETEST_REPEATS, 3) * repeats_needed(
             self.noise, self.plan.retest_samples, self.plan
         )
-        for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span):
+        for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span, self.probe.wait):
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):

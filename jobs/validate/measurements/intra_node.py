@@ -28,7 +28,7 @@ class IntraNode(RungMeasurement):
     def __init__(
         self, probe: Probe, topology: Topology, plan: Plan, what: PairOperation, faults: KnownFaults
     ) -> None:
-        self.topology, self.plan, self.faults = topology, plan, faults
+        self.probe, self.topology, self.plan, self.faults = probe, topology, plan, faults
         self.nbytes = plan.pair_bytes
         self.move = probe.copies if what == "copies" else probe.flows
         self.random = np.random.default_rng(plan.seed)
@@ -56,7 +56,7 @@ class IntraNode(RungMeasurement):
             if a != b
         ]
         rounds = [np.array(met, np.int64) for met in isolated_rounds(flows, self.topology, len(flows))]
-        seconds = measure_again(self.sample, rounds, self.noise, self.plan)
+        seconds = measure_again(self.sample, rounds, self.noise, self.plan, self.probe.wait)
         return tabulate(rounds, seconds, self.siblings, self.plan, retested=True)
 
     def sample(self, flows: Ints, samples: int) -> Seconds:

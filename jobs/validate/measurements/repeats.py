@@ -17,26 +17,38 @@ RETEST_REPEATS = 5  # passes of a retest over all its rounds
 LONG_SAMPLES, MOST_SAMPLES = 48, 384  # samples of a longer first measurement
 
 Round = TypeVar("Round")
+Wait = Callable[[float], None]
 Measure = Callable[[Round, int], Seconds]  # a round, samples -> seconds
 
 
-def spaced_repeats(count: int, span: float) -> Iterator[int]:
-    """Yield 0 to count - 1, waiting before each so that all take at least `span` seconds."""
-    begin = time.monotonic()
+def spaced_repeats(count: int, span: float, wait: Wait | None = None) -> Iterator[int]:
+    """Yield 0 to count - 1, waiting before each so that all take at least `span` seconds.
+
+    wait: as in `Probe`; None sleeps.
+    """
+    begin, waited = time.monotonic(), 0.0
     for number in range(count):
-        time.sleep(max(begin + span * (number + 1) / count - time.monotonic(), 0))
+        # In a model, time passes by waiting only.
+        pause = max(span * (number + 1) / count - max(time.monotonic() - begin, waited), 0)
+        (wait or time.sleep)(pause)
+        waited += pause
         yield number
 
 
 def measure_repeatedly(
-    measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int = 1, span: float = 0.0
+    measure: Measure[Round],
+    rounds: Sequence[Round],
+    samples: int,
+    count: int = 1,
+    span: float = 0.0,
+    wait: Wait | None = None,
 ) -> list[Seconds]:
     """Measure all rounds `count` times. Returns the seconds of each round, with the samples of all repeats.
 
     A temporary disturbance (other work, heat) thus affects few samples of a part. span: as in
     `spaced_repeats`.
     """
-    parts = [[measure(each, samples) for each in rounds] for _ in spaced_repeats(count, span)]
+    parts = [[measure(each, samples) for each in rounds] for _ in spaced_repeats(count, span, wait)]
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
@@ -75,12 +87,12 @@ def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:
 
 
 def measure_again(
-    measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan
+    measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan, wait: Wait | None = None
 ) -> list[Seconds]:
     """Measure all rounds as a retest: with more repeats if they are noisy, over the plan's span."""
     count = RETEST_REPEATS * repeats_needed(noise, plan.retest_samples, plan)
     return measure_repeatedly(
-        measure, rounds, max(plan.retest_samples // RETEST_REPEATS, 3), count, plan.retest_span
+        measure, rounds, max(plan.retest_samples // RETEST_REPEATS, 3), count, plan.retest_span, wait
     )
 
 

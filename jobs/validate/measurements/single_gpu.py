@@ -33,7 +33,7 @@ class SingleGpu(RungMeasurement):
 
     def retest(self, suspects: Sequence[PartName]) -> Observations:
         """Retest all ranks: they do not disturb each other, and the others are the siblings."""
-        seconds = measure_again(self.sample, [self.what], self.noise, self.plan)
+        seconds = measure_again(self.sample, [self.what], self.noise, self.plan, self.probe.wait)
         return self.table(seconds, retested=True)
 
     def sample(self, what: SingleRankOp, samples: int) -> Seconds:

@@ -108,6 +108,9 @@ class Probe(Protocol):
     def wrong_data(self) -> Sequence[WrongData]:
         """Return the wrong data found since the last call. Measurements check some of the data they move."""
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass between measurements."""
+
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         """Time an operation that every rank does by itself, all at once. Returns (ranks, samples)."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from jobs.validate.plan import CPU_BYTES, GPU_SPAN, Plan, at_most, for_cpus
+from jobs.validate.plan import CPU_BYTES, Plan, at_most, for_cpus
 from meshrun import World
 from runner.comm.collectives.api import Buffer, Collectives
 from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable, allocate_exportable
@@ -88,7 +87,7 @@ def fit_to_devices(world: World, plan: Plan) -> Plan:
         raise failure
     # Both operands of a product are in one buffer.
     most = dict.fromkeys(CPU_BYTES, room) | {"product_bytes": room // 2}
-    return at_most(replace(plan, retest_span=GPU_SPAN) if cuda else for_cpus(plan), most)
+    return at_most(plan if cuda else for_cpus(plan), most)
 
 
 def free_memory(world: World) -> int:

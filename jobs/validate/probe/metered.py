@@ -15,7 +15,7 @@ class MeteredProbe:
         self.probe = probe
         self.hosts, self.places = probe.hosts, probe.places
         self.unit, self.unavailable = probe.unit, probe.unavailable
-        self.counters, self.wrong_data = probe.counters, probe.wrong_data
+        self.counters, self.wrong_data, self.wait = probe.counters, probe.wrong_data, probe.wait
         self.copies_unavailable = probe.copies_unavailable
         self.reset()
 

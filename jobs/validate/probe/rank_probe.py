@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -102,6 +103,9 @@ class RankProbe:
                     failure.everywhere = True
                 self.world.control.broadcast((END, (failure,)))
                 self.ended = True
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return without_stolen(self._measure("single_rank", samples, what, nbytes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -57,6 +58,9 @@ class Crowded(NoisyFleet):
     clock: Clock
     until: float
 
+    def wait(self, seconds: float) -> None:
+        self.clock.sleep(seconds)
+
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         columns = []
         for _ in range(samples):
@@ -100,3 +104,29 @@ def test_a_longer_look_where_noise_hides_who_is_slow(monkeypatch: pytest.MonkeyP
     assert named(20) == 20
     monkeypatch.setattr(retest, "HIDDEN", 0)
     assert named(20) < 15
+
+
+def test_waiting_in_a_model_takes_the_span_once() -> None:
+    waits: list[float] = []
+    assert list(repeats.spaced_repeats(4, 20.0, waits.append)) == [0, 1, 2, 3]
+    assert sum(waits) == pytest.approx(20, abs=0.5)
+    assert max(waits) == pytest.approx(5, abs=0.5)
+
+
+def test_load_of_a_neighbour_is_no_fault() -> None:
+    """For some seconds another job loads a host's NICs, from before the first measurement on."""
+
+    class Loaded(NoisyFleet):
+        now = 0.0
+
+        def wait(self, seconds: float) -> None:
+            self.now += seconds
+
+        def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+            seconds = super().flows(flows, nbytes, samples)
+            busy = [1 in (self.places[a].host, self.places[b].host) for a, b in flows]
+            return np.where(np.array(busy)[:, None] & (self.now < 7), 2 * seconds, seconds)
+
+    plan = replace(PLAN, rungs=("host pairs",), retest_span=20.0)
+    assert climb_ladder(Loaded(0, sigma=0.02), plan).findings == ()
+    assert climb_ladder(Loaded(0, sigma=0.02), replace(plan, retest_span=0.0)).findings != ()
