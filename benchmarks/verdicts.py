@@ -115,7 +115,7 @@ def invisible(kind: str, spec: FleetSpec) -> bool:
     """Return whether the fleet has no such part, or nothing to compare it with."""
     domains = math.ceil(spec.hosts / spec.domain)
     if kind in (HEALTHY, "gpu", "pcie", "nvlink", "nvpair", "host"):
-        return kind in ("nvlink", "nvpair") and spec.nvlink in ("none", "bridge")
+        return kind == "nvlink" and spec.nvlink == "none"
     if kind == "leaf":
         return spec.hosts < 3 * spec.leaf or domains < 3
     if kind in ("link", "oneway"):
@@ -143,6 +143,9 @@ def named(one: Finding, fault: Fault, spec: FleetSpec) -> bool:
     if fault.kind in NIC_KINDS and spec.nics:
         kinds, sharing = (*kinds, "nic"), same_nic(fault.gpus[0], spec)
         return one.kind in kinds and {*one.hosts} == hosts and {*one.gpus} <= sharing
+    if fault.kind == "nvlink" and spec.nvlink == "bridge":  # a GPU's NVLinks are one bridge
+        pair = {gpu // 2 * 2 + other for gpu in gpus for other in (0, 1)}
+        return one.kind in ("nvlink", "pair") and {*one.hosts} == hosts and {*one.gpus} <= pair
     if fault.kind == "oneway" and tuple(one.hosts) != names:
         return False
     return one.kind in kinds and {*one.hosts} == hosts and {*one.gpus} == gpus
@@ -158,17 +161,16 @@ def judge(report: Any, kind: str, spec: FleetSpec) -> str:
     verdict = report.verdict
     if kind == HEALTHY:
         return {"ok": "right", "unknown": "unknown"}.get(verdict.status, "alarm")
+    right = [named(one, fault, spec) for one in verdict.findings for fault in spec.faults]
+    if right and all(right):
+        return "right"
     if invisible(kind, spec):
-        return "invisible" if verdict.status != "critical" or not verdict.findings else "wrong"
+        return "wrong" if verdict.findings else "invisible"
     if verdict.status == "ok":
         return "missed"
     if kind in ("tcp", "all-nics"):
         blamed = any(one.hosts for one in verdict.findings)
         return "wrong" if blamed else "right" if verdict.alarms else "other"
-    (fault,) = spec.faults
-    right = [named(one, fault, spec) for one in verdict.findings]
-    if right and all(right):
-        return "right"
     return "wrong" if right else "other"
 
 

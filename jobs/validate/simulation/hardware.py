@@ -185,7 +185,19 @@ def slowed(parts: Parts, fault: Fault, layout: FleetLayout, factor: float | None
     for name in SLOWED[fault.kind]:
         parts[name] = parts[name].copy()
         parts[name][layout.index(name, fault)] *= fault.factor if factor is None else factor
+    if fault.kind == "nvlink" and not layout.switched:
+        parts["pair"] = _without_nvlinks(parts["pair"], fault, layout)
     return parts
+
+
+def _without_nvlinks(pair: Rates, fault: Fault, layout: FleetLayout) -> Rates:
+    """Return `pair` with a GPU's NVLinks slower, where they lead to single other GPUs."""
+    pair, (host, gpu) = pair.copy(), fault.where
+    types = layout.paths[int((layout.host == host).sum())][gpu]
+    for other in (other for other, kind in enumerate(types) if kind.startswith("NV")):
+        for a, b in ((gpu, other), (other, gpu)):
+            pair[layout.first[host] + a, b] *= fault.factor
+    return pair
 
 
 class Routes:

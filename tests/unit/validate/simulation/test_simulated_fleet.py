@@ -310,6 +310,13 @@ def test_hosts_without_nvswitch(nvlink: str, flows: list[tuple[int, int]], rates
     assert flow_rates(some, flows) == pytest.approx([rate * GB for rate in rates])
 
 
+def test_slow_nvlinks_of_a_mesh() -> None:
+    some = fleet("hosts=2,gpus=8,noise=0,nvlink=mesh,fault=nvlink:h1:1:0.5")
+    flows = [(8, 9), (9, 11), (8, 11), (0, 1), (9, 14)]
+    rates = [flow_rates(some, [flow])[0] for flow in flows]
+    assert rates == pytest.approx([22 * GB, 11 * GB, 44 * GB, 44 * GB, 12 * GB])
+
+
 def test_places_have_the_kinds_of_their_links_nics_and_gpus() -> None:
     some = fleet("hosts=2,gpus=4,nics=2,nvlink=bridge,models=H200/A100")
     first, last = some.places[0], some.places[-1]
