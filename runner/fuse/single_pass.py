@@ -26,6 +26,10 @@ MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
+BRANCH_THREADS, BRANCH_REGISTERS = (
+    512,
+    64,
+)  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
 MOST_THREADS = 2**18  # of a large GPU at a time
 
@@ -242,10 +246,14 @@ def emit(
     if march and program.axes < 2:
         raise ValueError("a march over one axis, which has no rows")
     body = _Body(program, tile, march)
+    # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
+    few = body.branches and registers(program, (1, *tile[1:]) if march else tile) <= BRANCH_REGISTERS
+    size = threads[0] * threads[1]
+    bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
     headers, text = _skeleton()
     for mark, instead in (
         ("// @headers@", headers),
-        ("/* @threads@ */", str(threads[0] * threads[1])),
+        ("/* @threads@ */", bounds),
         ("/* @parameters@ */", ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program))),
         ("// @body@", "\n    ".join(body.lines)),
     ):
@@ -297,6 +305,7 @@ class _Body:
             self._rows[at] = [self._strips[node] for node in nodes]
         find_places(((one, tile[-1]) for row in self._rows.values() for one in row), self._strips)
         values = Values(program, self._strips)
+        self.branches = False
         self._compute(values)
         self._find_place()
         reads = self._reads(values)
@@ -417,7 +426,7 @@ class _Body:
         Stores between the rows would let the compiler load the rows one after the other.
         """
         columns = self.tile[-1]
-        aligned, vectors, others = list[str](), list[str](), list[str]()
+        stores, wanted = list[tuple[str, str, str, str, str]](), list[list[Value]]()
         for line, (at, row) in enumerate(self._rows.items()):
             begin = 0
             for number, output in enumerate(self.program.outputs):
@@ -429,13 +438,23 @@ class _Body:
                 else:
                     kind, store, form, step = ctype(output.dtype), "store_elements", "scalar", 1
                 places = range(0, columns, step)
-                wanted = [Value(form, one.strip, one.place + place) for place in places for one in results]
-                names = ", ".join(map(values.name, wanted))
+                wanted.append(
+                    [Value(form, one.strip, one.place + place) for place in places for one in results]
+                )
                 target = self._row(f"to{number}", f"o{number}", at)
-                values.lines.append(f"const {kind} results{number}_{line}[{len(wanted)}] = {{{names}}};")
-                aligned.append(f"misaligned<{columns * output.components * size}>({target})")
-                vectors.append(f"store_vectors({target}, results{number}_{line});")
-                others.append(f"{store}({target}, results{number}_{line});")
+                vector = f"misaligned<{columns * output.components * size}>({target})"
+                stores.append((f"{number}_{line}", target, store, kind, vector))
+        # A branch computes a cell after the other: fewer values are alive at a time.
+        rows = len(self.program.outputs)
+        cells = [(n // rows, one.place, one) for n, part in enumerate(wanted) for one in part]
+        values.plan(one for *_, one in sorted(cells, key=lambda cell: cell[:2]))
+        self.branches = values.branches > 0
+        for (name, _, _, kind, _), part in zip(stores, wanted, strict=True):
+            names = ", ".join(map(values.name, part))
+            values.lines.append(f"const {kind} results{name}[{len(part)}] = {{{names}}};")
+        aligned = [vector for *_, vector in stores]
+        vectors = [f"store_vectors({target}, results{name});" for name, target, *_ in stores]
+        others = [f"{store}({target}, results{name});" for name, target, store, *_ in stores]
         values.lines.append(f"if (({' | '.join(aligned)}) == 0) {{")
         values.lines += [*vectors, "} else {", *others, "}"]
 

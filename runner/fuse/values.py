@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from runner.fuse.branches import Branch, Conditions, cost, find_branches, write
 from runner.fuse.graph import Node, Offset, Program
 from runner.fuse.operations import ctype, expression
 from runner.fuse.strips import (
@@ -48,7 +49,7 @@ class _Recipe:
 
 
 class Values:
-    """Write values and what they need, each once.
+    """Write values and what they need, each once: what few cells need, in branches.
 
     lines: what was written. rows: of the inputs that are read, the number of each. windows: of rows of small
     elements, their first and last elements. loaded: of the other rows, the elements that were needed so far.
@@ -56,7 +57,11 @@ class Values:
 
     def __init__(self, program: Program, strips: Strips) -> None:
         self._inputs = program.inputs
+        self._conditions = Conditions(program.graph)
         self._names: dict[Value, str] = {}
+        self._recipes: dict[Value, _Recipe] = {}
+        self._branches: dict[Value, Branch[Value]] = {}
+        self._declared = 0
         self.lines = list[str]()
         self.windows: dict[Row, tuple[int, int]] = {}
         for strip in strips.all:
@@ -70,29 +75,69 @@ class Values:
         }
         self.loaded: dict[Row, set[int]] = {row: set() for row in self.rows}
 
-    def name(self, wanted: Value) -> str:
-        """Write what a value needs and is not written yet, then the value; return its name."""
+    def plan(self, results: Iterable[Value]) -> None:
+        """Find the branches. results: all that will be written."""
+        self._branches = find_branches(
+            results, self._needs, self._condition, lambda one: cost(one.strip.node)
+        )
+
+    @property
+    def branches(self) -> int:
+        """Return the number of branches."""
+        return len(set(map(id, self._branches.values())))
+
+    def name(self, wanted: Value, plain: bool = False) -> str:
+        """Write what a value needs and is not written yet, then the value; return its name.
+
+        plain: without branches.
+        """
         stack = [wanted]
         while stack:
             value = stack[-1]
             if value in self._names:
                 stack.pop()
                 continue
-            recipe = self._recipe(value)
-            missing = [one for one in recipe.needs if one not in self._names]
+            branch = None if plain else self._branches.get(value)
+            needs = branch.before if branch else self._needs(value)
+            missing = [one for one in needs if one not in self._names]
             if missing:
                 stack += reversed(missing)
                 continue
             stack.pop()
-            text = recipe.write([self._names[one] for one in recipe.needs])
-            if recipe.kind:
-                name = f"v{len(self._names)}"
-                self.lines.append(f"const {recipe.kind} {name} = {text};")
-                text = name
-            self._names[value] = text
+            if branch:
+                write(branch, self._needs, self.name, _ctype, self._declare, self.lines, self._names)
+            else:
+                self._write(value)
         return self._names[wanted]
 
+    def _write(self, value: Value) -> None:
+        recipe = self._recipe(value)
+        text = recipe.write([self._names[one] for one in recipe.needs])
+        if recipe.kind:
+            name = self._declare(value)
+            self.lines.append(f"const {recipe.kind} {name} = {text};")
+            text = name
+        self._names[value] = text
+
+    def _declare(self, _: Value) -> str:
+        self._declared += 1
+        return f"v{self._declared}"
+
+    def _needs(self, value: Value) -> Sequence[Value]:
+        return self._recipe(value).needs
+
+    def _condition(self, value: Value) -> Node | None:
+        strip = value.strip
+        if value.form != "scalar" or strip.lanes or strip.node.op != "where":
+            return None
+        return self._conditions(strip.node.operands[0])
+
     def _recipe(self, value: Value) -> _Recipe:
+        if value not in self._recipes:
+            self._recipes[value] = self._new_recipe(value)
+        return self._recipes[value]
+
+    def _new_recipe(self, value: Value) -> _Recipe:
         _, strip, place = value
         if value.form == "memory":
             return self._stored(strip, place)
@@ -221,6 +266,10 @@ def element_name(row: int, element: int) -> str:
 
 def _first(names: Sequence[str]) -> str:
     return names[0]
+
+
+def _ctype(value: Value) -> str:
+    return ctype(value.strip.node.dtype)
 
 
 def _kind(value: Value) -> str:

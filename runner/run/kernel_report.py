@@ -7,6 +7,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.fuse import host, single_pass
+from runner.fuse.branches import common_operations
 from runner.fuse.graph import Program, merge_components
 from runner.fuse.operations import compiler_options
 from runner.fuse.steps import choice as step_choice
@@ -77,13 +78,21 @@ def _facts(program: Program) -> list[tuple[str, str]]:
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
     widest = max(node.dtype.itemsize for node in program.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
-    limit = "memory" if program.operations < least else "arithmetic"
+    limit = "memory" if common_operations(program) < least else "arithmetic"
     inexact = sorted({node.op for node in program.nodes} & INEXACT)
     facts = [(one.name, f"read {_extents(program, number)}") for number, one in enumerate(program.inputs)]
     facts += [
         ("a cell", f"{counted(moved, 'byte')} of memory, {counted(program.operations, 'operation')}"),
         ("limit", f"{limit}: a GPU computes about {least:.0f} operations while it moves these bytes"),
     ]
+    common = common_operations(program)
+    if common < program.operations:
+        facts.append(
+            (
+                "branches",
+                f"{counted(common, 'operation')} where no cell of a thread needs the others (on a GPU)",
+            )
+        )
     if inexact:
         facts.append(("last bits", f"of {', '.join(inexact)} depend on the device"))
     return facts

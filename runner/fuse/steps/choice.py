@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.device.api import Backend
+from runner.fuse.branches import common_nodes
 from runner.fuse.graph import Program
 from runner.fuse.steps import kernel_3d as step_kernel_3d
 from runner.fuse.steps.exact_products import largest_field, with_exact_products
@@ -75,7 +76,7 @@ def seconds_per_cell(program: Program, feeds: Sequence[int | None], choice: Choi
     written = sum(one.dtype.itemsize * one.components for one in program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / MEMORY
     of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
-    nodes = (with_exact_products(program) if exact else program).nodes
+    nodes = common_nodes(with_exact_products(program) if exact else program)
     made = (one for one in nodes if one.op not in ("load", "constant"))
     operations = sum(2 if one.dtype.itemsize == 8 else 1 for one in made)
     rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+from runner.fuse.branches import common_operations
 from runner.fuse.graph import Program
 from runner.fuse.steps.layout import (
     ALL_REGISTERS,
@@ -65,7 +66,7 @@ def _seconds_per_cell(layout: Layout, steps: int, tuning: Tuning) -> float:
     memory = (read * (1 + 1 / valid) / 2 + written) / steps / MEMORY
     loads = sum(1 for one in program.loads if (one.input, one.component) in layout.fixed)
     slow = 2 if layout.widest == 8 else 1
-    instructions = slow * program.operations + OVERHEAD + FIXED * loads
+    instructions = slow * common_operations(program) + OVERHEAD + FIXED * loads
     arithmetic = instructions / valid / OPERATIONS
     return max(memory, arithmetic) + min(memory, arithmetic) / 4  # they hide each other in part
 

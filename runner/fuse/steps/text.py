@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from runner.fuse.branches import Branch, Conditions, cost, find_branches, write
 from runner.fuse.graph import Node
 from runner.fuse.operations import KERNELS, ctype, expression, literal
 from runner.fuse.steps.exact_products import with_exact_products
@@ -87,43 +88,97 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.lines: list[str] = []
-        self._names: dict[int, str] = {}
+        self._names: dict[Node, str] = {}
+        self._declared = 0
         self._reads: dict[int, tuple[int, int] | None] = {}
+        self._others: dict[Node, Node | None] = {}
         self._lines_of_memory: set[str] = set()
+        self._branches: dict[Node, Branch[Node]] = {}
 
-    def name(self, wanted: Node) -> str:
-        """Write the statements that compute a node, and return the variable that holds it."""
+    def plan(self, results: Iterable[Node]) -> None:
+        """Find the branches. results: all that will be written."""
+        same = Conditions(self.layout.program.graph)
+
+        def condition(node: Node) -> Node | None:
+            return same(node.operands[0]) if node.op == "where" and not self._is_of_other_lane(node) else None
+
+        self._branches = find_branches(results, self._needs, condition, cost, self._is_of_other_lane)
+
+    def name(self, wanted: Node, plain: bool = False) -> str:
+        """Write the statements that compute a node, and return the variable that holds it.
+
+        plain: without branches.
+        """
         waiting = [wanted]
         while waiting:
             node = waiting[-1]
-            if id(node) in self._names:
+            if node in self._names:
                 waiting.pop()
                 continue
-            other = self._of_other_lane(node)
-            needs = [other] if other is not None else node.operands
-            missing = [one for one in needs if id(one) not in self._names]
+            branch = None if plain else self._branches.get(node)
+            needs = branch.before if branch else self._needs(node)
+            missing = [one for one in needs if one not in self._names]
             if missing:
                 waiting += missing
                 continue
             waiting.pop()
-            self._names[id(node)] = f"v{len(self._names)}"
-            self.lines.append(f"    const {ctype(node.dtype)} {self._names[id(node)]} = {self._text(node)};")
-        return self._names[id(wanted)]
+            if branch:
+                self._branch(branch)
+            else:
+                text, name = self._text(node), self._declare(node)
+                self._names[node] = name
+                self.lines.append(f"    const {ctype(node.dtype)} {name} = {text};")
+        return self._names[wanted]
+
+    def _branch(self, branch: Branch[Node]) -> None:
+        """Write a branch, which all threads of a warp take or none: they exchange values after it."""
+        outside = frozenset(self._lines_of_memory)
+
+        def leave() -> None:
+            self._lines_of_memory = set(outside)
+
+        write(
+            branch,
+            self._needs,
+            self.name,
+            _kind,
+            self._declare,
+            self.lines,
+            self._names,
+            "in_any_lane",
+            leave,
+        )
+
+    def _declare(self, _: Node) -> str:
+        self._declared += 1
+        return f"v{self._declared - 1}"
+
+    def _needs(self, node: Node) -> Sequence[Node]:
+        other = self._of_other_lane(node)
+        return node.operands if other is None else (other,)
+
+    def _is_of_other_lane(self, node: Node) -> bool:
+        return self._of_other_lane(node) is not None
 
     def _text(self, node: Node) -> str:
         other, reads = self._of_other_lane(node), node_reads(node, self._reads)
         if other is not None and reads is not None:
-            return f"from_{'left' if reads[1] < 0 else 'right'}({self._names[id(other)]})"
-        return self._load(node) if node.op == "load" else expression(node, self._names)
+            return f"from_{'left' if reads[1] < 0 else 'right'}({self._names[other]})"
+        if node.op == "load":
+            return self._load(node)
+        return expression(node, {id(one): self._names[one] for one in node.operands})
 
     def _of_other_lane(self, node: Node) -> Node | None:
         """Return the equal node of the next lane, if the node reads that lane's cells only."""
-        reads = node_reads(node, self._reads)
-        if reads is None or (reads[1] >= 0 and reads[0] < self.columns):
-            return None
-        shift = self.columns if reads[1] < 0 else -self.columns
-        far = (0,) * (self.layout.program.axes - 1)
-        return self.layout.program.graph.shifted([node], (*far, shift))[0]
+        if node not in self._others:
+            reads = node_reads(node, self._reads)
+            if reads is None or (reads[1] >= 0 and reads[0] < self.columns):
+                self._others[node] = None
+            else:
+                shift = self.columns if reads[1] < 0 else -self.columns
+                far = (0,) * (self.layout.program.axes - 1)
+                self._others[node] = self.layout.program.graph.shifted([node], (*far, shift))[0]
+        return self._others[node]
 
     def _load(self, node: Node) -> str:
         *others, column = node.offset
@@ -165,6 +220,10 @@ class Writer:
         return "_".join([start, *(f"{'m' if one < 0 else 'p'}{abs(one)}" for one in others)])
 
 
+def _kind(node: Node) -> str:
+    return ctype(node.dtype)
+
+
 def node_reads(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
     """Return the first and last column that a node reads; None if it reads none. known: earlier results."""
     waiting = [node]
@@ -188,11 +247,13 @@ def body(layout: Layout, constants: dict[str, int], cval: float) -> list[str]:
     program = layout.program
     rows, columns = constants.get("H", 1), constants["C"]
     writer = Writer(layout, columns, rows, cval)
-    ends = []
+    cells = []  # plane and cell of a result, and its node
     for row, column in product(range(rows), range(columns)):
         shift = {1: (column,), 2: (0, column), 3: (0, row, column)}[program.axes]
         for place, result in zip(layout.feeds, program.results, strict=True):
             for component, node in enumerate(program.graph.shifted(result, shift)):
                 number = layout.state.index((place, component))
-                ends.append(f"    out.w{number}[{row * columns + column}] = {writer.name(node)};")
+                cells.append((number, row * columns + column, node))
+    writer.plan(node for *_, node in cells)
+    ends = [f"    out.w{number}[{cell}] = {writer.name(node)};" for number, cell, node in cells]
     return writer.lines + ends

@@ -142,6 +142,16 @@ def lattice(
     return tuple(after)
 
 
+def kinds(u: Any, kind: Any) -> Any:
+    """Take several costly ways, which few cells need: in a branch, with values of the next lanes."""
+    mean = 0.25 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+    mean = mean + np.float32(0.25) * kind[2:, 1:-1]
+    here = kind[1:-1, 1:-1]
+    steep = np.sqrt(abs(u[1:-1, 2:] - u[1:-1, :-2])) / (1 + mean * mean) + mean / 3
+    wall = np.sqrt(abs(mean)) / 5 + kind[:-2, 2:] + np.sqrt(abs(u[1:-1, 1:-1]))
+    return np.where(here == 1, steep, np.where(here == 2, wall, mean))
+
+
 def line(u: Any) -> Any:
     return u[1:-1] + 0.25 * (u[:-2] - 2 * u[1:-1] + u[2:])
 
@@ -212,6 +222,7 @@ CASES = {
     "uneven": Case(uneven, ("f8", "f2", "f4"), 2, feeds=(0, 1)),
     "lattice": Case(lattice, ("f4",) * 9 + ("u1",), feeds=tuple(range(9))),
     "lattice f2": Case(lattice, ("f2",) * 9 + ("u1",), feeds=tuple(range(9))),
+    "kinds": Case(kinds, ("f4", "u1")),
     "line": Case(line, ("f4",), axes=1),
     "cube": Case(cube, ("f4",), axes=3),
     "cube f8": Case(cube, ("f8",), axes=3),
@@ -420,6 +431,24 @@ def test_a_kernel_that_is_wrong_at_one_place_is_caught(name: str, libraries: Pat
     mutant = replace(kernel, source=kernel.source.replace(right, wrong))
     with pytest.raises(AssertionError):
         check(libraries, case, mutant, "reflect", cval, (31, 133))
+
+
+def test_a_branch_that_one_cell_decides_is_caught(libraries: Path) -> None:
+    """A lane takes a branch if any of its cells needs it, and the lanes of a warp together."""
+    case, kernel, cval = made("kinds", "reflect", 1)
+    tests = re.findall(r"if \(in_any_lane\(\((\w+)\)((?: \| \(\w+\))+)\)\)", kernel.source)
+    assert tests
+    source = kernel.source
+    for first, others in tests:
+        source = source.replace(f"in_any_lane(({first}){others})", f"in_any_lane({first})")
+    rng = np.random.default_rng(1)
+    inputs = [rng.random((9, 133), "f4"), np.zeros((9, 133), "u1")]
+    inputs[1][2, 40] = inputs[1][6, 83] = 1  # alone in its warp's row; of either column of a lane
+    wanted = expected(case, inputs, "reflect", cval, 1)[0]
+    for text, right in ((kernel.source, True), (source, False)):
+        outs = [np.empty_like(inputs[0])]
+        run(libraries, replace(kernel, source=text), inputs, outs, [Axis(n, 0, n) for n in (9, 133)])
+        assert np.array_equal(bits(outs[0]), bits(wanted)) == right
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 40), (40, 1), (2, 2), (3, 56), (9, 57), (8, 112)])

@@ -7,7 +7,7 @@
 
 #define __global__ static
 #define __device__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __restrict__
 
 struct Index {
