@@ -133,11 +133,14 @@ class _Step:
         arrived = [
             self._load(_part(block, [-e for e in one])) for block, one in zip(blocks, velocities, strict=True)
         ]
-        results = self._collided(arrived, parameters, xp)
+        results = collided = self._collided(arrived, parameters, xp)
         kind_here = _part(cells, here)
         for kind, replaced in self._replaced(arrived, blocks, wind, parameters, xp):
             is_kind = kind_here == int(kind)
             results = [xp.where(is_kind, new, old) for new, old in zip(replaced, results, strict=True)]
+        if len(self.kinds - {Cell.FLUID}) > 1:  # most cells are fluid: a kernel then makes one test
+            is_fluid = kind_here == int(Cell.FLUID)
+            results = [xp.where(~is_fluid, new, old) for new, old in zip(results, collided, strict=True)]
         return tuple(map(self._store, results))
 
     def _load(self, stored: Any) -> Any:
