@@ -247,7 +247,8 @@ def emit(
         raise ValueError("a march over one axis, which has no rows")
     body = _Body(program, tile, march)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
-    few = body.branches and registers(program, (1, *tile[1:]) if march else tile) <= BRANCH_REGISTERS
+    # Over three axes, both need many.
+    few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
     size = threads[0] * threads[1]
     bounds = f"{size}, {max(BRANCH_THREADS // size, 1)}" if few else str(size)
     headers, text = _skeleton()
