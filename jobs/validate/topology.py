@@ -22,8 +22,8 @@ class Topology:
     at: (hosts, rails) int64, the rank of each GPU, -1 for none. unit: what ranks compute on.
 
     Also (ranks,) int64: number: of each GPU as nvidia-smi counts, for reports (its position if unknown).
-    kind: ranks with the same GPU and NIC model have the same; others are not siblings. nic: equal for ranks
-    that share one; nic_names: by its number, "" if unknown.
+    kind: ranks with the same GPU and NIC model have the same; others are not siblings. nic_kind: those with
+    the same NIC model. nic: equal for ranks that share one; nic_names: by its number, "" if unknown.
     path: (ranks, rails) int64, class of the path from each rank to GPU i of its host.
     """
 
@@ -33,6 +33,7 @@ class Topology:
     at: Ints
     number: Ints
     kind: Ints
+    nic_kind: Ints
     nic: Ints
     nic_names: tuple[str, ...]
     path: Ints
@@ -65,9 +66,12 @@ class Topology:
 
         Pairs of different classes are not siblings.
         """
-        kinds = int(self.kind.max()) + 1
-        low, high = np.minimum(self.kind[a], self.kind[b]), np.maximum(self.kind[a], self.kind[b])
-        return np.asarray((self.path[a, self.gpu[b]] * kinds + low) * kinds + high)
+        return np.asarray(self.path[a, self.gpu[b]] * (self.kind.max() + 1) ** 2 + unordered(self.kind, a, b))
+
+    def flow_kind(self, a: Ints, b: Ints) -> Ints:
+        """Return the class of each flow between hosts, from rank a[i] to b[i]: NICs of both ends, and
+        whether it crosses rails. Flows of different classes are not siblings."""
+        return np.asarray(2 * unordered(self.nic_kind, a, b) + (self.gpu[a] != self.gpu[b]))
 
 
 def topology_of(probe: Probe) -> Topology:
@@ -78,13 +82,20 @@ def topology_of(probe: Probe) -> Topology:
     at[host, gpu] = np.arange(len(host))
     number = np.array([place.gpu if place.number is None else place.number for place in places], np.int64)
     kind, _ = classes([(place.model, place.nic_model) for place in places])
+    nic_kind, _ = classes([place.nic_model for place in places])
     nic, owners = classes([(place.host, place.nic or place.rank) for place in places])
     named = tuple(name if isinstance(name, str) else "" for _, name in owners)
     path, words = np.zeros((len(host), at.shape[1]), np.int64), {"": 0}
     for place in places:
         for column, word in zip(np.flatnonzero(at[place.host] >= 0), place.paths, strict=False):
             path[place.rank, column] = words.setdefault(word, len(words))
-    return Topology(tuple(probe.hosts), host, gpu, at, number, kind, nic, named, path, probe.unit)
+    return Topology(tuple(probe.hosts), host, gpu, at, number, kind, nic_kind, nic, named, path, probe.unit)
+
+
+def unordered(number: Ints, a: Ints, b: Ints) -> Ints:
+    """Return one number for each two of `number[a]` and `number[b]`, in any order."""
+    low, high = np.minimum(number[a], number[b]), np.maximum(number[a], number[b])
+    return np.asarray(low * (number.max() + 1) + high, np.int64)
 
 
 def classes(values: Sequence[Key]) -> tuple[Ints, list[Key]]:

@@ -30,6 +30,9 @@ SIMULATED = {
     "H100": "NVIDIA H100 80GB HBM3",
     "A100": "NVIDIA A100-SXM4-80GB",
 }
+# PCIe generation, and Gb/s of the NICs, of a simulated host with these GPUs; others are as of an H200.
+SIMULATED_LINKS = {"NVIDIA A100-SXM4-80GB": (4, 200), "NVIDIA A100 80GB PCIe": (4, 200)}
+PCIE = {4: 31.5 * GB, 5: 63 * GB}  # x16, one direction
 
 
 @dataclass(frozen=True)
@@ -153,19 +156,22 @@ def with_known(facts: RankFacts, model: str, known: KnownRates) -> RankFacts:
 
 
 def simulated_facts(places: Sequence[RankPlace], known: KnownRates) -> list[RankFacts]:
-    """Return the facts of a simulated fleet: PCIe 5, NICs of 400 Gb/s, and what is known of its GPU models.
+    """Return the facts of a simulated fleet: its PCIe and NICs, and what is known of its GPU models.
 
     Ranks that name the same NIC of a host share it.
     """
-    model = NominalRate(None, "the model has no such GPU")
-    pcie = NominalRate(63 * GB, "PCIe generation 5, x16")
+    unknown = NominalRate(None, "the model has no such GPU")
     sharing = Counter((place.host, place.nic or place.rank) for place in places)
     found = []
     for place in places:
+        model = SIMULATED.get(place.model, place.model)
+        generation, gigabits = SIMULATED_LINKS.get(model, (5, 400))
+        pcie = NominalRate(PCIE[generation], f"PCIe generation {generation}, x16")
         ranks = sharing[place.host, place.nic or place.rank]
-        network = NominalRate(50 * GB / ranks, f"a NIC of 400 Gb/s, shared by {ranks} rank(s)")
-        facts = RankFacts(model, model, pcie, network, capability=NVLS_CAPABILITY)
-        found.append(with_known(facts, SIMULATED.get(place.model, place.model), known))
+        words = f"a NIC of {gigabits} Gb/s, shared by {ranks} rank(s)"
+        network = NominalRate(gigabits / 8 * GB / ranks, words)
+        facts = RankFacts(unknown, unknown, pcie, network, capability=NVLS_CAPABILITY)
+        found.append(with_known(facts, model, known))
     return found
 
 

@@ -32,6 +32,10 @@ class AllReduce(RungMeasurement):
             else {gpu: topology.rail(gpu) for gpu in range(topology.rails)}
         )
         self.groups = {key: ranks for key, ranks in groups.items() if len(ranks) > 1}
+        # Groups of the same models are siblings.
+        models = {key: tuple(sorted(topology.kind[ranks].tolist())) for key, ranks in self.groups.items()}
+        numbers = {of_group: number for number, of_group in enumerate(sorted(set(models.values())))}
+        self.classes = {key: numbers[of_group] for key, of_group in models.items()}
         self.retested: list[int] = []
 
     def measure(self, longer: bool = False) -> Observations:
@@ -48,7 +52,12 @@ class AllReduce(RungMeasurement):
         return tabulate([pairs_of([key]) for key in keys], seconds, self.siblings, self.plan, retested=True)
 
     def others(self, suspects: Sequence[int]) -> list[int]:
-        return [key for key in self.groups if key not in suspects][:OTHERS]
+        """Return a few groups to compare the suspects with."""
+        found = []
+        for one in sorted({self.classes[key] for key in suspects}):
+            siblings = [key for key, kind in self.classes.items() if kind == one and key not in suspects]
+            found += siblings[:OTHERS]
+        return found
 
     def sample_in_turn(self, groups: Sequence[Ints]) -> list[Seconds]:
         """Measure one ring at a time, with the repeats of a retest."""
@@ -66,7 +75,9 @@ class AllReduce(RungMeasurement):
         return np.asarray(seconds / share[:, None])
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
-        return Siblings(np.zeros(len(a), np.int64), None, max(len(a) - 2, 0) / len(a))
+        kind = np.array([self.classes[key] for key in a.tolist()])
+        fewest = int(np.unique(kind, return_counts=True)[1].min())
+        return Siblings(kind, None, max(fewest - 2, 0) / fewest)
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
         return [part_kind(self.kind, table.a)]

@@ -128,24 +128,26 @@ class InterNode(RungMeasurement):
         return self.probe.flows([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
-        """Compare flows on one rail with each other, and flows across rails with each other.
+        """Compare flows between NICs of the same models, those on one rail and those across rails.
 
         From three hosts on, compare host pairs.
         """
-        host, gpu = self.topology.host, self.topology.gpu
-        hosts, rails = self.topology.hosts, self.topology.rails
-        cross = (gpu[a] != gpu[b]).astype(np.int64)
+        topology, kind = self.topology, self.topology.flow_kind(a, b)
+        hosts, rails, host = topology.hosts, topology.rails, topology.host
         if hosts == 2:
-            return Siblings(cross, None, (rails - 1) / rails)
+            return Siblings(kind, None, (rails - 1) / rails)
+        of_kind = [
+            len(np.unique(host[topology.nic_kind == one])) for one in range(topology.nic_kind.max() + 1)
+        ]
+        fewest = min(of_kind)
         if hosts > self.plan.full_mesh_hosts:
-            return Siblings(cross, None, healthy_pairs(hosts, 2))
+            return Siblings(kind, None, healthy_pairs(fewest, 2))
         low, high = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
-        return Siblings(cross, low * hosts + high, healthy_pairs(hosts, 2) if hosts > 3 else 0.0)
+        return Siblings(kind, low * hosts + high, healthy_pairs(fewest, 2) if fewest > 3 else 0.0)
 
     def retest_siblings(self, a: Ints, b: Ints) -> Siblings:
-        cross = (self.topology.gpu[a] != self.topology.gpu[b]).astype(np.int64)
         suspect = np.isin(np.arange(self.topology.ranks), list(self.suspects))
-        return Siblings(cross, None, 0.2, ~suspect[a] & ~suspect[b])
+        return Siblings(self.topology.flow_kind(a, b), None, 0.2, ~suspect[a] & ~suspect[b])
 
     # --- parts
 

@@ -25,6 +25,7 @@ from jobs.validate.probe.sampling import repeats_for
 from jobs.validate.simulation.coupling import coupled
 from jobs.validate.simulation.hardware import (
     NICS,
+    PORTS,
     UPLINKS,
     FleetLayout,
     Mask,
@@ -79,7 +80,6 @@ class SimulatedFleet:
     def places(self) -> Sequence[RankPlace]:
         layout, spec = self._layout, self.spec
         numbers = zip(layout.host.tolist(), layout.gpu.tolist(), layout.gpu[layout.nic].tolist(), strict=True)
-        ports = "TCP" if spec.fallback == "tcp" else "400 Gb/s"
         return tuple(
             RankPlace(
                 rank,
@@ -88,7 +88,7 @@ class SimulatedFleet:
                 gpu,
                 driver_name(spec.models[host % len(spec.models)], spec.nvlink),
                 f"nic{nic}",
-                ports,
+                "TCP" if spec.fallback == "tcp" else PORTS[spec.models[host % len(spec.models)]],
                 layout.paths[spec.gpus[host]][gpu],
             )
             for rank, (host, gpu, nic) in enumerate(numbers)

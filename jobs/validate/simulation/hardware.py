@@ -82,6 +82,9 @@ DRIVER_NAMES = {
 }
 
 
+PORTS = {"H200": "400 Gb/s", "H100": "400 Gb/s", "A100": "200 Gb/s"}  # of the NICs of their hosts
+
+
 def driver_name(model: str, nvlink: str) -> str:
     return DRIVER_NAMES[model][nvlink != "switch"]
 

@@ -10,6 +10,7 @@ from jobs.validate.plan import Plan, RungName
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.verdict import Verdict
+from launch.cli.main import main
 
 
 def verdict(fleet: str, *rungs: RungName) -> Verdict:
@@ -27,6 +28,33 @@ def test_healthy_hosts_of_any_kind_are_ok(nvlink: str, hosts: int) -> None:
 def test_gpus_of_other_models_are_no_siblings() -> None:
     found = verdict("hosts=6,gpus=4,seed=2,models=H200/A100", "gpu", "host", "pairs")
     assert (found.status, found.findings) == ("ok", ())
+
+
+def test_rings_of_hosts_with_other_models_are_no_siblings() -> None:
+    fleet = "hosts=8,gpus=4,seed=2,models=H200/A100"
+    found = verdict(fleet, "node", "rails")
+    assert (found.status, found.findings) == ("ok", ())
+
+
+def test_a_slow_rail_is_named_on_hosts_of_two_models() -> None:
+    fleet = "hosts=8,gpus=4,seed=2,models=H200/A100,fault=rail:1:0.3"
+    (found,) = verdict(fleet, "rails").findings
+    assert (found.kind, found.gpus) == ("rail", (1,))
+
+
+@pytest.mark.parametrize("models", ["A100", "H200/A100"])
+def test_a_healthy_fleet_is_held_to_the_rates_of_its_own_links(
+    models: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = f"hosts=6,gpus=4,seed=2,models={models}"
+    assert main(["validate", "--quick", "--simulate", fleet]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("hosts", [8, 16])
+def test_a_slow_nic_is_named_among_nics_of_two_models(hosts: int) -> None:
+    fleet = f"hosts={hosts},gpus=4,seed=2,models=H200/A100,fault=nic:h3:1:0.6"
+    (found,) = verdict(fleet, "host pairs").findings
+    assert (found.kind, found.hosts, found.gpus) == ("nic", ("h3",), (1,))
 
 
 @pytest.mark.parametrize("nvlink", ["mesh", "bridge", "none"])
