@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.outputs import Outputs, check_writable
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
-from runner.system.launcher import set_default
+from runner.system.launcher import default_variable
 from runner.world.rank_process import run_as_rank
 
 FILES = ("json", "html", "junit", "prometheus")
@@ -141,18 +142,18 @@ def validate(
         return rehearse(options, cli_context)
     from jobs.validate.run.run import report_before_world, run
 
-    if device != "cpu":
-        # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.
-        # NCCL reads it when the first communicator is made.
-        set_default("NCCL_P2P_PXN_LEVEL", "0")
-    return run_as_rank(
-        lambda world, handler: run(world, handler, options, cli_context),
-        device=device,
-        oversubscribe=oversubscribe,
-        started=cli_context.started,
-        debug=debug,
-        usage_exit_status=UNKNOWN,
-        failure_exit_status=EXIT["critical"],
-        interrupt_message="interrupted",
-        before_exit=lambda handler: report_before_world(handler, options, cli_context),
-    )
+    # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.
+    # NCCL reads it when the first communicator is made.
+    own_nics = default_variable("NCCL_P2P_PXN_LEVEL", "0") if device != "cpu" else nullcontext()
+    with own_nics:
+        return run_as_rank(
+            lambda world, handler: run(world, handler, options, cli_context),
+            device=device,
+            oversubscribe=oversubscribe,
+            started=cli_context.started,
+            debug=debug,
+            usage_exit_status=UNKNOWN,
+            failure_exit_status=EXIT["critical"],
+            interrupt_message="interrupted",
+            before_exit=lambda handler: report_before_world(handler, options, cli_context),
+        )

@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.comm.threads import ThreadComm
 from runner.errors import UserError
+from runner.fuse.branches import common_operations
 from runner.fuse.trace import NotTraceable
 from runner.job.declaration import Job
 from runner.pipeline.fusing import reads_of, traced
@@ -107,7 +108,8 @@ def plan_steps(
     operations: int | None = None
     try:
         program = traced(task)
-        task, operations = replace(task, reads=reads_of(task, program)), program.operations
+        task = replace(task, reads=reads_of(task, program))
+        operations = common_operations(program) if gpu else program.operations
     except NotTraceable:
         pass  # the function is called as it is
     cells = math.prod(task.shape)

@@ -9,7 +9,8 @@ SLURM_LOCALID are those of the launcher daemon and are 0 on every rank.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from runner.errors import UserError
@@ -62,9 +63,17 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
-def set_default(name: str, value: str) -> None:
-    """Set a variable that a library reads later in this process, unless it is set."""
-    os.environ.setdefault(name, value)
+@contextmanager
+def default_variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable that a library reads in this process, unless it is set."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name, None)
 
 
 def environment_of_helper() -> dict[str, str]:

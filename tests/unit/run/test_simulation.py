@@ -51,6 +51,8 @@ class Slope:
     other: tuple[int, int, int] = (1, 2, 3)
     limits: tuple[float, float] | None = (-1.0, 1.0)
     shifts: Sequence[tuple[int, int]] = ((0, -1), (0, 1))
+    plane: tuple[int, int] | None = None
+    isolines: int = 0
 
     def values(self, cells: Sequence[Any], xp: Any) -> Any:
         return (cells[0] * cells[1])[None]
@@ -59,6 +61,9 @@ class Slope:
         found = (values[1] - values[0])[0]
         found[0, 0] = np.nan
         return found
+
+    def lines(self, values: Sequence[Any]) -> Any:
+        raise AssertionError("no isolines were asked for")
 
 
 @dataclass

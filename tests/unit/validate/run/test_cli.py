@@ -32,3 +32,4 @@ def test_flows_leave_through_their_own_nic(
     monkeypatch.setattr(cli, "run_as_rank", run_as_rank)
     assert main(["validate", *words]) == 0
     assert seen == [after]
+    assert os.environ.get(name) == before
