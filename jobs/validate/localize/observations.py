@@ -102,13 +102,19 @@ def tabulate(
 ) -> Observations:
     """Combine several rounds into one table.
 
-    flows: (rows, 2) int64 for each round. seconds: (rows, samples) float64 for each round. siblings: returns
-    the siblings of rows between ranks a and b.
+    flows: (rows, 2) int64 for each round. seconds: (rows, samples) float64 for each round, NaN for a failed
+    sample; rounds may have different numbers of them. siblings: returns the siblings of rows between ranks a
+    and b.
     """
     pairs = np.concatenate(flows)
-    samples = np.concatenate(seconds)
+    failed = frozenset(
+        pairs[np.concatenate([np.isnan(each).any(axis=1) for each in seconds])].ravel().tolist()
+    )
+    most = max(each.shape[1] for each in seconds)
+    samples = np.concatenate(
+        [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=np.nan) for each in seconds]
+    )
     missing = np.isnan(samples)
-    failed = frozenset(pairs[missing.any(axis=1)].ravel().tolist())
     good = ~missing.all(axis=1)
     pairs, samples, count = pairs[good], samples[good], (~missing[good]).sum(axis=1)
     a, b = pairs[:, 0], pairs[:, 1]
