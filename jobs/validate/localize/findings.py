@@ -117,7 +117,10 @@ def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
 
 
 def belongs_to(one: Finding, whole: Finding) -> bool:
-    """Return whether `whole` explains `one`: a GPU's slow host, or the flapping NIC at a path's end."""
+    """Return whether `whole` explains `one`: a GPU's slow host, the flapping NIC at a path's end, or the slow
+    NIC of which a load made some samples slower still."""
+    if one.kind == "flap":
+        return whole.kind in ("nic", "send", "receive") and (whole.hosts, whole.gpus) == (one.hosts, one.gpus)
     if one.factor < whole.factor * (1 - ALIKE):
         return False
     if one.kind in ("gpu", "pcie"):

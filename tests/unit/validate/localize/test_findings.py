@@ -1,0 +1,29 @@
+"""Several findings of one part become one."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.validate.localize.findings import merge
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.topology import topology_of
+from jobs.validate.verdict import Evidence, Finding, FindingKind
+
+TOPOLOGY = topology_of(SimulatedFleet(parse_fleet("hosts=4,gpus=4")))
+
+
+def nic(kind: FindingKind, host: str, gpu: int, factor: float) -> Finding:
+    evidence = Evidence("flows", 1e9, 2e9, 10, (), 1.0)
+    return Finding(kind, (host,), (gpu,), factor, 1.0, "host pairs", evidence)
+
+
+@pytest.mark.parametrize("kind", ["nic", "send", "receive"])
+def test_slow_episodes_of_a_slow_nic_are_no_second_fault(kind: FindingKind) -> None:
+    slow, flap = nic(kind, "h2", 1, 0.83), nic("flap", "h2", 1, 0.51)
+    assert merge([flap, slow], TOPOLOGY) == [slow]
+
+
+def test_the_flapping_nic_of_another_gpu_stays() -> None:
+    slow, flap = nic("nic", "h2", 1, 0.83), nic("flap", "h2", 3, 0.51)
+    assert merge([slow, flap], TOPOLOGY) == [slow, flap]
