@@ -17,7 +17,7 @@ import numpy as np
 
 from runner.fuse.graph import Extents, Offset, Operand, Program, in_order
 from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype
-from runner.fuse.strips import WORD, Placed, Strips, find_places
+from runner.fuse.strips import WORD, PlacedStrip, Strips, find_places
 from runner.fuse.values import Row, Value, Values, element_name
 from runner.region import Array, Shape
 
@@ -299,7 +299,7 @@ class _Body:
         self.program, self.tile, self.lines = program, tile, list[str]()
         self._strips = Strips(tile[-1] % WORD == 0, [one.components for one in program.inputs])
         flat = [node for result in program.results for node in result]
-        self._rows: dict[Offset, list[Placed]] = {}
+        self._rows: dict[Offset, list[PlacedStrip]] = {}
         for at in product(*map(range, (1, *tile[1:-1]) if march else tile[:-1])):
             nodes = program.graph.shifted(flat, (*at, 0))
             self._strips.of(in_order(nodes))

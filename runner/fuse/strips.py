@@ -64,7 +64,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedStrip:
     """A result of a row: a strip, and the place of the row's first cell."""
 
     strip: Strip
@@ -80,7 +80,7 @@ class Strips:
     def __init__(self, packed: bool, components: list[int]) -> None:
         self._packed, self._components = packed, components
         self._made: dict[Any, Strip] = {}
-        self._of: dict[int, Placed] = {}
+        self._of: dict[int, PlacedStrip] = {}
         self.all: list[Strip] = []
         """All strips, operands before their users."""
 
@@ -90,13 +90,13 @@ class Strips:
             if id(node) not in self._of:
                 self._of[id(node)] = self._placed(node)
 
-    def __getitem__(self, node: Node) -> Placed:
+    def __getitem__(self, node: Node) -> PlacedStrip:
         return self._of[id(node)]
 
-    def _placed(self, node: Node) -> Placed:
+    def _placed(self, node: Node) -> PlacedStrip:
         if node.op == "load":
             key: Any = ("load", node.input, node.offset[:-1], node.component)
-            return Placed(self._strip(key, node, (), node.offset[:-1]), node.offset[-1])
+            return PlacedStrip(self._strip(key, node, (), node.offset[:-1]), node.offset[-1])
         operands = [self._of[id(one)] for one in node.operands]
         places = [one.place for one in operands if one.strip.node.op != "constant"]
         first = min(places, default=0)
@@ -105,7 +105,7 @@ class Strips:
         )
         value = (node.dtype.str, node.value.tobytes()) if node.op == "constant" else ()
         key = (node.op, node.dtype.str, value, *((id(strip), place) for strip, place in moved))
-        return Placed(self._strip(key, node, moved, ()), first)
+        return PlacedStrip(self._strip(key, node, moved, ()), first)
 
     def _strip(self, key: Any, node: Node, operands: tuple[tuple[Strip, int], ...], at: Offset) -> Strip:
         if key not in self._made:
@@ -189,7 +189,7 @@ def _cast_in_words(of: np.dtype[Any], to: np.dtype[Any], lanes: int) -> bool:
     return to.kind in "iu" and of.kind in "biu" and to.itemsize * lanes == WORD
 
 
-def find_places(results: Iterable[tuple[Placed, int]], strips: Strips) -> None:
+def find_places(results: Iterable[tuple[PlacedStrip, int]], strips: Strips) -> None:
     """Find the places of all strips that are needed for results of some cells each."""
     for result, cells in results:
         result.strip.need(result.place, result.place + cells)

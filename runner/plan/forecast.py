@@ -99,6 +99,17 @@ class Forecast:
         return self.start + self.seconds
 
 
+def limits_on(machine: Machine, options: StreamOptions, local: int) -> MemoryUse:
+    """Return the memory that a rank may use. local: ranks of its host."""
+    return memory_limits(
+        options,
+        host=machine.memory,
+        beside=local,
+        device=machine.device_memory if machine.gpus > 0 else None,
+        sharing=-(-local // max(machine.gpus, 1)),
+    )
+
+
 def forecast(
     task: Task,
     machine: Machine,
@@ -119,13 +130,7 @@ def forecast(
     """
     ranks, gpu = task.partition.size, machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
-    limits = memory_limits(
-        options,
-        host=machine.memory,
-        beside=local,
-        device=machine.device_memory if gpu else None,
-        sharing=-(-local // max(machine.gpus, 1)),
-    )
+    limits = limits_on(machine, options, local)
     facts = Facts(ranks, gpu, limits, files)
     too_large = is_too_large(task, task.partition[0], limits, asynchronous=gpu)  # the largest block
     if is_streamed(task, options, files, asynchronous=gpu, too_large=too_large, keep_whole=keep_whole):

@@ -17,7 +17,7 @@ from runner.fuse.branches import common_operations
 from runner.fuse.trace import NotTraceable
 from runner.job.declaration import Job
 from runner.pipeline.fusing import reads_of, traced
-from runner.plan.chunking import memory_limits
+from runner.plan.forecast import limits_on
 from runner.plan.machine import Machine
 from runner.plan.step_options import StepOptions
 from runner.plan.steps import halo_bytes, step_memory
@@ -78,13 +78,7 @@ def plan_steps(
     task = cut(ranks, grid)
     region, gpu = task.partition[0], machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
-    limits = memory_limits(
-        options,
-        host=machine.memory,
-        beside=local,
-        device=machine.device_memory if gpu else None,
-        sharing=-(-local // max(machine.gpus, 1)),
-    )
+    limits = limits_on(machine, options, local)
     limit, needed = limits.device if gpu else limits.host, step_memory(task, region)
     if gpu:
         enough = next((n for n in range(1, RANKS_MOST) if _fits(cut(n), limit)), None)

@@ -109,24 +109,22 @@ def _number(text: str, role: str, word: str) -> int:
 
 
 def _fraction(text: str, word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        hint = "0.6 is 60 % of a healthy part's bandwidth or speed, or of the time"
-        raise UserError(f"fault {text}", got=repr(word), expected="more than 0, at most 1", hint=hint)
-    return value
+    hint = "0.6 is 60 % of a healthy part's bandwidth or speed, or of the time"
+    return _between(text, word, 0, 1, "more than 0, at most 1", hint)
 
 
 def _times(text: str, word: str) -> float:
+    hint = "10 is a call that takes 10 times as long"
+    return _between(text, word, 1, 1e6, "more than 1, at most 1e6", hint)
+
+
+def _between(text: str, word: str, above: float, most: float, expected: str, hint: str) -> float:
     try:
         value = float(word)
     except ValueError:
-        value = 0.0
-    if not 1 < value <= 1e6:
-        hint = "10 is a call that takes 10 times as long"
-        raise UserError(f"fault {text}", got=repr(word), expected="more than 1, at most 1e6", hint=hint)
+        value = above
+    if not above < value <= most:
+        raise UserError(f"fault {text}", got=repr(word), expected=expected, hint=hint)
     return value
 
 

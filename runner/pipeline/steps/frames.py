@@ -93,7 +93,7 @@ class FrameContent(Protocol):
 
 
 @dataclass
-class Part:
+class FramePart:
     """Cells of one frame on their way to the host. memory: of `host`, as bytes. kept: device memory that is
     still being copied."""
 
@@ -109,7 +109,7 @@ class Snapshot:
 
     step: int
     number: int
-    parts: list[Part]
+    parts: list[FramePart]
 
 
 @dataclass
@@ -263,7 +263,7 @@ class Frames:
         """Start copying this rank's cells to the host."""
         return Snapshot(stepper.done, self.written, [self._part(stepper, view) for view in self._views])
 
-    def _part(self, stepper: Stepper, view: Slices) -> Part:
+    def _part(self, stepper: Stepper, view: Slices) -> FramePart:
         backend = self.world.backend
         own = self._own_slices(stepper, view)
         if self.content is None:
@@ -277,10 +277,10 @@ class Frames:
         host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
         if self._copies is None or cells.size == 0:
             host[...] = cells.get() if hasattr(cells, "get") else cells
-            return Part(host, memory)
+            return FramePart(host, memory)
         kept = cells.copy(order="C")  # the next step but one overwrites the field
         _, ready = self._copies.fetch(kept, memory, self._copies.mark())
-        return Part(host, memory, ready, kept)
+        return FramePart(host, memory, ready, kept)
 
     def _own_slices(self, stepper: Stepper, view: Slices) -> Slices:
         """Return the slices of this rank's own cells that a view shows."""
@@ -340,13 +340,13 @@ class Frames:
             shown = self._shown(self.world.rank, self._slices)
             self._array.write(snapshot.number, shown, part.host)
 
-    def _wait(self, part: Part) -> None:
+    def _wait(self, part: FramePart) -> None:
         if part.ready is not None:
             assert self._copies is not None
             self._copies.passed(part.ready)
             part.kept = None
 
-    def _gathered(self, part: Part, view: Slices) -> HostArray | None:
+    def _gathered(self, part: FramePart, view: Slices) -> HostArray | None:
         """Return a part of the whole frame on rank 0, None elsewhere. Collective."""
         self._wait(part)
         more = part.host.shape[: part.host.ndim - len(self.shape)]
