@@ -26,6 +26,7 @@ import numpy as np
 
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
+from runner.job.pickling import dumps
 from runner.report.record import Record
 from runner.run.options import Options
 from runner.system.host_memory import memory_folder
@@ -136,7 +137,7 @@ def call_on_ranks(
     with _folder(0) as folder:
         call = PythonCall(job, list(inputs), list(outputs), parameters, options, sys.path)
         try:
-            (folder / CALL).write_bytes(cloudpickle.dumps(call))
+            (folder / CALL).write_bytes(dumps(call))
         except (TypeError, pickle.PicklingError, AttributeError) as reason:
             raise UserError(
                 f"job {job.name} cannot be sent to other ranks",

@@ -25,6 +25,7 @@ import numpy as np
 
 from runner.errors import MeshrunError, RunError, first_line
 from runner.job.discover import USER_FILE
+from runner.job.pickling import dumps
 from runner.plan.task import Task
 from runner.region import HostArray
 from runner.run.verify.tiles import Tile
@@ -258,5 +259,4 @@ def _pickled(task: Task) -> bytes:
             if name.startswith(USER_FILE):
                 cloudpickle.register_pickle_by_value(module)
                 stack.callback(cloudpickle.unregister_pickle_by_value, module)
-        found: bytes = cloudpickle.dumps(task)
-    return found
+        return dumps(task)

@@ -13,7 +13,6 @@ import types
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from step_runs import plain_loop, stepped, weighted, weighted_job
@@ -120,21 +119,20 @@ def test_ranks_that_are_threads_pickle_one_after_the_other(
     )
     array = np.ones((4, 4), np.float32)
     task = planned(find(f"{tmp_path / 'job.py'}:same"), array)
-    inside, other_done, dumps = threading.Event(), threading.Event(), cloudpickle.dumps
+    inside, other_done, dumps = threading.Event(), threading.Event(), verify_team.dumps
 
     def slow(task: Task) -> bytes:
         if threading.current_thread() is threading.main_thread():
             inside.set()
             other_done.wait(0.3)
-        found: bytes = dumps(task)
-        return found
+        return dumps(task)
 
     def other() -> None:
         inside.wait()
         verify_team._pickled(task)
         other_done.set()
 
-    monkeypatch.setattr(cloudpickle, "dumps", slow)
+    monkeypatch.setattr(verify_team, "dumps", slow)
     thread = threading.Thread(target=other)
     thread.start()
     verify_team._pickled(task)
