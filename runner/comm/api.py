@@ -37,6 +37,9 @@ def as_bytes(array: Array) -> Array:
 class Pending(Protocol):
     """Messages in flight."""
 
+    def progress(self) -> None:
+        """Let the messages advance; to be called between parts of a long computation of the host."""
+
     def wait(self) -> None:
         """Return when received arrays may be read and sent arrays may be reused.
 

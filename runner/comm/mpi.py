@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from runner.comm.api import Message, Operation, as_bytes
 from runner.comm.shared_counters import MpiCounters
 from runner.region import Array
 
+GPU_SUPPORT_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, MPICH
 PIECE = 1 << 30  # bytes: Open MPI 4 counts in a C int, so larger messages are sent in pieces
 
 
@@ -30,9 +32,37 @@ def load() -> Any:
     return MPI
 
 
+def device_memory_support(maps: Path = Path("/proc/self/maps")) -> tuple[bool, str]:
+    """Whether this process's MPI says that it takes CUDA device memory, and its name with what it was asked.
+
+    Asks for memory kinds (MPI 4.1), MPIX_Query_cuda_support (Open MPI, MPICH, MVAPICH) and
+    MPIX_GPU_query_support (MPICH).
+    """
+    mpi = load()
+    name, version = mpi.get_vendor()
+    library = f"{name} {'.'.join(map(str, version))}"
+    kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
+    if "cuda" in (kind.partition(":")[0].strip() for kind in kinds.split(",")):
+        return True, f"{library}: mpi_memory_alloc_kinds is {kinds}"
+    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    for path in sorted(path for path in paths if path.rpartition("/")[2].startswith("libmpi")):
+        loaded = ctypes.CDLL(path)
+        if hasattr(loaded, "MPIX_Query_cuda_support"):
+            said = int(loaded.MPIX_Query_cuda_support())
+            return said == 1, f"{library} ({path}): MPIX_Query_cuda_support() is {said}"
+        if hasattr(loaded, "MPIX_GPU_query_support"):
+            answer = ctypes.c_int(0)
+            loaded.MPIX_GPU_query_support(GPU_SUPPORT_CUDA, ctypes.byref(answer))
+            return answer.value == 1, f"{library} ({path}): MPIX_GPU_query_support tells {answer.value}"
+    return False, f"{library} has no MPIX_Query_cuda_support"
+
+
 class _Requests:
     def __init__(self, mpi: Any, requests: list[Any]) -> None:
         self._mpi, self._requests = mpi, requests
+
+    def progress(self) -> None:
+        self._mpi.Request.Testall(self._requests)
 
     def wait(self) -> None:
         self._mpi.Request.Waitall(self._requests)

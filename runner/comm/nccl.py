@@ -20,7 +20,9 @@ import cupy
 
 from runner.comm.api import Control
 from runner.comm.collective_call import gather_calls
+from runner.comm.collectives.api import Tuning
 from runner.errors import RunError, UserError, first_line
+from runner.system.launcher import variables
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
 CTA_POLICY = 22700
@@ -134,6 +136,12 @@ def addresses() -> dict[Callable[..., Any], int]:
     return found
 
 
+def debug_reset() -> Callable[[], object] | None:
+    """ncclResetDebugInit: NCCL reads its NCCL_DEBUG variables again. None in a library without it."""
+    load()
+    return getattr(ctypes.CDLL("libnccl.so.2"), "ncclResetDebugInit", None)
+
+
 def common_version(control: Control) -> str:
     """Version and path of this rank's libnccl, for reports. Collective.
 
@@ -183,7 +191,9 @@ class Communicator:
     calls.
 
     cta_policy: as in ncclConfig_t, None for the library's default. peers: upper limit on the number of ranks
-    that this one exchanges messages with; None if unknown.
+    that this one exchanges messages with; None if unknown. tuning: instead of the environment's. NCCL reads
+    NCCL_ALGO and NCCL_PROTO for every communicator (src/graph/tuning.cc), but NCCL_MIN_NCHANNELS and
+    NCCL_MAX_NCHANNELS once in a process (src/graph/connect.cc): channels are set in the configuration.
     """
 
     def __init__(
@@ -194,6 +204,7 @@ class Communicator:
         *,
         cta_policy: int | None = None,
         peers: int | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self.nccl = load()
         self.size, self.rank = size, rank
@@ -212,8 +223,13 @@ class Communicator:
             config.nvlink_centric_sched = 1
         if peers is not None and number >= 23000:
             config.max_p2p_peers = peers
+        chosen: dict[str, str | None] = {}
+        if tuning is not None:
+            chosen = {"NCCL_ALGO": tuning.algorithm, "NCCL_PROTO": tuning.protocol}
+            if tuning.channels is not None:
+                config.min_ctas = config.max_ctas = tuning.channels
         unique = self.nccl.UniqueId.from_buffer(bytearray(unique_id))
-        with failures(f"joining {size} ranks"):
+        with variables(chosen), failures(f"joining {size} ranks"):
             self.handle = self.nccl.comm_init_rank_config(size, unique, rank, config.ptr)
 
     def check(self) -> None:

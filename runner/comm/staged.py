@@ -14,6 +14,9 @@ class _Staged:
     def __init__(self, backend: Backend, pending: Pending, landings: list[tuple[Array, Array]]) -> None:
         self._backend, self._pending, self._landings = backend, pending, landings
 
+    def progress(self) -> None:
+        self._pending.progress()
+
     def wait(self) -> None:
         self._pending.wait()
         for host, device in self._landings:

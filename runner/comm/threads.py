@@ -73,6 +73,9 @@ class _Mail:
     def __init__(self, comm: ThreadComm, receives: Sequence[Message]) -> None:
         self._comm, self._receives = comm, receives
 
+    def progress(self) -> None:
+        pass
+
     def wait(self) -> None:
         for peer, array in self._receives:
             sent = self._comm.hub.collect(peer, self._comm.rank)

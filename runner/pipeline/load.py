@@ -9,7 +9,7 @@ import numpy as np
 from runner.device.api import Backend
 from runner.pipeline.block_layout import Allocator
 from runner.pipeline.halo.exchange import HaloPlan
-from runner.plan.grid import Partition
+from runner.plan.grid import Partition, Parts, split_along
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases
@@ -52,7 +52,24 @@ def load_block(
     with phases("prepare"):
         block = plan.empty(allocator or world.backend, source.dtype)
         plan.poison(block)
-    core = block[plan.core]
+    _read_part(world, source, partition, block[plan.core], phases)
+    return block
+
+
+def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:
+    """Return this rank's block of an array that is split over the ranks, on its device. Collective.
+
+    source: what a job gets as its parameter `input`. split: the axis along which to split the array, or a
+    partition with a part for each rank.
+    """
+    partition = split_along(source.shape, split, world.size) if isinstance(split, int) else split
+    block = world.backend.empty(partition[world.rank].shape, source.dtype)
+    _read_part(world, source, partition, block, world.phases)
+    return block
+
+
+def _read_part(world: World, source: Source, partition: Parts, core: Array, phases: Phases) -> None:
+    """Fill `core`, which is on the device, with this rank's part. Collective."""
     if not source.parallel:
         scattered = _scatter(world, source, partition, phases)
         if world.backend.asynchronous:
@@ -60,14 +77,13 @@ def load_block(
         else:
             core[...] = scattered
     elif world.backend.asynchronous:
-        _upload_file(world.backend, source, plan.region, core, phases)
+        _upload_file(world.backend, source, partition[world.rank], core, phases)
     else:
         with phases("read", core.nbytes):
-            source.read(plan.region, core)
-    return block
+            source.read(partition[world.rank], core)
 
 
-def _scatter(world: World, source: Source, partition: Partition, phases: Phases) -> HostArray:
+def _scatter(world: World, source: Source, partition: Parts, phases: Phases) -> HostArray:
     """Return this rank's part of an array that only rank 0 can read."""
     control = world.control
     mine = np.empty(partition[world.rank].shape, source.dtype)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from runner.comm.api import Control
+from runner.errors import UserError
 from runner.pipeline.load import stages
-from runner.plan.task import Task
+from runner.plan.grid import Parts, split_along
+from runner.plan.task import ArrayType, Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.storage.formats.registry import Sink
@@ -16,18 +18,22 @@ from runner.world.world import World
 
 
 class Store:
-    """Store this rank's part of output `number`, piece by piece.
+    """Store this rank's part of an array that is split over the ranks, piece by piece.
+
+    part: returns a rank's region of the array. known: its shape and dtype.
 
     Pieces are written at once if the sink accepts any region. If not (images, chunked formats), they are
     kept until the end, when rank 0 gathers and writes them.
     """
 
-    def __init__(self, world: World, task: Task, sink: Sink, phases: Phases, number: int = 0) -> None:
-        self.world, self.task, self.sink, self.phases = world, task, sink, phases
-        self.number = number
-        self.region = task.output_region(task.partition[world.rank], number)
+    def __init__(
+        self, world: World, sink: Sink, part: Callable[[int], Region], known: ArrayType, phases: Phases
+    ) -> None:
+        self.world, self.sink, self.phases = world, sink, phases
+        self.shape, dtype = known
+        self.part, self.region = part, part(world.rank)
         anywhere = sink.parallel and sink.chunks is None
-        self._kept = None if anywhere else np.empty(self.region.shape, task.known[number][1])
+        self._kept = None if anywhere else np.empty(self.region.shape, dtype)
         self._buffer: HostArray | None = None
 
     def put(self, region: Region, result: Array) -> None:
@@ -69,12 +75,45 @@ class Store:
     def _gather(self, mine: HostArray) -> None:
         whole: HostArray | None = mine
         if self.world.size > 1:
-            regions = [self.task.output_region(region, self.number) for region in self.task.partition]
+            regions = [self.part(rank) for rank in range(self.world.size)]
             with self.phases("gather", mine.nbytes):
-                whole = gather(self.world.control, mine, regions, self.task.known[self.number][0])
+                whole = gather(self.world.control, mine, regions, self.shape)
         if whole is not None:
             with self.phases("write", whole.nbytes):
                 self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
+
+
+def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int = 0) -> Store:
+    """Return what stores this rank's part of a task's output `number`."""
+
+    def part(rank: int) -> Region:
+        return task.output_region(task.partition[rank], number)
+
+    return Store(world, sink, part, task.known[number], phases)
+
+
+def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) -> None:
+    """Write this rank's block of an array that is split over the ranks. Collective.
+
+    sink: of the whole array, from a job's parameter `create`. split: the axis along which the array is split,
+    or its partition with a part for each rank.
+    """
+    partition = split_along(sink.shape, split, world.size) if isinstance(split, int) else split
+    part = partition[world.rank]
+    world.collective_call(lambda: _check_block(block, part, sink))
+    store = Store(world, sink, partition.__getitem__, (sink.shape, sink.dtype), world.phases)
+    store.put(part, block)
+    store.finish()
+    world.collective_call(sink.sync)
+
+
+def _check_block(block: Array, part: Region, sink: Sink) -> None:
+    if tuple(block.shape) != part.shape or np.dtype(block.dtype) != sink.dtype:
+        raise UserError(
+            f"a block does not fit its part {part} of {sink.path}",
+            got=f"{block.dtype} of shape {tuple(block.shape)}",
+            expected=f"{sink.dtype} of shape {part.shape}",
+        )
 
 
 def gather(control: Control, mine: HostArray, regions: Sequence[Region], shape: Shape) -> HostArray | None:

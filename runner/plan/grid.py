@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from runner.errors import UserError
 from runner.region import Region, Shape
@@ -36,6 +37,16 @@ def owner(length: int, parts: int, position: int, unit: int = 1) -> int:
     if position < in_long_blocks:
         return position // (quotient + 1)
     return remainder + (position - in_long_blocks) // quotient
+
+
+class Parts(Protocol):
+    """An array's shape cut into a part for each rank."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def __getitem__(self, rank: int) -> Region:
+        """Return a rank's region."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,16 @@ class Partition:
         return (self[rank] for rank in range(self.size))
 
 
+def split_along(shape: Shape, axis: int, parts: int) -> Partition:
+    """Return the partition along one axis, which may count from the end; UserError if there is none such."""
+    if not -len(shape) <= axis < len(shape):
+        raise UserError(
+            "the array cannot be split along this axis", got=axis, expected=f"an axis of shape {shape}"
+        )
+    axis %= len(shape)
+    return Partition(shape, tuple(parts if n == axis else 1 for n in range(len(shape))))
+
+
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     """Parse --grid ("4", "2x3", "0x0") for an array of `shape` on `ranks` ranks.
 
@@ -120,7 +141,7 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
             hint=f"--grid {'x'.join('0' for _ in wanted)}",
         )
     choices = []
-    for factors in _factorizations(ranks // fixed, len(free)):
+    for factors in factorizations(ranks // fixed, len(free)):
         grid = [*wanted, *[1] * (len(shape) - len(wanted))]
         for axis, factor in zip(free, factors, strict=True):
             grid[axis] = factor
@@ -147,14 +168,15 @@ def check_blocks(text: str) -> None:
         )
 
 
-def _factorizations(number: int, parts: int) -> Iterator[Shape]:
+def factorizations(number: int, parts: int) -> Iterator[Shape]:
+    """Yield all ways to write `number` as a product of so many factors, in order."""
     if parts == 0:
         if number == 1:
             yield ()
         return
     for factor in range(1, number + 1):
         if number % factor == 0:
-            for rest in _factorizations(number // factor, parts - 1):
+            for rest in factorizations(number // factor, parts - 1):
                 yield (factor, *rest)
 
 

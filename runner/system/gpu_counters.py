@@ -68,6 +68,11 @@ LINK_FIELDS = {
     "local link integrity errors": "NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS",
     "transmit discards": "NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS",
 }
+# Data sent and received through one link, without protocol: bytes of a unit. Up to Hopper; from Blackwell on.
+LINK_TRAFFIC = (
+    (1024, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"),
+    (1, "NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES"),
+)
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of the union, by nvmlValueType_t
 
 # MHz, degrees C, W. Clocks and PCIe generation of an idle GPU are low; its PCIe width is not.
@@ -100,6 +105,28 @@ def gpu_counters(uuid: str, local: int) -> dict[Part, float | str]:
         part = f"{name}, NVLink {link}"
         found[part, "state"] = "up" if up else "down"
         found |= {(part, counter): value for counter, value in _of_link(gpu, link, nvml).items()}
+    return found
+
+
+def nvlink_traffic(uuid: str) -> dict[str, tuple[float, float]]:
+    """Bytes of data sent and received so far through each active NVLink of one GPU, by "NVLink 11".
+
+    Links whose counters NVML does not report are absent.
+    """
+    try:
+        nvml, gpu = handle(uuid)
+    except UserError:
+        return {}
+    states: list[bool] = []
+    with suppress(nvml.NVMLError):
+        states.extend(nvlink_states(gpu, nvml))
+    found = {}
+    for link in (number for number, up in enumerate(states) if up):
+        for unit, *names in LINK_TRAFFIC:
+            counts = _fields(gpu, dict(zip(("sent", "received"), names, strict=True)), nvml, link)
+            if len(counts) == 2:
+                found[f"NVLink {link}"] = (unit * counts["sent"], unit * counts["received"])
+                break
     return found
 
 

@@ -76,6 +76,26 @@ def default_variable(name: str, value: str) -> Iterator[None]:
         os.environ.pop(name, None)
 
 
+@contextmanager
+def variables(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables that a library reads in this process, None to unset; restore them at the end."""
+    before = {name: os.environ.get(name) for name in values}
+    _set(values)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+            os.unsetenv(name)  # a library may have set it, such as NCCL from its nccl.conf
+        else:
+            os.environ[name] = value
+
+
 def environment_of_helper() -> dict[str, str]:
     """Environment variables for a process that a rank starts and that is no rank: without its launcher's."""
     return {name: value for name, value in environment().items() if not name.startswith(LAUNCHERS)}

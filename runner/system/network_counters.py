@@ -44,6 +44,12 @@ RDMA = {
 }
 STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped")
 TCP = {"net/snmp": ("OutSegs", "RetransSegs", "InErrs"), "net/netstat": ("TCPLostRetransmit", "TCPTimeouts")}
+# Bytes of a unit, sent, received: InfiniBand and RoCE count words of 4 bytes; EFA has its driver's counters.
+RDMA_TRAFFIC = (
+    (4, "counters/port_xmit_data", "counters/port_rcv_data"),
+    (1, "hw_counters/tx_bytes", "hw_counters/rx_bytes"),
+)
+INFINIBAND = "32"  # of an interface's type: IP over InfiniBand, whose bytes the RDMA port counts too
 TABLES = ("Tcp:", "TcpExt:")
 
 
@@ -95,3 +101,32 @@ def _tcp(proc: Path) -> Iterator[tuple[Part, float]]:
             if names[:1] == values[:1] and names[:1] and names[0] in TABLES:
                 table = dict(zip(names[1:], values[1:], strict=False))
                 yield from ((("TCP", name), float(table[name])) for name in wanted if name in table)
+
+
+def rdma_traffic(root: Path = Path("/sys")) -> dict[str, tuple[float, float]]:
+    """Bytes sent and received so far by each RDMA port of this host, by "mlx5_0 port 1"."""
+    found = {}
+    for port in sorted((root / "class" / "infiniband").glob("*/ports/*")):
+        for unit, *names in RDMA_TRAFFIC:
+            sent, received = (read(port / name) for name in names)
+            if sent.isdecimal() and received.isdecimal():
+                found[f"{port.parts[-3]} port {port.name}"] = (unit * float(sent), unit * float(received))
+                break
+    return found
+
+
+def ip_traffic(root: Path = Path("/sys"), proc: Path = Path("/proc")) -> dict[str, tuple[float, float]]:
+    """Bytes sent and received so far by the interfaces of this process's network namespace, by name.
+
+    Those of hardware and the loopback; without hardware, as in a container, all. Bridges and bonds would
+    count their members' bytes a second time, IP over InfiniBand those of the RDMA port.
+    """
+    counts = {}
+    for line in read(proc / "net" / "dev").splitlines():  # "  eth0: 16 numbers", received first
+        name, colon, numbers = line.partition(":")
+        if colon:
+            counts[name.strip()] = (float(numbers.split()[8]), float(numbers.split()[0]))
+    folder = root / "class" / "net"
+    counts = {name: both for name, both in counts.items() if read(folder / name / "type") != INFINIBAND}
+    hardware = {name for name in counts if (folder / name / "device").exists()}
+    return {name: both for name, both in counts.items() if not hardware or name in hardware | {"lo"}}

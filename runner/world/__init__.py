@@ -1,5 +1,6 @@
 """The ranks of a run: hosts, devices, communicators, and how ranks end. `preflight` checks them before any
 work, `watchdog` and `heartbeat` detect stuck ranks and lost hosts, `failure` reports the first error once,
-`run_status` passes the outcome to the process that started the ranks. It does not know what ranks compute.
-Others use `world.open_world`, `World` and `rank_process.run_as_rank`.
+`run_status` passes the outcome to the process that started the ranks. `group` moves arrays among ranks: all
+of a run, or those along an axis of a `process_grid`. It does not know what ranks compute. Others use
+`world.open_world`, `World`, `group.Group` and `rank_process.run_as_rank`.
 """

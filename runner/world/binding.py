@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
 from runner.comm.api import Arrays, Control
-from runner.comm.collectives.api import Collectives
+from runner.comm.collectives.api import Collectives, Tuning
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
@@ -99,14 +100,38 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
 
 
 def open_collectives(
-    group: Control, backend: Backend, cta_policy: int | None, peers: int | None, null_stream: bool
+    group: Control,
+    backend: Backend,
+    cta_policy: int | None,
+    peers: int | None,
+    null_stream: bool,
+    tuning: Tuning | None,
+    transport: Literal["nccl", "mpi"] | None,
 ) -> Collectives:
-    """Collectives on raw memory among a group's ranks, each on its device."""
+    """Collectives on raw memory among a group's ranks, each on its device; transport: None for the default.
+
+    Raises UserError if there is no such transport here.
+    """
+    if transport == "mpi" and isinstance(group, ThreadComm):
+        raise UserError(
+            "--transport mpi: this process runs without MPI", hint="meshrun -n 2", everywhere=True
+        )
+    if transport == "nccl" and backend.device.kind != "cuda":
+        raise UserError(
+            "--transport nccl: NCCL carries device memory only",
+            got="a rank that measures host memory",
+            hint="--transport mpi, or --device cuda",
+            everywhere=True,
+        )
+    if transport == "mpi" and backend.device.kind == "cuda":
+        from runner.comm.collectives.device_mpi import DeviceMpiCollectives
+
+        return DeviceMpiCollectives(group, backend)
     if backend.device.kind == "cuda":
         from runner.comm.collectives.nccl import NcclCollectives
 
         stream = backend.null_stream if null_stream else backend.stream
-        return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers)
+        return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers, tuning=tuning)
     if isinstance(group, ThreadComm):
         from runner.comm.collectives.threads import ThreadCollectives
 

@@ -7,18 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from runner.comm.api import Arrays, Control, Operation
+from runner.comm.api import Control
 from runner.comm.collective_call import collective_call, gather_calls, on_root
-from runner.comm.collectives.api import Collectives
+from runner.comm.collectives.api import Collectives, Tuning
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
-from runner.region import Array
 from runner.report.phases import Phases
 from runner.system import launcher
 from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
+from runner.world.group import Group
+from runner.world.process_grid import Grid, open_grid, process_grid
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -45,17 +46,13 @@ Check = Callable[[Control, Sequence[Rank], Backend], Sequence[str]]
 
 
 @dataclass
-class World:
+class World(Group):
     """All ranks of a run, and this rank's communicators and back end.
 
-    ranks: in rank order. control: communicator for small values and host arrays. arrays: communicator for
-    arrays of this rank's device. run_id: random text, the same on every rank. warnings: from opening the
-    world. phases: times of the current run.
+    ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
+    phases: times of the current run.
     """
 
-    control: Control
-    arrays: Arrays
-    backend: Backend
     ranks: tuple[Rank, ...]
     run_id: str
     warnings: list[str] = field(default_factory=list)
@@ -63,14 +60,6 @@ class World:
 
     def __post_init__(self) -> None:
         self.phases = Phases(self.backend.synchronize)
-
-    @property
-    def rank(self) -> int:
-        return self.control.rank
-
-    @property
-    def size(self) -> int:
-        return self.control.size
 
     @property
     def here(self) -> Rank:
@@ -81,21 +70,20 @@ class World:
         """Host names, in the order of their first rank."""
         return list({rank.host_id: rank.host for rank in self.ranks}.values())
 
-    @property
-    def xp(self) -> Any:
-        """The array module: numpy or cupy."""
-        return self.backend.xp
-
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and print it once. To be called on every rank."""
         self.warnings.append(sentence)
         if self.rank == 0:
             tell(f"warning: {sentence}")
 
-    def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
-        """Reduce a C-contiguous `array` elementwise over all ranks, in place; returns it."""
-        self.arrays.all_reduce(array, operation)
-        return array
+    def grid(self, *shape: int) -> Grid:
+        """Return a Cartesian grid of all ranks, with a group of ranks along each of its axes. Collective.
+
+        shape: number of ranks along each axis; a 0 is replaced, so that the grid is as square as possible.
+        Ranks number the grid in C order, the last axis fastest. Raises UserError unless the grid has as many
+        places as there are ranks. To be closed by `close`.
+        """
+        return open_grid(self, process_grid(shape, self.size), shared_gpu=bool(clashes(self.ranks)))
 
     def on_root(self, function: Callable[[], Value]) -> Value:
         """Call `function` on rank 0 only; return its value, or raise its error, on every rank. Collective.
@@ -119,20 +107,18 @@ class World:
         cta_policy: int | None = None,
         peers: int | None = None,
         null_stream: bool = False,
+        tuning: Tuning | None = None,
+        transport: Literal["nccl", "mpi"] | None = None,
     ) -> Collectives:
         """Collectives on raw device memory among the ranks of `group`. Collective.
 
         group: all ranks (`control`), or those of one color (`control.split`).
 
-        cta_policy, peers, null_stream: NCCL's configuration and stream; ignored on CPUs.
+        cta_policy, peers, null_stream: NCCL's configuration and stream; ignored on CPUs. tuning: instead of
+        the environment's NCCL_ALGO and NCCL_PROTO; likewise. transport: None for NCCL on GPUs and MPI on
+        CPUs; "mpi" on GPUs needs a CUDA-aware MPI.
         """
-        return open_collectives(group, self.backend, cta_policy, peers, null_stream)
-
-    def close(self) -> None:
-        """Free the communicators, the device's first. Collective."""
-        if self.arrays is not self.control:
-            self.arrays.close()
-        self.control.close()
+        return open_collectives(group, self.backend, cta_policy, peers, null_stream, tuning, transport)
 
 
 def open_world(

@@ -10,16 +10,19 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from numbered import misnumbered, number
 
 from runner.comm.clock import Clock, clock_offsets
+from runner.comm.collectives import device_mpi
 from runner.comm.collectives.api import DATATYPES, OPERATIONS, REDUCTIONS, Call, Pointer
 from runner.comm.collectives.mpi import MpiCollectives
 from runner.comm.mpi import MpiComm
 from runner.comm.threads import ThreadComm
+from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
@@ -172,3 +175,72 @@ def test_clocks_of_one_machine(comm: MpiComm) -> None:
     assert comm.allgather(clocks) == [clocks] * comm.size
     assert clocks[0] == Clock(0.0, 0.0)
     assert all(abs(clock.offset) <= clock.uncertainty + 1e-10 for clock in clocks)
+
+
+# Device memory. The wheels' MPI takes none; NumPy's memory stands in for a GPU's where the rest is tested.
+
+
+def test_an_mpi_that_is_not_cuda_aware_is_refused_by_name(comm: MpiComm) -> None:
+    if device_mpi.device_memory_support()[0]:
+        pytest.skip("this MPI is CUDA-aware")
+    with pytest.raises(UserError, match="this MPI does not take device memory") as refused:
+        device_mpi.DeviceMpiCollectives(comm, CpuBackend())
+    assert comm.library in str(refused.value)
+    assert "Query_cuda_support" in str(refused.value)
+    assert "Try: " in str(refused.value)
+    assert refused.value.everywhere
+
+
+@pytest.fixture(scope="module")
+def on_device(comm: MpiComm) -> Iterator[device_mpi.DeviceMpiCollectives]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_mpi, "device_memory_support", lambda: (True, "an MPI"))
+        made = device_mpi.DeviceMpiCollectives(comm, CpuBackend())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_operations_on_a_device(
+    on_device: device_mpi.DeviceMpiCollectives, group: MpiCollectives, operation: str, in_place: bool
+) -> None:
+    """The same bytes as in host memory, with the device waited for between steps."""
+    if operation == "hypercube" and group.size & (group.size - 1):
+        pytest.skip("needs a power of two")
+    traffic = tuple(tuple(3 + i + j for j in range(group.size)) for i in range(group.size))
+    results = []
+    for one in (on_device, group):
+        send, recv = one.allocate(4096), one.allocate(4096)
+        for start, buffer in enumerate((send, recv)):
+            buffer.array.view("int32")[...] = np.arange(start, start + 1024) % 7 + 100 * group.rank
+        given = Pointer(recv if in_place else send)
+        call = Call(operation, given, Pointer(recv), 8, DATATYPES["int32"], "max", 0, in_place, traffic)
+        one.issue([one.bind(call)])
+        results.append(np.array(recv.array))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(("datatype", "reduction"), [("half", "sum"), ("int8", "sum"), ("float", "avg")])
+def test_what_mpi_does_not_reduce_on_a_device(
+    on_device: device_mpi.DeviceMpiCollectives, datatype: str, reduction: str
+) -> None:
+    place = Pointer(on_device.allocate(64))
+    call = Call("all_reduce", place, place, 4, DATATYPES[datatype], reduction, 0, True)
+    with pytest.raises(UserError, match=f"got -d {datatype} -o {reduction}.* Try: --transport nccl"):
+        on_device.bind(call)
+
+
+def test_a_message_that_arrives_wrong_is_named(comm: MpiComm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MPI that says yes, and moves nothing in long messages."""
+
+    class Lost(CpuBackend):
+        def download(self, device: Any, host: Any) -> None:
+            super().download(device, host)
+            if comm.rank == comm.size - 1 and host.nbytes > 64:
+                host[-1] ^= 1
+
+    monkeypatch.setattr(device_mpi, "device_memory_support", lambda: (True, "an MPI"))
+    with pytest.raises(RunError, match=f"4194304 bytes at rank {comm.size - 1} of the group") as failed:
+        device_mpi.DeviceMpiCollectives(comm, Lost())
+    assert failed.value.everywhere

@@ -11,6 +11,7 @@ have its names and order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -144,6 +145,26 @@ class Call:
     traffic: tuple[tuple[int, ...], ...] | None = None
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What a library chose for one operation. algorithm, protocol: names as in NCCL_ALGO and NCCL_PROTO, or
+    the kind and name of another kernel. channels: thread blocks; None if unknown."""
+
+    algorithm: str
+    protocol: str
+    channels: int | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a library is to carry out operations; None for its own choice. algorithm, protocol: as in NCCL_ALGO
+    and NCCL_PROTO. channels: thread blocks, neither more nor fewer."""
+
+    algorithm: str | None = None
+    protocol: str | None = None
+    channels: int | None = None
+
+
 def premultiplier(rank: int) -> int:
     """The factor of a rank's elements in mulsum (as in nccl-tests)."""
     return 2 if rank % 2 else 1
@@ -239,6 +260,10 @@ class Collectives(Protocol):
 
         poll: called periodically while work is in progress.
         """
+
+    def observed(self) -> AbstractContextManager[list[Choice] | None]:
+        """Make calls inside it: afterwards the list has the library's choices for them, in order; it is empty
+        if this rank's library did not report any. None if the library cannot report."""
 
     def abort(self) -> None:
         """Abort the work in progress; callable from another thread, returns even if ranks are dead."""

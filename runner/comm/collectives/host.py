@@ -7,6 +7,7 @@ import mmap
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -36,11 +37,17 @@ class AlignedBuffer:
 
     @property
     def address(self) -> int:
-        return int(self.array.ctypes.data)
+        return address_of(self.array)
 
     @property
     def nbytes(self) -> int:
         return int(self.array.nbytes)
+
+
+def address_of(array: Array) -> int:
+    """The address of an array's first element, in host or device memory."""
+    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
+    return int(interface["data"][0])
 
 
 def allocate(nbytes: int) -> AlignedBuffer:
@@ -87,14 +94,15 @@ def average(total: Array, ranks: int) -> None:
 class Scratch:
     """Scratch memory, shared by all calls of a rank, which run one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int], AlignedBuffer] = allocate) -> None:
+        self._allocate = allocate
         self._buffers: dict[str, AlignedBuffer] = {}
 
     def pointer(self, use: str, nbytes: int) -> Pointer:
         """At least `nbytes` bytes; the same memory for every call with this `use`."""
         known = self._buffers.get(use)
         if known is None or known.nbytes < nbytes:
-            known = self._buffers[use] = allocate(nbytes)
+            known = self._buffers[use] = self._allocate(nbytes)
         return Pointer(known)
 
 
@@ -118,7 +126,7 @@ def averaged(call: Call, ranks: int) -> list[Function]:
 
 def copied(target: Array, source: Array) -> list[Function]:
     """The step that copies bytes; none if source and target are the same memory."""
-    return [] if target.ctypes.data == source.ctypes.data else [partial(np.copyto, target, source)]
+    return [] if address_of(target) == address_of(source) else [partial(np.copyto, target, source)]
 
 
 def in_turn(steps: Sequence[Function]) -> Function:
@@ -187,6 +195,9 @@ class HostMemory:
 
     def passed(self, mark: HostMark) -> bool:
         return True
+
+    def observed(self) -> nullcontext[None]:
+        return nullcontext()
 
     def wait(self, poll: Callable[[], object] | None = None) -> None:
         pass  # a call returns when it is done

@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import cupy
 
 from runner.comm import nccl
 from runner.comm.api import Control
-from runner.comm.collectives.api import Buffer, Function
+from runner.comm.collectives.api import Buffer, Choice, Function, Tuning
 from runner.comm.collectives.call_batch import BUILT
 from runner.comm.collectives.nccl_calls import NcclCalls
+from runner.comm.nccl_log import logged_choices
 from runner.errors import RunError, UserError, first_line
 from runner.region import Array
 
@@ -61,14 +62,20 @@ class EventMark:
 class NcclCollectives:
     """One rank of a group, over its own NCCL communicator.
 
-    control: the group's communicator. stream: a CuPy stream; all work is issued to it. cta_policy, peers:
-    as in `nccl.Communicator`.
+    control: the group's communicator. stream: a CuPy stream; all work is issued to it. cta_policy, peers,
+    tuning: as in `nccl.Communicator`.
     """
 
     asynchronous = True
 
     def __init__(
-        self, control: Control, stream: Any, *, cta_policy: int | None = None, peers: int | None = None
+        self,
+        control: Control,
+        stream: Any,
+        *,
+        cta_policy: int | None = None,
+        peers: int | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
         self.control, self.rank, self.size = control, control.rank, control.size
         self.library = nccl.version_number()
@@ -76,7 +83,7 @@ class NcclCollectives:
         self.stream = stream
         unique_id = control.broadcast(nccl.new_unique_id() if control.rank == 0 else None)
         self.comm = nccl.Communicator(
-            control.size, control.rank, unique_id, cta_policy=cta_policy, peers=peers
+            control.size, control.rank, unique_id, cta_policy=cta_policy, peers=peers, tuning=tuning
         )
         self._nccl, self._handle = self.comm.nccl, self.comm.handle
         self._refused = self._nccl.NCCLError
@@ -165,6 +172,10 @@ class NcclCollectives:
             checked = time.monotonic()
             if poll is not None:
                 poll()
+
+    def observed(self) -> AbstractContextManager[list[Choice] | None]:
+        reset = nccl.debug_reset()
+        return nullcontext() if reset is None else logged_choices(reset)
 
     def abort(self) -> None:
         self.comm.abort()

@@ -40,7 +40,7 @@ from runner.plan.step_options import EVERY
 from runner.plan.steps import for_chunks, least_rows
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
-from runner.region import HostArray, Region
+from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
@@ -57,6 +57,8 @@ class Discarded:
 
     path: Path
     partial: Path
+    shape: Shape = ()
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.uint8))
     parallel: bool = True
     lossless: bool = True
     threads: int = 1

@@ -11,6 +11,10 @@
  *     STUB_NCCL_ASYNC    what ncclCommGetAsyncError tells (0)
  *     STUB_NCCL_WORDS    what ncclGetLastError tells (nothing)
  *
+ * As NCCL 2.28 does, it reads NCCL_DEBUG, NCCL_DEBUG_SUBSYS and NCCL_DEBUG_FILE again after ncclResetDebugInit
+ * and with INFO and TUNING writes what it chose for an all-reduce; NCCL_ALGO and NCCL_PROTO are read when a
+ * communicator is made, and it has no Tree with LL128.
+ *
  * Pointers are numbers here: no memory belongs to the addresses handed out. */
 #include <fcntl.h>
 #include <stdarg.h>
@@ -97,7 +101,23 @@ static int note(const char *name, int count, ...) {
 #define NONE(function) \
   int function(void) { return note(__func__, 0); }
 
-REDUCES(ncclAllReduce)
+static char algorithm[32] = "RING", protocol[32] = "SIMPLE";
+static FILE *debug;
+
+void ncclResetDebugInit(void) {
+  const char *level = getenv("NCCL_DEBUG"), *parts = getenv("NCCL_DEBUG_SUBSYS"), *file = getenv("NCCL_DEBUG_FILE");
+  if (debug) fclose(debug);
+  debug = level && parts && file && !strcmp(level, "INFO") && !strcmp(parts, "TUNING") ? fopen(file, "w") : NULL;
+  if (debug) setlinebuf(debug);
+}
+
+int ncclAllReduce(word send, word recv, word count, int type, int op, word comm, word stream) {
+  if (!strcmp(algorithm, "TREE") && !strcmp(protocol, "LL128")) return 5; /* ncclInvalidUsage */
+  if (debug)
+    fprintf(debug, "n1:7:8 [0] NCCL INFO AllReduce: %ld Bytes -> Algo %s proto %s channel{Lo..Hi}={0..%ld}\n",
+            count * 4, algorithm, protocol, count / 8);
+  return NOTE(7, send, recv, count, (word)type, (word)op, comm, stream);
+}
 REDUCES(ncclReduceScatter)
 REDUCES(ncclBroadcast) /* with a root in the operator's place */
 REDUCES(ncclGather)
@@ -122,6 +142,9 @@ const char *ncclGetLastError(word comm) { return words; }
 int ncclGetUniqueId(id *made) { return memset(made, 7, sizeof *made), note(__func__, 0); }
 int ncclCommInitRankConfig(word *comm, int size, id unique, int rank, config *c) {
   *comm = 0xC0;
+  strcpy(algorithm, getenv("NCCL_ALGO") ? getenv("NCCL_ALGO") : "RING");
+  strcpy(protocol, getenv("NCCL_PROTO") ? getenv("NCCL_PROTO") : "SIMPLE");
+  if (c->min_ctas > 0) note("config", 2, (word)c->min_ctas, (word)c->max_ctas);
   word chosen[] = {c->cta_policy, c->nvlink_centric, c->peers};
   return NOTE(6, (word)size, (word)unique.bytes[127], (word)rank, chosen[0], chosen[1], chosen[2]);
 }

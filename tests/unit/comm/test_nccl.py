@@ -644,3 +644,53 @@ tell([
     assert reduced == [["ncclAllReduce", 300, 300, 7, 6, 2, COMM, STREAM]]
     assert refused[0] == "UserError"
     assert closed == [["synchronize"], ["ncclCommDestroy", COMM]]
+
+
+def test_the_log_is_on_only_while_choices_are_observed(stub: Stub) -> None:
+    """The variables of the user are as before, and no call outside adds to the list."""
+    body = (
+        ALONE
+        + """
+call = opened.bind(here(16))
+call()
+with opened.observed() as first:
+    call()
+    opened.bind(here(80))()
+call()
+with opened.observed() as second:
+    pass
+tell([[vars(one) for one in first], second, os.environ["NCCL_DEBUG"], "NCCL_DEBUG_FILE" in os.environ])
+"""
+    )
+    found = [{"algorithm": "Ring", "protocol": "Simple", "channels": channels} for channels in (3, 11)]
+    changed = "os.environ['NCCL_DEBUG'] = 'WARN'; os.environ.pop('NCCL_DEBUG_FILE', None)\n"
+    assert stub.run(changed + body) == [found, [], "WARN", False]
+
+
+def test_a_communicator_s_own_tuning(stub: Stub) -> None:
+    """Its variables are set only while it opens; what NCCL does not have fails at the first call."""
+    body = """
+from runner.comm.collectives.api import Tuning
+os.environ["NCCL_ALGO"] = "NVLS"
+def made(tuning):
+    one = NcclCollectives(ThreadComm(), stream, tuning=tuning)
+    with one.observed() as choices:
+        error = refused(one.issue, [one.bind(Call("all_reduce", send, recv, 8, DATATYPES["float"]))])
+    left = os.environ["NCCL_ALGO"], "NCCL_PROTO" in os.environ
+    return [*map(vars, choices), error[:2], *left]
+joining = noted(lambda: joined(0, 4, tuning=Tuning(channels=12)))
+tell([made(Tuning("TREE", "LL")), made(None), made(Tuning()), made(Tuning("TREE", "LL128")), joining])
+"""
+    left = [["nothing", 0], "NVLS", False]
+
+    def chosen(algorithm: str, protocol: str) -> dict[str, Any]:
+        return {"algorithm": algorithm, "protocol": protocol, "channels": 2}
+
+    *found, joining = stub.run(body)
+    assert found == [
+        [chosen("Tree", "LL"), *left],
+        [chosen("NVLS", "Simple"), *left],  # the environment's
+        [chosen("Ring", "Simple"), *left],  # NCCL's own, in spite of the environment
+        [["NcclFailure", 3], "NVLS", False],
+    ]
+    assert joining[0] == ["config", 12, 12]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -12,8 +14,8 @@ from nvml_counters import VALUE_TYPES, Nvml
 
 from runner.system import gpu_counters as counters_gpu
 from runner.system.counters import read_counters
-from runner.system.gpu_counters import gpu_counters
-from runner.system.network_counters import RDMA, network_counters
+from runner.system.gpu_counters import gpu_counters, nvlink_traffic
+from runner.system.network_counters import RDMA, ip_traffic, network_counters, rdma_traffic
 from runner.system.processor_counters import processor_counters, stolen_seconds
 
 NOWHERE = Path("/nonexistent")
@@ -149,7 +151,35 @@ def test_what_cannot_be_read_is_absent(
     assert bool(found) == bool(left)
 
 
+def traffic(module: Nvml | None, uuid: str = UUID) -> dict[str, tuple[float, float]]:
+    with loaded(module):
+        return nvlink_traffic(uuid)
+
+
+def test_bytes_through_nvlinks() -> None:
+    """Up to Hopper a field counts KiB, later ones another one bytes; links that are down have none."""
+    hopper: dict[object, float] = {
+        (138, 0): 3,
+        (139, 0): 4,
+        (138, 2): 5,
+        (139, 2): 6,
+        (138, 1): 9,
+        (139, 1): 9,
+    }
+    assert traffic(Nvml([1, 0, 1], hopper)) == {"NVLink 0": (3072, 4096), "NVLink 2": (5120, 6144)}
+    assert traffic(Nvml([1, 1], {(202, 1): 77, (204, 1): 88})) == {"NVLink 1": (77, 88)}
+    assert traffic(Nvml([1], {(138, 0): 3})) == {}  # one way is no traffic
+
+
+@pytest.mark.parametrize("failing", ["init", "handle", "fields", "state"])
+def test_bytes_that_nvml_does_not_tell(failing: str) -> None:
+    fields: dict[object, float] = {(138, 0): 3, (139, 0): 4}
+    assert traffic(Nvml([1], fields, failing={failing: NVMLError("Lost")})) == {}
+    assert traffic(None) == {}
+
+
 def test_a_gpu_that_nvml_does_not_know() -> None:
+    assert traffic(Nvml([1], {(138, 0): 3, (139, 0): 4}), "GPU-other") == {}
     assert read("GPU-other", 0, Nvml([1], {94: 7})) == {}
 
 
@@ -163,6 +193,7 @@ def test_the_names_are_those_of_the_module() -> None:
         assert callable(value) or value == getattr(Nvml, name), name
     tables = (counters_gpu.FIELDS, counters_gpu.TIMES, counters_gpu.REASONS, counters_gpu.LINK_ERRORS)
     used = [name for table in (*tables, counters_gpu.LINK_FIELDS) for name in table.values()]
+    used += [name for _, *names in counters_gpu.LINK_TRAFFIC for name in names]
     assert [name for name in used if not hasattr(Nvml, name)] == []
     members = [name for name, _ in pynvml.c_nvmlValue_t._fields_]
     assert tuple(members) == counters_gpu.MEMBERS
@@ -221,6 +252,56 @@ def test_ports_that_tell_little(tmp_path: Path) -> None:
     write(ports / "mlx5_1/ports/2/counters/symbol_error", "N/A (no PMA)")
     (ports / "mlx5_1/ports/2/counters/link_downed").mkdir()  # reading it fails
     assert network_counters(tmp_path, NOWHERE) == {("efa_0 port 1", "retrans_pkts"): 4.0}
+
+
+def test_bytes_through_rdma_ports(tmp_path: Path) -> None:
+    """InfiniBand and RoCE count words of four bytes, EFA bytes; what is missing or no number is absent."""
+    ports = tmp_path / "class/infiniband"
+    write(ports / "mlx5_0/ports/1/counters/port_xmit_data", "1000")
+    write(ports / "mlx5_0/ports/1/counters/port_rcv_data", "3")
+    write(ports / "efa_0/ports/1/hw_counters/tx_bytes", "70")
+    write(ports / "efa_0/ports/1/hw_counters/rx_bytes", "80")
+    write(ports / "mlx5_1/ports/1/counters/port_xmit_data", "1000")
+    write(ports / "mlx5_2/ports/1/counters/port_xmit_data", "N/A (no PMA)")
+    write(ports / "mlx5_2/ports/1/counters/port_rcv_data", "N/A (no PMA)")
+    assert rdma_traffic(tmp_path) == {"mlx5_0 port 1": (4000, 12), "efa_0 port 1": (70, 80)}
+    assert rdma_traffic(NOWHERE) == {}
+
+
+DEV = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+    lo:       5       1    0    0    0     0          0         0        5       1    0    0    0     0       0          0
+  eth0:     100       1    0    0    0     0          0         0      200       1    0    0    0     0       0          0
+ br-12:     100       1    0    0    0     0          0         0      200       1    0    0    0     0       0          0
+   ib0:       7       1    0    0    0     0          0         0        8       1    0    0    0     0       0          0
+"""  # noqa: E501
+
+
+def test_bytes_through_interfaces(tmp_path: Path) -> None:
+    """No byte twice: not by a bridge, where there is hardware, and not by IP over InfiniBand."""
+    write(tmp_path / "net/dev", DEV)
+    write(tmp_path / "class/net/ib0/type", "32")
+    everything = {"lo": (5, 5), "eth0": (200, 100), "br-12": (200, 100)}
+    assert ip_traffic(tmp_path, tmp_path) == everything  # a container: no hardware
+    (tmp_path / "class/net/eth0/device").mkdir(parents=True)
+    assert ip_traffic(tmp_path, tmp_path) == {"lo": (5, 5), "eth0": (200, 100)}
+    assert ip_traffic(NOWHERE, NOWHERE) == {}
+
+
+def test_the_kernel_counts_what_is_sent() -> None:
+    """A real message through the loopback."""
+    before = ip_traffic()["lo"]
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        sender = stack.enter_context(socket.create_connection(server.getsockname()))
+        receiver = stack.enter_context(server.accept()[0])
+        sender.sendall(bytes(50_000))
+        left = 50_000
+        while left:
+            left -= len(receiver.recv(left))
+    after = ip_traffic()["lo"]
+    assert after[0] - before[0] >= 50_000
+    assert after[1] - before[1] >= 50_000
 
 
 def add_interface(root: Path, name: str, state: str, hardware: bool) -> None:

@@ -1,0 +1,262 @@
+"""Ranks that exchange arrays: all of a run, or those along an axis of a grid of ranks.
+
+Arrays are NumPy's on CPU ranks and CuPy's on GPU ranks, where calls are ordered with the current stream and
+return before the device is done. Arrays may have any strides: what is not C-contiguous is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runner.comm.api import Arrays, Control, Message, Operation
+from runner.device.api import Backend
+from runner.errors import UserError
+from runner.plan.grid import bounds
+from runner.region import Array, Shape
+
+ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+
+
+@dataclass
+class Group:
+    """Ranks 0 to `size` - 1 that call the same methods; this process is `rank`.
+
+    control: communicator for small values and host arrays. arrays: communicator for arrays of this rank's
+    device. Methods marked collective are called by all ranks of the group, in the same order; they raise
+    UserError on all of them if the arrays do not fit.
+    """
+
+    control: Control
+    arrays: Arrays
+    backend: Backend
+
+    @property
+    def rank(self) -> int:
+        return self.control.rank
+
+    @property
+    def size(self) -> int:
+        return self.control.size
+
+    @property
+    def xp(self) -> Any:
+        """The array module: numpy or cupy."""
+        return self.backend.xp
+
+    def part(self, length: int, rank: int | None = None) -> slice:
+        """Return a rank's part, by default this one's, of an axis of `length` cells that is split over the
+        ranks: of p parts, the first length % p have one cell more."""
+        return slice(*bounds(length, self.size, self.rank if rank is None else rank))
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
+        """Send and receive arrays, as (rank, array) pairs, all at once; return when both are done.
+
+        Messages between two ranks arrive in the order sent. The receiver's array has the shape and dtype of
+        the sent one, and overlaps with none. Ranks may send to themselves.
+        """
+        for peer, _ in (*sends, *receives):
+            if not 0 <= peer < self.size:
+                expected = f"0 to {self.size - 1}"
+                raise UserError("an array for a rank that does not exist", got=peer, expected=expected)
+        others = [(peer, array) for peer, array in receives if peer != self.rank and array.size]
+        buffers = [array if array.flags.c_contiguous else self._empty_like(array) for _, array in others]
+        pending = self.arrays.exchange(
+            [(peer, self._packed(array)) for peer, array in sends if peer != self.rank and array.size],
+            [(peer, buffer) for (peer, _), buffer in zip(others, buffers, strict=True)],
+        )
+        kept = [array for peer, array in sends if peer == self.rank]
+        own = [array for peer, array in receives if peer == self.rank]
+        if [array.shape for array in kept] != [array.shape for array in own]:
+            shapes = (", ".join(str(tuple(array.shape)) for array in some) or "none" for some in (kept, own))
+            raise UserError(
+                f"rank {self.rank} does not receive what it sends to itself",
+                got="arrays of shape {}, for arrays of shape {}".format(*shapes),
+            )
+        for source, target in zip(kept, own, strict=True):
+            target[...] = source
+        pending.wait()
+        for (_, target), buffer in zip(others, buffers, strict=True):
+            if buffer is not target:
+                target[...] = buffer
+
+    def send(self, array: Array, to: int) -> None:
+        """Send an array to one rank, which calls `receive`.
+
+        Two ranks that both send before they receive may wait for each other forever; use `exchange`.
+        """
+        self.exchange([(to, array)], [])
+
+    def receive(self, out: Array, source: int) -> Array:
+        """Fill `out`, of the sent array's shape and dtype, with what rank `source` sends; return it."""
+        self.exchange([], [(source, out)])
+        return out
+
+    def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
+        """Reduce a C-contiguous `array` elementwise over all ranks, in place; returns it. Collective."""
+        if self.size > 1:
+            self.arrays.all_reduce(array, operation)
+        return array
+
+    def all_gather(self, array: Array, axis: int = 0) -> Array:
+        """Return all ranks' arrays, concatenated along `axis` in rank order. Collective.
+
+        Their lengths along `axis` may differ.
+        """
+        shapes = self._agreed("all_gather", array, axis)
+        axis %= array.ndim
+        lengths = [shape[axis] for shape in shapes]
+        out = self._empty(_with(shapes[0], axis, sum(lengths)), array.dtype)
+        ends = np.cumsum([0, *lengths]).tolist()
+        parts = [out[_cut(axis, *ends[rank : rank + 2])] for rank in range(self.size)]
+        self.exchange([(rank, array) for rank in range(self.size)], list(enumerate(parts)))
+        return out
+
+    def all_to_all(self, arrays: Any, out: Sequence[Array] | None = None) -> Any:
+        """Send each rank an array, and return those that the ranks have sent here. Collective.
+
+        arrays: for each rank one, of any shapes and dtypes; returns a list in rank order. Or one array whose
+        first axis has an entry for each rank; returns an array of the same shape. out: what to fill and
+        return; without it, the ranks exchange shapes first.
+        """
+        if len(arrays) != self.size:
+            raise UserError("all_to_all takes an array for each rank", got=len(arrays), expected=self.size)
+        if out is None and hasattr(arrays, "shape"):
+            self._agreed("all_to_all", arrays, None)
+            out = self._empty(tuple(arrays.shape), arrays.dtype)
+        if out is None:
+            sent = self.control.allgather([(tuple(one.shape), np.dtype(one.dtype)) for one in arrays])
+            out = [self._empty(*one[self.rank]) for one in sent]
+        ranks = range(self.size)
+        self.exchange(*([(rank, _view(all_, rank)) for rank in ranks] for all_ in (arrays, out)))
+        return out
+
+    def reduce_scatter(self, array: Array, operation: Operation = "sum", axis: int = 0) -> Array:
+        """Reduce equally shaped arrays elementwise over all ranks; return this rank's part. Collective.
+
+        The result is cut along `axis` as arrays are split (`bounds` in `runner.plan.grid`): of p parts of n
+        elements, the first n % p have one more. The ranks' values are combined in rank order, so that the
+        bits do not depend on the transport; float16 in float32, and then rounded once.
+        """
+        shapes = self._agreed("reduce_scatter", array, None)
+        if not -array.ndim <= axis < array.ndim:
+            raise _no_axis("reduce_scatter", axis, array)
+        axis %= array.ndim
+        cuts = [_cut(axis, *bounds(shapes[0][axis], self.size, rank)) for rank in range(self.size)]
+        mine = array[cuts[self.rank]]
+        parts = self._empty((self.size, *mine.shape), array.dtype)
+        ranks = range(self.size)
+        self.exchange([(rank, array[cuts[rank]]) for rank in ranks], [(rank, parts[rank]) for rank in ranks])
+        combine = getattr(self.xp, ELEMENTWISE[operation])
+        total = parts[0].astype(np.float32 if array.dtype == np.float16 else array.dtype)
+        for part in parts[1:]:
+            combine(total, part, out=total)
+        return total.astype(array.dtype)
+
+    def redistribute(self, block: Array, from_split: int, to_split: int, shape: Shape | None = None) -> Array:
+        """Return this rank's block of the same whole array, split along another axis. Collective.
+
+        block: this rank's part of an array that is split along axis `from_split` only; its other axes are
+        whole. Split means cut into `size` parts by the project's rule (`bounds` in `runner.plan.grid`); parts
+        may be empty. shape: of the whole array; without it, the ranks exchange the shapes of their blocks
+        first, and check them. Two equal axes return the block itself.
+        """
+        whole = self.whole_shape(block, from_split) if shape is None else shape
+        for axis in (from_split, to_split):
+            if not -len(whole) <= axis < len(whole):
+                raise _no_axis("redistribute", axis, block)
+        old, new = from_split % len(whole), to_split % len(whole)
+        if old == new:
+            return block
+        ranks = range(self.size)
+        out = self._empty(_with(whole, new, _length(bounds(whole[new], self.size, self.rank))), block.dtype)
+        self.exchange(
+            [(rank, block[_cut(new, *bounds(whole[new], self.size, rank))]) for rank in ranks],
+            [(rank, out[_cut(old, *bounds(whole[old], self.size, rank))]) for rank in ranks],
+        )
+        return out
+
+    def whole_shape(self, block: Array, split: int) -> Shape:
+        """Return the shape of the array whose parts along axis `split` the ranks' blocks are. Collective."""
+        shapes = self._agreed("a split array", block, split)
+        split %= block.ndim
+        length = sum(shape[split] for shape in shapes)
+        for rank, shape in enumerate(shapes):
+            expected = _length(bounds(length, self.size, rank))
+            if shape[split] != expected:
+                raise UserError(
+                    f"the ranks' blocks are no even split of {length} along axis {split}",
+                    got=f"{shape[split]} on rank {rank}",
+                    expected=expected,
+                    hint="all_gather or all_to_all for parts of any length",
+                    everywhere=True,
+                )
+        return _with(shapes[0], split, length)
+
+    def close(self) -> None:
+        """Free the communicators, the device's first. Collective."""
+        if self.arrays is not self.control:
+            self.arrays.close()
+        self.control.close()
+
+    def _agreed(self, what: str, array: Array, free: int | None) -> list[Shape]:
+        """Return the ranks' shapes; UserError on every rank if others than axis `free`, or dtypes, differ."""
+        if free is not None and not -array.ndim <= free < array.ndim:
+            raise _no_axis(what, free, array)
+        known: list[tuple[Shape, Any]] = self.control.allgather((tuple(array.shape), np.dtype(array.dtype)))
+        first = known[0]
+        for rank, (shape, dtype) in enumerate(known):
+            same = len(shape) == len(first[0]) and dtype == first[1]
+            fits = same and (
+                shape == first[0] if free is None else _with(shape, free, 0) == _with(first[0], free, 0)
+            )
+            if not fits:
+                raise UserError(
+                    f"{what}: the ranks' arrays do not fit together",
+                    got=f"{first[1]} of shape {first[0]} on rank 0, {dtype} of shape {shape} on rank {rank}",
+                    expected="one dtype, and equal shapes"
+                    + ("" if free is None else f" but for axis {free}"),
+                    everywhere=True,
+                )
+        return [shape for shape, _ in known]
+
+    def _empty(self, shape: Shape, dtype: Any) -> Array:
+        return self.backend.empty(shape, np.dtype(dtype))
+
+    def _empty_like(self, array: Array) -> Array:
+        return self._empty(tuple(array.shape), array.dtype)
+
+    def _packed(self, array: Array) -> Array:
+        return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+def _no_axis(what: str, axis: int, array: Array) -> UserError:
+    return UserError(
+        f"{what}: there is no such axis", got=axis, expected=f"an axis of shape {tuple(array.shape)}"
+    )
+
+
+def _with(shape: Shape, axis: int, length: int) -> Shape:
+    """Return the shape with another length along an axis, which may count from the end."""
+    axis %= len(shape)
+    return (*shape[:axis], length, *shape[axis + 1 :])
+
+
+def _length(cut: tuple[int, int]) -> int:
+    return cut[1] - cut[0]
+
+
+def _cut(axis: int, start: int, stop: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * axis, slice(start, stop))
+
+
+def _view(arrays: Any, index: int) -> Array:
+    """Return an entry that can be filled, also of an array with one axis."""
+    return (
+        arrays[index]
+        if isinstance(arrays, (list, tuple))
+        else arrays[index : index + 1].reshape(arrays.shape[1:])
+    )
