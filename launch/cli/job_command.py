@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.params import SIZE, Number, ParsedText, debug_option, device_option
+from launch.cli.params import SIZE, ParsedText, debug_option, device_option
 
 if TYPE_CHECKING:
     from runner.job.declaration import Job
@@ -44,19 +44,18 @@ def job_command(name: str) -> click.Command:
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
-    names = [*job.arrays, *job.output_names]
-    several = job.kind == "map" and len(names) > 2
+    several = takes_several(job)
 
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
         from runner.plan.machine import rates_file
         from runner.plan.step_options import StepOptions
         from runner.plan.stream_options import StreamOptions
         from runner.run.entry import main
-        from runner.run.execute import wrong_number
+        from runner.run.execute import file_names, wrong_number
         from runner.run.options import Options, form_of
 
         inputs, outputs = list(files[: len(job.arrays)]), list(files[len(job.arrays) :])
-        if several and len(files) != len(names):
+        if several and len(files) != len(file_names(job)):
             raise wrong_number(job, files)
         if not several:
             inputs = [values.pop("input")]
@@ -97,11 +96,18 @@ def job_command(name: str) -> click.Command:
     )
 
 
+def takes_several(job: Job) -> bool:
+    """Whether a job's command takes more files than INPUT and OUTPUT."""
+    from runner.run.execute import file_names
+
+    return len(file_names(job)) > 2
+
+
 def files_of(job: Job) -> list[click.Argument]:
     """The files of a job's command: INPUT and OUTPUT, or the names of its inputs and outputs."""
     from runner.run.execute import file_names
 
-    if job.kind == "map" and len(job.arrays) + len(job.output_names) > 2:
+    if takes_several(job):
         return [click.Argument(["files"], nargs=-1, metavar=" ".join(file_names(job)))]
     return [
         click.Argument(["input"]),
@@ -284,7 +290,14 @@ def fuse_math_option() -> click.Option:
 
 def step_options() -> list[click.Option]:
     """The fields of `runner.plan.step_options.StepOptions`."""
-    from runner.plan.step_options import COLORS, HALOS, STEPS_MOST, parse_interval, parse_range
+    from runner.plan.step_options import (
+        COLORS,
+        HALOS,
+        STEPS_MOST,
+        parse_interval,
+        parse_range,
+        parse_until,
+    )
 
     count = click.IntRange(1, STEPS_MOST)
     return [
@@ -302,8 +315,9 @@ def step_options() -> list[click.Option]:
             f"[default: {HALOS[0]}]",
         ),
         click.Option(
-            ["--until"], type=Number("number", 0.0), metavar="TOLERANCE",
-            help="Stop when no cell changes by more in a step, checked every 10 or --every steps.",
+            ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",
+            help="Stop when no cell changes by more in a step, checked every 10 or --every steps; or when a "
+            "flow is steady.",
         ),
         click.Option(
             ["--check-finite"], type=count, metavar="N",

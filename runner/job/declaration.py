@@ -24,7 +24,8 @@ class Job:
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
     the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
-    fuse: whether the function of a "map" job becomes one kernel, one of FUSE.
+    fuse: whether the function of a "map" job becomes one kernel, one of FUSE. verify: checks the output of
+    a "job", see `runner.run.declare.job`.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Job:
     reference: Callable[..., Any] | None = None
     ulps: float = 16.0
     check: Callable[..., None] | None = None
+    verify: Callable[..., Any] | None = None
     trials: Trials = ()
     strided_out: bool = False
     whole_rows: bool = False

@@ -19,7 +19,9 @@ Kind = Literal["map", "reduce", "job"]
 OFFERS: dict[Kind, frozenset[str]] = {
     "map": frozenset({"out", "xp", "here"}),
     "reduce": frozenset({"xp", "here"}),
-    "job": frozenset({"world", "input", "output", "xp", "argument", "simulate"}),
+    "job": frozenset(
+        {"world", "input", "inputs", "output", "create", "memory", "xp", "argument", "simulate"}
+    ),
 }
 SERVICES = frozenset().union(*OFFERS.values())
 FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
@@ -150,6 +152,7 @@ GIVEN = {
     "check": ("the shape", "the dtype"),
     "reference": ("the blocks",),
     "finish": ("the partial result",),
+    "verify": ("the world", "the inputs", "the output", "the mode"),
     "combine": ("two partial results", ""),
 }
 

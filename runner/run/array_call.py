@@ -141,6 +141,8 @@ def _check_number(job: Job, arrays: Sequence[Any]) -> None:
 def _apply(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
     parameters = job.complete(parameters)
     phases = Phases(world.backend.synchronize)
+    if "create" in job.services:
+        raise UserError(f"job {job.name} takes files", hint=f"{job.name}.run(INPUT, ..., OUTPUT)")
     if job.kind != "map":
         source = MemorySource(arrays[0])
         return call(

@@ -69,7 +69,7 @@ class DeclaredJob(Job):
         steps: int | None = None,
         steps_per_exchange: int | None = None,
         halo: Literal["auto", "nccl", "direct"] = "auto",
-        until: float | None = None,
+        until: float | str | None = None,
         check_finite: int | None = None,
         every: int | None = None,
         frames: str | Path | None = None,
@@ -115,7 +115,8 @@ class DeclaredJob(Job):
             many as one kernel takes, or 1.
         halo: how GPUs exchange halos: by messages ("nccl"), or by storing into each other's memory
             ("direct").
-        until: stop when no cell changes by more than this in a step.
+        until: stop when no cell changes by more than this in a step; or, of a flow, "steady" or
+            "steady:1e-6": when its velocity changes by no more than this part of itself.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.
         frames: a folder of PNGs, a .gif, .webp, .png or .mp4, or a .npy or .zarr with a time axis.
@@ -360,12 +361,19 @@ def reduce_blocks(
 def job(function: Callable[..., Any], /) -> DeclaredJob: ...
 @overload
 def job(
-    *, reference: Callable[..., Any] | None = None, trials: Trials = (), name: str | None = None
+    *,
+    inputs: Sequence[str] = (),
+    reference: Callable[..., Any] | None = None,
+    verify: Callable[..., Any] | None = None,
+    trials: Trials = (),
+    name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def job(
     function: Callable[..., Any] | None = None,
     *,
+    inputs: Sequence[str] = (),
     reference: Callable[..., Any] | None = None,
+    verify: Callable[..., Any] | None = None,
     trials: Trials = (),
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
@@ -375,14 +383,21 @@ def job(
     run's result. output: a path with OUTPUT's suffix, at which the job must create a file or folder; it is
     renamed to OUTPUT when every rank has returned. argument: INPUT as a text; the runner does not open it
     then. simulate: takes time steps of a map job that the function makes, and writes their frames to OUTPUT;
-    see `runner.run.simulation`. With it, the options of time steps apply.
+    see `runner.run.services.simulation`. With it, the options of time steps apply. inputs: the opened arrays
+    of several inputs. create: creates the array OUTPUT, whose parts all ranks write; see
+    `runner.run.services.created_output`. memory: bytes that this rank may use for arrays, of its device or,
+    for a CPU rank, of its host; with it, --host-memory and --device-memory apply.
 
-    reference: (array, **parameters) -> the expected mapping, or (mapping, {name: absolute tolerance});
+    inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
+    the record of the check. `--verify` calls it on every rank, with the inputs and the created output as they
+    are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
+    wrong. reference: (array, **parameters) -> the expected mapping, or (mapping, {name: absolute tolerance});
     `parameters` as in `map_blocks`. trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        return replace(_declare(function, "job", name, reference=reference), trials=trials)
+        declared = _declare(function, "job", name, reference=reference, verify=verify)
+        return replace(declared, arrays=tuple(inputs) or declared.arrays, trials=trials)
 
     return declare if function is None else declare(function)
 

@@ -66,7 +66,7 @@ def main(
                 stepped=rows.steps,
             )
         if world.rank == 0 and on_record is None:
-            if record["output"] is None or (job.kind == "job" and job.takes_steps):
+            if record["output"] is None or {"simulate", "create"} & job.services:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(render(record))
         values: dict[str, Any] = plain(record, texts=False)

@@ -17,6 +17,7 @@ from runner.job.declaration import Job
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
+from runner.pipeline.streamed.chunk_agreement import limits
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.region import Region
 from runner.report.phases import Phases
@@ -26,7 +27,8 @@ from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record.forecast_record import type_record
 from runner.run.record.record_builder import phase_table, places, versions
-from runner.run.simulation import Simulate
+from runner.run.services.created_output import CreateOutput
+from runner.run.services.simulation import Simulate
 from runner.storage.formats.containers import prefixes
 from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.formats.registry import (
@@ -184,7 +186,7 @@ def as_list(paths: Files) -> list[str | Path]:
 
 
 def writes_files(job: Job) -> bool:
-    return job.kind == "map" or bool({"output", "simulate"} & job.services)
+    return job.kind == "map" or bool({"output", "create", "simulate"} & job.services)
 
 
 def name_files(
@@ -290,15 +292,18 @@ def _result(run: RunContext) -> Record:
         of_blocks = (*of_blocks, options.grid, options.overlap)
     of_a_cut = any(one is not None for one in of_blocks)
     stream = replace(options.stream, resume=False) if run.job.takes_steps else options.stream
+    if "memory" in run.job.services:
+        stream = replace(stream, host_memory=None, device_memory=None)
     if of_a_cut or stream.named:
         which = "--grid, --boundary, --cval and --overlap do" if of_a_cut else f"{stream.named} does"
         raise UserError(
             f"{which} not apply to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )
-    if options.verify != "off" and run.job.kind == "job" and run.job.reference is None:
+    checked = run.job.reference is not None or run.job.verify is not None
+    if options.verify != "off" and run.job.kind == "job" and not checked:
         raise UserError(
             f"--verify: job {run.job.name} has no reference to compare with",
-            hint="reference= in its decorator",
+            hint="reference= or verify= in its decorator",
             everywhere=True,
         )
     partial = output = None
@@ -306,10 +311,16 @@ def _result(run: RunContext) -> Record:
         partial, output = job_paths(run.targets[0], run.world.run_id)
         run.transaction.track_partial(partial)
     simulate = Simulate(run) if run.job.takes_steps else None
-    value = call(run, output, simulate)
+    create = CreateOutput(run) if "create" in run.job.services and run.targets else None
+    value = call(run, output, simulate, create)
     run.inputs.check(run.world)
-    proof = None
-    if options.verify != "off":
+    proof, results = None, None
+    if create is not None:
+        if create.sink is None:
+            raise RunError(f"job {run.job.name} returned without creating its output {run.targets[0]}")
+        proof, kind = create.finish()
+        results = [kind]
+    elif options.verify != "off":
         from runner.run.verify.results import verify_result
 
         run.proof(0, 1)
@@ -324,7 +335,7 @@ def _result(run: RunContext) -> Record:
     result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None, **(simulate.details or {} if simulate else {})}
-    return {**cut, "verify": proof, "result": plain(result), "results": None}
+    return {**cut, "verify": proof, "result": plain(result), "results": results}
 
 
 def _write_array(run: RunContext, value: Any) -> None:
@@ -368,7 +379,12 @@ def _commit(run: RunContext, partial: Path) -> None:
     run.transaction.forget_partial()
 
 
-def call(run: RunContext, output: Path | None = None, simulate: Simulate | None = None) -> Any:
+def call(
+    run: RunContext,
+    output: Path | None = None,
+    simulate: Simulate | None = None,
+    create: CreateOutput | None = None,
+) -> Any:
     """Call the job's function and return its result. output: the path to write to, if it writes."""
     world, job = run.world, run.job
     if job.kind == "reduce":
@@ -378,16 +394,26 @@ def call(run: RunContext, output: Path | None = None, simulate: Simulate | None 
     services = {
         "world": world,
         "input": run.sources[0] if run.sources else None,
+        "inputs": run.sources,
         "argument": run.argument,
         "output": output,
         "xp": world.xp,
         "simulate": simulate,
+        "create": create,
+        "memory": _memory(run) if "memory" in job.services else 0,
     }
     wanted = {name: service for name, service in services.items() if name in job.services}
-    if simulate is not None:  # its phases are those of the steps
+    if simulate is not None or create is not None:  # they have phases of their own, in `world.phases`
         return job.function(**wanted, **run.parameters)
     with run.phases("job"):
         return job.function(**wanted, **run.parameters)
+
+
+def _memory(run: RunContext) -> int:
+    """Return the bytes that this rank may use for arrays: of its device, or its host's if it is a CPU.
+    Collective."""
+    found = run.world.collective_call(lambda: limits(run.world, run.options.stream))
+    return found.device if run.world.backend.asynchronous else found.host
 
 
 def _memory_limit(world: World) -> tuple[float, str]:

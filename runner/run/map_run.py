@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from runner.errors import RunError, UserError
 from runner.pipeline.fusing import fused, with_inferred_halo
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.load import load_blocks
-from runner.pipeline.store import Store
+from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
 from runner.pipeline.streamed.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
@@ -181,7 +181,7 @@ def _in_one_piece(run: RunContext, task: Task) -> Record:
     blocks = load_blocks(world, run.sources, task, pipeline.halos.plans, run.phases)
     task = pipeline.prepare(blocks)
     sinks = known or create_outputs(run, task)
-    stores = [Store(world, task, sink, run.phases, number) for number, sink in enumerate(sinks)]
+    stores = [store_of(world, task, sink, run.phases, number) for number, sink in enumerate(sinks)]
     for region, results in pipeline.results(blocks):
         for number, result in enumerate(results):
             stores[number].put(task.output_region(region, number), result)
@@ -243,9 +243,18 @@ def describe_task(task: Task, run: RunContext) -> Record:
 def create_outputs(run: RunContext, task: Task) -> list[Sink]:
     """Create the output files under temporary names. Collective."""
 
-    def make() -> list[Sink]:
+    def opened() -> list[Sink]:
         pairs = zip(run.targets, task.known, strict=True)
-        sinks = [open_sink(target, *known, run.world.run_id) for target, known in pairs]
+        return [open_sink(target, *known, run.world.run_id) for target, known in pairs]
+
+    return create_files(run, opened)
+
+
+def create_files(run: RunContext, opened: Callable[[], list[Sink]]) -> list[Sink]:
+    """Create the files of the sinks that `opened` returns, under temporary names. Collective."""
+
+    def make() -> list[Sink]:
+        sinks = opened()
         for target, sink in zip(run.targets, sinks, strict=True):
             if run.options.verify != "off" and not sink.lossless:
                 raise UserError(

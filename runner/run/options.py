@@ -20,14 +20,22 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import COLORS, HALOS, STEPS_MOST, StepOptions, parse_interval, parse_range
+from runner.plan.step_options import (
+    COLORS,
+    HALOS,
+    STEPS_MOST,
+    StepOptions,
+    parse_interval,
+    parse_range,
+    parse_until,
+)
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
 from runner.storage.formats.registry import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import DeviceChoice, World
 
-TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range}
+TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
@@ -175,7 +183,7 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(SIZES, _size),
     **dict.fromkeys(COUNTS, _count),
     **dict.fromkeys(TEXTS, _parsed),
-    **dict.fromkeys(("cval", "until"), _number),
+    "cval": _number,
     **dict.fromkeys(("grid", "input_shape"), _joined),
     "depth": _depth,
     "input_dtype": _dtype,

@@ -101,6 +101,8 @@ class Sink(Protocol):
 
     path: Path
     partial: Path
+    shape: Shape
+    dtype: np.dtype[Any]
     parallel: bool
     lossless: bool
     threads: int
@@ -223,10 +225,18 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
     return source
 
 
-def open_sink(path: Path, shape: Shape, dtype: np.dtype[Any], run_id: str) -> Sink:
-    """Return a sink for an array of `shape` and `dtype`; UserError if the format cannot store it."""
+def open_sink(
+    path: Path, shape: Shape, dtype: np.dtype[Any], run_id: str, chunks: Shape | None = None
+) -> Sink:
+    """Return a sink for an array of `shape` and `dtype`; UserError if the format cannot store it.
+
+    chunks: shape of the chunks, if the format has any; None: as the format chooses.
+    """
     file, name = split(path)
-    sink: Sink = _format(file).open_sink(file, partial_path(file, run_id), name, shape, dtype)
+    opened: Any = _format(file).open_sink(file, partial_path(file, run_id), name, shape, dtype)
+    if chunks is not None and opened.chunks is not None:
+        opened.chunks = tuple(max(min(n, length), 1) for n, length in zip(chunks, shape, strict=True))
+    sink: Sink = opened
     return sink
 
 

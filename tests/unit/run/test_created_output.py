@@ -1,0 +1,101 @@
+"""Jobs that take several inputs, and create an output whose parts all ranks write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stream_cases import run_on
+
+import meshrun
+from runner.errors import RunError, UserError
+from runner.region import Region
+
+
+def check_sum(world: Any, inputs: Any, output: Any, mode: str, *, factor: int) -> dict[str, Any]:
+    left, right = (np.asarray(one.array) for one in inputs)
+    if not np.array_equal(output.array, factor * (left + right)):
+        raise RunError("the sum is wrong", everywhere=True)
+    return {"mode": mode, "against": "the sum in NumPy"}
+
+
+@meshrun.job(inputs=("left", "right"), verify=check_sum)
+def added(world: Any, inputs: Any, create: Any, memory: int, *, factor: int = 1, wrong: bool = False) -> Any:
+    """Add two arrays of one axis."""
+    left, _ = inputs
+    sink = create(left.shape, left.dtype, chunks=(2,))
+    for first in range(2 * world.rank, left.shape[0], 2 * world.size):
+        part = Region((first,), (min(first + 2, left.shape[0]),))
+        parts = [np.empty(part.shape, one.dtype) for one in inputs]
+        for one, values in zip(inputs, parts, strict=True):
+            one.read(part, values)
+        sink.write(part, factor * (parts[0] + parts[1]) + (1 if wrong and first == 2 else 0))
+    return {"memory": memory}
+
+
+@meshrun.job
+def forgets(world: Any, create: Any) -> None:
+    """Create nothing."""
+
+
+@meshrun.job
+def gray(world: Any, create: Any) -> None:
+    """Create an image."""
+    create((3, 4), np.dtype(np.uint8))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    np.save(tmp_path / "left.npy", np.arange(7.0))
+    np.save(tmp_path / "right.npy", np.ones(7))
+    return [tmp_path / "left.npy", tmp_path / "right.npy"]
+
+
+def names(files: list[Path]) -> list[str]:
+    return sorted(path.name for path in files[0].parent.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "h5"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_every_rank_writes_its_parts(files: list[Path], suffix: str, ranks: int) -> None:
+    target = files[0].with_name(f"out.{suffix}")
+
+    record = run_on(ranks, added, files, [target], verify="sample", parameters={"factor": 3})
+    values = meshrun_array(target)
+    np.testing.assert_array_equal(values, 3 * np.arange(1.0, 8.0))
+    assert record["verify"] == {"mode": "sample", "against": "the sum in NumPy"}
+    assert [one["name"] for one in record["inputs"]] == ["left", "right"]
+    assert record["outputs"][0]["shape"] == [7]
+    assert names(files) == ["left.npy", f"out.{suffix}", "right.npy"]
+
+
+def meshrun_array(path: Path) -> Any:
+    from runner.storage.formats.registry import open_source
+
+    source = open_source(path)
+    values = np.empty(source.shape, source.dtype)
+    source.read(Region((0,), source.shape), values)
+    return values
+
+
+def test_a_wrong_output_is_not_left(files: list[Path]) -> None:
+    with pytest.raises(RunError, match="the sum is wrong"):
+        run_on(2, added, files, [files[0].with_name("out.npy")], verify="full", parameters={"wrong": True})
+    assert names(files) == ["left.npy", "right.npy"]
+
+
+def test_an_output_that_is_written_whole_is_refused(files: list[Path]) -> None:
+    with pytest.raises(UserError, match=r"writes its output in parts.*\.png"):
+        run_on(2, gray, files[:1], [files[0].with_name("out.png")])
+
+
+def test_a_job_that_creates_nothing_fails(files: list[Path]) -> None:
+    with pytest.raises(RunError, match="returned without creating its output"):
+        run_on(2, forgets, files[:1], [files[0].with_name("out.npy")])
+
+
+def test_the_number_of_files_is_checked(files: list[Path]) -> None:
+    with pytest.raises(UserError, match="job added takes 2 inputs and writes 1 output"):
+        run_on(1, added, files[:1], [files[0].with_name("out.npy")])
