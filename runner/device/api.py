@@ -83,6 +83,9 @@ class Backend(Protocol):
     def elapsed(self, begin: Any, end: Any) -> float:
         """Seconds between two marks that the device has passed."""
 
+    def passed(self, mark: Any) -> None:
+        """Return when the device has passed a mark; work issued later may still be under way."""
+
     def beside(self, mark: Any) -> AbstractContextManager[None]:
         """Issue the work inside to a second stream: it starts after `mark` and may overlap work issued since.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from runner.device.api import CopyStreams, Device, NotCapturable
 from runner.region import Array, Shape
 from runner.system.host_memory import free_host_memory, keep_freed_memory
 
+PAGE, LINE = 4096, 64  # bytes, of memory and of a cache
+SPREAD = 39  # lines from one array to the next: any number of them is spread evenly (64 / golden ratio)
+
 
 class CpuBackend:
     """NumPy in host memory; every call is synchronous."""
@@ -27,10 +31,22 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self.device = Device(kind="cpu", name=_processor())
+        self._made = 0
         keep_freed_memory()
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        return np.empty(shape, dtype)
+        """Return an array; those of more than a page begin at different places of their pages.
+
+        A kernel reads and writes the same cell of many arrays. At the same place of a page, all of them would
+        share the few lines of one set of the first cache, and a read would wait for the write before it.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size <= PAGE:
+            return np.empty(shape, dtype)
+        self._made += 1
+        memory = np.empty(size + PAGE, np.uint8)
+        first = (self._made * SPREAD * LINE - memory.ctypes.data) % PAGE
+        return memory[first : first + size].view(dtype).reshape(shape)
 
     host_empty = empty
 
@@ -45,6 +61,9 @@ class CpuBackend:
 
     def elapsed(self, begin: float, end: float) -> float:
         return end - begin
+
+    def passed(self, mark: Any) -> None:
+        pass
 
     def beside(self, mark: Any) -> AbstractContextManager[None]:
         return nullcontext()

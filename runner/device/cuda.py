@@ -104,6 +104,9 @@ class CudaBackend:
     def elapsed(self, begin: Any, end: Any) -> float:
         return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3
 
+    def passed(self, mark: Any) -> None:
+        mark.synchronize()
+
     @contextmanager
     def beside(self, mark: Any) -> Iterator[None]:
         self._side.wait_event(mark)

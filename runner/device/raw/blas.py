@@ -18,6 +18,9 @@ PRECISIONS: dict[str, tuple[int, int]] = {
     "tf32": (runtime.CUDA_R_32F, cublas.CUBLAS_COMPUTE_32F_FAST_TF32),
     "float16": (runtime.CUDA_R_16F, cublas.CUBLAS_COMPUTE_32F),
     "bfloat16": (runtime.CUDA_R_16BF, cublas.CUBLAS_COMPUTE_32F),
+    "float64": (runtime.CUDA_R_64F, cublas.CUBLAS_COMPUTE_64F),
+    "complex64": (runtime.CUDA_C_32F, cublas.CUBLAS_COMPUTE_32F),
+    "complex128": (runtime.CUDA_C_64F, cublas.CUBLAS_COMPUTE_64F),
 }
 
 
@@ -39,19 +42,37 @@ def geam(
         )  # fmt: skip
 
 
-def gemm(precision: str, m: int, n: int, k: int, a: int, b: int, c: int, stream: Stream) -> None:
+def gemm(
+    precision: str,
+    m: int,
+    n: int,
+    k: int,
+    a: int,
+    b: int,
+    c: int,
+    stream: Stream,
+    *,
+    add: bool = False,
+    sums: str | None = None,
+    lda: int | None = None,
+) -> None:
     """Queue c = a b on the current GPU: (m, k) at address `a` times (k, n) at `b`; all C-contiguous.
 
-    precision: "float32"; "tf32" for float32 with inputs rounded to 10 bits of mantissa; "float16" or
-    "bfloat16" with sums in float32.
+    precision: a real or complex dtype, "tf32" for float32 with inputs rounded to 10 bits of mantissa,
+    "float16" or "bfloat16" with sums in float32. add: add a b to c. sums: dtype of c; None: that of the
+    factors. lda: elements from one row of a to the next; None: k.
     """
     kind, compute = PRECISIONS[precision]
-    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    result = kind if sums is None else PRECISIONS[sums][0]
+    scalar = np.dtype("float32" if compute != cublas.CUBLAS_COMPUTE_64F else "float64")
+    if precision.startswith("complex"):
+        scalar = np.dtype(precision)
+    one, scale = np.ones(1, scalar), np.full(1, 1 if add else 0, scalar)
     with _handle(stream) as handle:
         # In column-major order, the three are their transposes: (n, m) = (n, k) (k, m).
         cublas.gemmEx(
             handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, n, m, k,
-            one.ctypes.data, b, kind, n, a, kind, k, zero.ctypes.data, c, kind, n, compute,
+            one.ctypes.data, b, kind, n, a, kind, lda or k, scale.ctypes.data, c, result, n, compute,
             cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 

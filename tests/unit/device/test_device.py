@@ -72,7 +72,30 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "runner.device.copy_streams", raising=False)
     copies = importlib.import_module("runner.device.copy_streams")
     monkeypatch.delitem(sys.modules, "runner.device.copy_streams")  # nobody else's: it has this CuPy
+    delattr(sys.modules["runner.device"], "copy_streams")
     with copies.CudaCopyStreams(0, MagicMock()).named("chunk 3"):
         inside = list(cupy.cuda.nvtx.method_calls)
     assert inside == ([call.RangePush("chunk 3")] if available else [])
     assert cupy.cuda.nvtx.method_calls == [*inside, call.RangePop()][: 2 * available]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex128"])
+@pytest.mark.parametrize("count", [2, 10, 40])
+def test_arrays_begin_at_different_places_of_their_pages(count: int, dtype: str) -> None:
+    backend = CpuBackend()
+    arrays = [backend.empty((33, 129), np.dtype(dtype)) for _ in range(count)]
+    for number, one in enumerate(arrays):
+        one[...] = number
+    assert all((one == number).all() and one.flags.carray for number, one in enumerate(arrays))
+    places = sorted(one.ctypes.data % cpu.PAGE for one in arrays)
+    gaps = np.diff([*places, places[0] + cpu.PAGE])
+    assert gaps.min() >= cpu.LINE
+    assert gaps.max() <= 3 * cpu.PAGE / count
+
+
+def test_small_arrays_and_those_without_cells_are_made_too() -> None:
+    assert [CpuBackend().empty(shape, np.dtype("f8")).shape for shape in ((0, 5), (), (3,))] == [
+        (0, 5),
+        (),
+        (3,),
+    ]

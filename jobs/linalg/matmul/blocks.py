@@ -1,0 +1,91 @@
+"""`meshrun.matmul`: the product of arrays in memory, split by rows over the ranks."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from jobs.linalg.matmul.job import shapes_of
+from jobs.linalg.matmul.plan import DEEP, PANELS, Layout, panel_cuts
+from jobs.linalg.matmul.precision import choose
+from jobs.linalg.matmul.products import open_products, share_of_cores
+from jobs.linalg.matmul.summa import Schedule, multiply_summa
+from runner.device.cpu import CpuBackend
+from runner.errors import UserError
+from runner.plan.grid import bounds
+from runner.region import Array
+from runner.world.world import World, single_rank_world
+
+Word = Literal["auto", "float64", "float32", "tf32", "float16", "bfloat16"]
+
+
+def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "auto") -> Array:
+    """Multiply matrices in memory, as numpy.matmul does; return this rank's rows of the product. Collective.
+
+    a, b: NumPy arrays or, of a GPU rank, CuPy arrays, of one or two axes. In a world of several ranks, each
+    passes its rows of both, split by the project's rule: of p parts of n rows, the first n % p have one more.
+    Rows of B go round while products are computed. A vector `a` of one axis is whole on every rank, and so is
+    its product. world: as `meshrun.open_world` returns it; None: this process alone.
+
+    The result has NumPy's dtype; see the option --precision of `meshrun run matmul` for `precision`. Raises
+    UserError, on every rank, for shapes or dtypes that do not multiply.
+    """
+    if world is None:
+        if hasattr(a, "__cuda_array_interface__") or hasattr(b, "__cuda_array_interface__"):
+            from runner.device.cuda import borrowed
+
+            with borrowed(a) as backend:
+                return _multiply(single_rank_world(backend), a, b, precision)
+        world = single_rank_world(CpuBackend())
+    return _multiply(world, a, b, precision)
+
+
+def _multiply(world: World, a: Any, b: Any, word: Word) -> Array:
+    xp, backend = world.xp, world.backend
+    a, b = xp.asarray(a), xp.asarray(b)
+    kinds = world.control.allgather((a.shape, np.dtype(a.dtype), b.shape, np.dtype(b.dtype)))
+    whole_a, whole_b = world.collective_call(lambda: _whole(kinds))
+    shapes = world.collective_call(lambda: shapes_of(whole_a, whole_b))
+    rounding = world.collective_call(
+        lambda: choose(a.dtype, b.dtype, word, gpu=backend.device.kind == "cuda")
+    )
+    products = open_products(backend, rounding)
+    size, rank = world.size, world.rank
+    panels = size * max(min(PANELS, shapes.length // (size * DEEP)), 1) if size > 1 else 1
+    layout = Layout("summa", (size, 1), 1, 1, panels, (1, 1), 0, 0)
+    left = products.stored(a if a.ndim == 2 else a[None, :])
+    right = products.stored(b if b.ndim == 2 else b[:, None])
+    first = bounds(shapes.length, size, rank)[0]
+    schedule = Schedule(layout.grid, panels)
+    of_a, of_b = {}, {}
+    for number, (start, stop) in enumerate(panel_cuts(shapes.length, layout.grid, panels)):
+        of_a[number] = left[:, start:stop]
+        if schedule.holder_of_b(rank, number) == rank:
+            of_b[number] = right[start - first : stop - first]
+    sums = backend.empty((left.shape[0], shapes.columns), rounding.sums)
+    with share_of_cores(world):
+        multiply_summa(world, layout, shapes.length, products, of_a, of_b, sums)
+    return products.rounded(sums).reshape(
+        [n for axis, n in enumerate(sums.shape) if axis not in shapes.dropped]
+    )
+
+
+def _whole(kinds: list[tuple[Any, ...]]) -> tuple[Any, Any]:
+    """Return the shapes of the whole factors; UserError for blocks that are no even split."""
+    first = kinds[0]
+    shapes = []
+    for number, name in ((0, "A"), (2, "B")):
+        blocks = [one[number] for one in kinds]
+        split = not (name == "A" and len(first[0]) == 1)
+        rows = sum(block[0] if block else 0 for block in blocks) if split else first[0][0]
+        for rank, (block, one) in enumerate(zip(blocks, kinds, strict=True)):
+            start, stop = bounds(rows, len(kinds), rank) if split else (0, rows)
+            if block != (stop - start, *first[number][1:]) or one[number + 1] != first[number + 1]:
+                raise UserError(
+                    f"the ranks' blocks of {name} do not fit together",
+                    got=f"{one[number + 1]} of shape {block} on rank {rank}",
+                    expected=f"{first[number + 1]} of shape {(stop - start, *first[number][1:])}",
+                )
+        shapes.append((rows, *first[number][1:]))
+    return shapes[0], shapes[1]

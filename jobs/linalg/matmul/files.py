@@ -1,0 +1,109 @@
+"""Factors from files and the product to a file: each rank reads and writes its own parts, between steps."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jobs.linalg.matmul.products import Products
+from runner.device.api import Backend
+from runner.pipeline.load import stages
+from runner.region import Array, HostArray, Region
+from runner.report.phases import Phases
+from runner.storage.formats.registry import Sink, Source
+from runner.world.world import World
+
+Span = tuple[int, int]  # start and stop
+
+
+@dataclass
+class Factor:
+    """A factor in a file. dropped: its axis of length 1 that the file does not have; None: none."""
+
+    source: Source
+    dropped: int | None
+    products: Products
+    backend: Backend
+    phases: Phases
+    _host: HostArray | None = field(default=None, init=False)  # pinned memory takes long to allocate
+
+    def read(self, rows: Span, columns: Span, out: Array) -> None:
+        """Fill `out`, as factors are stored, with a part; on a GPU, through pinned memory in pieces of
+        rows."""
+        count = rows[1] - rows[0]
+        if out.size == 0:
+            return
+        for first, last in stages(count, count * (columns[1] - columns[0]) * self.source.dtype.itemsize):
+            shape = (last - first, columns[1] - columns[0])
+            if self._host is None or self._host.size < math.prod(shape):
+                self._host = self.backend.host_empty((math.prod(shape),), self.source.dtype)
+            part = self._host[: math.prod(shape)].reshape(shape)
+            self._read_host((rows[0] + first, rows[0] + last), columns, part)
+            if not self.backend.asynchronous:
+                out[first:last] = self.products.stored(part)
+                continue
+            device = self.backend.empty(shape, self.source.dtype)
+            self.backend.upload(part, device)
+            out[first:last] = self.products.stored(device)
+            self.backend.passed(self.backend.mark())  # the pinned memory is filled again
+
+    def _read_host(self, rows: Span, columns: Span, part: HostArray) -> None:
+        spans = [span for axis, span in enumerate((rows, columns)) if axis != self.dropped]
+        region = Region(tuple(start for start, _ in spans), tuple(stop for _, stop in spans))
+        begin = time.perf_counter()
+        self.source.read(region, part.reshape(region.shape))
+        self.phases.add("read", time.perf_counter() - begin, part.nbytes)
+
+
+@dataclass
+class Product:
+    """The product's file. dropped: axes of length 1 that it does not have.
+
+    A part is copied from a GPU while the next one is computed, and written when it has arrived.
+    """
+
+    sink: Sink
+    dropped: tuple[int, ...]
+    products: Products
+    world: World
+    _ready: list[tuple[Span, Span, Array]] = field(default_factory=list, init=False)
+    _host: HostArray | None = field(default=None, init=False)
+
+    def put(self, rows: Span, columns: Span, sums: Array) -> None:
+        """Write a part that has been computed, after the next `flush`. sums: not changed until then."""
+        if sums.size:
+            self._ready.append((rows, columns, self.products.rounded(sums)))
+
+    def flush(self, mark: Any) -> None:
+        """Write all parts so far. mark: after which they have been computed, on the device."""
+        ready, self._ready = self._ready, []
+        for rows, columns, part in ready:
+            if not self.world.backend.asynchronous:
+                self._write(rows, columns, part)
+                continue
+            for first, last in stages(part.shape[0], part.nbytes):
+                self._write(
+                    (rows[0] + first, rows[0] + last), columns, self._download(part[first:last], mark)
+                )
+
+    def _download(self, piece: Array, mark: Any) -> HostArray:
+        backend = self.world.backend
+        if self._host is None or self._host.size < piece.size:
+            self._host = backend.host_empty((piece.size,), np.dtype(piece.dtype))
+        host: HostArray = self._host[: piece.size].reshape(piece.shape)
+        with backend.beside(mark):
+            backend.download(piece, host)
+            done = backend.mark()
+        backend.passed(done)
+        return host
+
+    def _write(self, rows: Span, columns: Span, host: HostArray) -> None:
+        spans = [span for axis, span in enumerate((rows, columns)) if axis not in self.dropped]
+        region = Region(tuple(start for start, _ in spans), tuple(stop for _, stop in spans))
+        begin = time.perf_counter()
+        self.sink.write(region, host.reshape(region.shape))
+        self.world.phases.add("write", time.perf_counter() - begin, host.nbytes)

@@ -1,0 +1,123 @@
+"""Products on one rank: by NumPy's BLAS on a CPU, by cuBLAS on a GPU. All matrices have rows without gaps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+
+from jobs.linalg.matmul.precision import Precision
+from runner.device.api import Backend
+from runner.device.blas_threads import at_most_blas_threads
+from runner.region import Array
+from runner.world.world import World
+
+ROWS = 512  # that a CPU multiplies between two looks at messages; the sums of so many are added at once
+PARTS = 4  # in which a GPU multiplies, so that a message's kernel need not wait for the whole product
+LEAST = 1024  # rows of such a part
+NAN = 0x7FC0  # of bfloat16
+
+
+class Products(Protocol):
+    """Converts factors to a precision, and multiplies them."""
+
+    precision: Precision
+
+    def stored(self, array: Array) -> Array:
+        """Return a factor as it is multiplied: C-contiguous, of dtype `precision.stored`."""
+
+    def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
+        """Set `out` to a b, or add a b to it. out: C-contiguous, of dtype `precision.sums`."""
+
+    def rounded(self, sums: Array) -> Array:
+        """Return sums as the result's dtype: the same array if that is the dtype of the sums."""
+
+
+class NumpyProducts:
+    """between: called between two parts of a product, for messages that need the processor."""
+
+    def __init__(self, precision: Precision, between: Callable[[], None] = lambda: None) -> None:
+        self.precision, self.between = precision, between
+
+    def stored(self, array: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(self.precision.factor(array), self.precision.stored)
+
+    def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
+        with np.errstate(all="ignore"):  # infinities propagate
+            for first in range(0, a.shape[0], ROWS):
+                rows = slice(first, first + ROWS)
+                if add:
+                    out[rows] += a[rows] @ b
+                else:
+                    np.matmul(a[rows], b, out=out[rows])
+                self.between()
+
+    def rounded(self, sums: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return sums.astype(self.precision.result, copy=False)
+
+
+class CudaProducts:
+    def __init__(self, precision: Precision, backend: Backend) -> None:
+        self.precision, self.backend = precision, backend
+
+    def stored(self, array: Array) -> Array:
+        if self.precision.name != "bfloat16":
+            return self.backend.xp.ascontiguousarray(array, self.precision.stored)
+        xp = self.backend.xp
+        out = self.backend.empty(array.shape, self.precision.stored)
+        for first in range(0, array.shape[0], LEAST):  # the steps between take four times the memory
+            values = xp.ascontiguousarray(array[first : first + LEAST], np.float32)
+            bits = values.view(np.uint32)  # round half to even
+            near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+            out[first : first + LEAST] = xp.where(xp.isnan(values), np.uint32(NAN), near).astype(np.uint16)
+        return out
+
+    def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
+        (rows, length), columns = a.shape, b.shape[1]
+        if 0 in out.shape:
+            return
+        if length == 0:
+            if not add:
+                out.fill(0)
+            return
+        step = max(-(-rows // PARTS), LEAST)
+        for first in range(0, rows, step):
+            part, target = a[first : first + step], out[first : first + step]
+            if self.precision.exact:
+                product = self.backend.xp.matmul(part, b)
+                target[...] = target + product if add else product
+                continue
+            from runner.device.raw.blas import gemm
+
+            gemm(
+                self.precision.name,
+                part.shape[0], columns, length,
+                part.data.ptr, b.data.ptr, target.data.ptr,
+                self.backend.xp.cuda.get_current_stream(),
+                add=add,
+                sums=self.precision.sums.name,
+                lda=a.strides[0] // a.itemsize if rows > 1 else length,
+            )  # fmt: skip
+
+    def rounded(self, sums: Array) -> Array:
+        return sums.astype(self.precision.result, copy=False)
+
+
+def share_of_cores(world: World) -> AbstractContextManager[None]:
+    """Have this rank's products use its share of the host's cores; on a GPU, nothing."""
+    if world.backend.xp is not np:
+        return nullcontext()
+    beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
+    return at_most_blas_threads(max((os.cpu_count() or 1) // beside, 1))
+
+
+def open_products(
+    backend: Backend, precision: Precision, between: Callable[[], None] = lambda: None
+) -> Products:
+    """Return what multiplies on a rank's device."""
+    return NumpyProducts(precision, between) if backend.xp is np else CudaProducts(precision, backend)

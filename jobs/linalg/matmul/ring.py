@@ -1,0 +1,86 @@
+"""The ring: rows of A stay on their rank, pieces of B go round; the next piece arrives while one is
+multiplied.
+
+Every element of the product is one sum over the whole length, in one call of the library.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from jobs.linalg.matmul.files import Factor, Product
+from jobs.linalg.matmul.plan import Layout, Problem, cut, longest
+from jobs.linalg.matmul.products import Products
+from jobs.linalg.matmul.steps import overlapped
+from runner.region import Array
+from runner.world.world import World
+
+
+def multiply_ring(
+    world: World,
+    layout: Layout,
+    problem: Problem,
+    products: Products,
+    left: Factor,
+    right: Factor,
+    out: Product,
+) -> None:
+    """Multiply the factors and write the product. Collective.
+
+    In round i, rank r begins with piece i * size + r of B's columns, multiplies it, and passes it to rank r -
+    1.
+    """
+    backend, size, rank = world.backend, world.size, world.rank
+    stored, sums, length = products.precision.stored, products.precision.sums, problem.length
+    pieces = [
+        cut(problem.columns, size * layout.pieces, n, layout.unit[1]) for n in range(size * layout.pieces)
+    ]
+    wide = longest(problem.columns, len(pieces), layout.unit[1])
+    begin, end = cut(problem.rows, size, rank, layout.unit[0])
+    turns = [cut(end - begin, layout.turns, n, layout.unit[0]) for n in range(layout.turns)]
+    high = longest(end - begin, layout.turns, layout.unit[0])
+    of_a = backend.empty((high * length,), stored)
+    buffers = [
+        backend.empty((length * wide,), stored) for _ in range(3 if len(pieces) * len(turns) > 1 else 1)
+    ]
+    results = [backend.empty((high * wide,), sums) for _ in range(2)]
+
+    def shaped(buffer: Array, rows: int, columns: int) -> Array:
+        return buffer[: rows * columns].reshape(rows, columns)
+
+    def piece_in(buffer: Array, number: int) -> Array:
+        return shaped(buffer, length, pieces[number][1] - pieces[number][0])
+
+    def read(number: int, buffer: Array) -> None:
+        right.read((0, length), pieces[number], piece_in(buffer, number))
+
+    for turn, (first, last) in enumerate(turns):
+        rows = (begin + first, begin + last)
+        a = shaped(of_a, last - first, length)
+        left.read(rows, (0, length), a)
+        if turn == 0:
+            read(rank, buffers[0])
+        for round_ in range(layout.pieces):
+            for step in range(size):
+                number = round_ * size + (rank + step) % size
+                columns = pieces[number]
+                here = piece_in(buffers[0], number)
+                c = shaped(results[0], last - first, columns[1] - columns[0])
+                mark = backend.mark()
+                sends, receives = [], []
+                if step + 1 < size:
+                    following = round_ * size + (rank + step + 1) % size
+                    sends = [((rank - 1) % size, here)]
+                    receives = [((rank + 1) % size, piece_in(buffers[1], following))]
+                overlapped(world, products, partial(products.multiply, a, here, c), sends, receives)
+                out.flush(mark)
+                out.put(rows, columns, c)
+                results.reverse()
+                if step + 1 < size:
+                    buffers[0], buffers[1] = buffers[1], buffers[0]
+            after = (round_ + 1) * size + rank if round_ + 1 < layout.pieces else rank
+            if (turn, round_) != (len(turns) - 1, layout.pieces - 1):
+                with backend.beside(mark):
+                    read(after, buffers[2])
+                buffers[0], buffers[2] = buffers[2], buffers[0]
+    out.flush(backend.mark())

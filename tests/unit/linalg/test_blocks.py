@@ -1,0 +1,99 @@
+"""meshrun.matmul: arrays in memory, whole or split by rows over ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from queued_device import QueuedBackend
+from stream_cases import run_on
+
+import meshrun
+from jobs.linalg.matmul.job import matmul
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
+from runner.errors import UserError
+from runner.plan.grid import bounds
+from runner.world.world import open_world
+
+Array = np.ndarray[Any, Any]
+
+
+def made(*shape: int, dtype: str = "float64") -> Array:
+    return (np.random.default_rng(len(shape) + shape[0]).standard_normal(shape) * 9).astype(dtype)
+
+
+def on_ranks(ranks: int, a: Array, b: Array, **options: Any) -> list[Array]:
+    def rank(control: Control) -> Array:
+        world = open_world("cpu", control=control)
+
+        def part(array: Array) -> Array:
+            return array[slice(*bounds(len(array), ranks, world.rank))]
+
+        return meshrun.matmul(part(a) if a.ndim == 2 else a, part(b), world=world, **options)
+
+    return run_ranks(ranks, rank, timeout=20)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_blocks_of_rows(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.linalg.matmul.blocks.DEEP", 2)  # several panels on each rank
+    for shape in ((7, 5, 3), (1, 1, 1), (17, 64, 9), (3, 0, 4), (0, 3, 2), (601, 8, 5)):
+        a, b = made(*shape[:2]), made(*shape[1:])
+        np.testing.assert_allclose(np.concatenate(on_ranks(ranks, a, b)), a @ b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "complex64"])
+def test_dtypes_are_numpys(dtype: str) -> None:
+    a, b = made(9, 30, dtype=dtype), made(30, 4, dtype=dtype)
+    found = np.concatenate(on_ranks(3, a, b))
+    assert found.dtype == np.matmul(a, b).dtype
+    expected = np.matmul(a.astype("complex128"), b.astype("complex128")) if a.dtype.kind != "i" else a @ b
+    np.testing.assert_allclose(found, expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-3)
+
+
+def test_vectors() -> None:
+    a, b = made(6, 5), made(5)
+    np.testing.assert_allclose(np.concatenate(on_ranks(2, a, b)), a @ b)
+    for found in on_ranks(2, b, made(5, 3)):  # whole on every rank
+        np.testing.assert_allclose(found, b @ made(5, 3))
+    assert meshrun.matmul(b, b).shape == ()
+    np.testing.assert_allclose(meshrun.matmul(b, b), b @ b)
+
+
+def test_one_process_needs_no_world() -> None:
+    a, b = made(6, 5, dtype="float32"), np.asfortranarray(made(5, 4, dtype="float32"))
+    np.testing.assert_allclose(meshrun.matmul(a[::2], b), a[::2] @ b, rtol=1e-5)
+    np.testing.assert_allclose(meshrun.matmul(a, b, precision="bfloat16"), a @ b, rtol=0.1, atol=20)
+
+
+def test_blocks_that_do_not_fit_get_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"the shapes do not multiply: got A of shape \(4, 3\)"):
+        on_ranks(2, made(4, 3), made(4, 3))
+    with pytest.raises(UserError, match=r"blocks of A do not fit together: got .* on rank 0"):
+        run_ranks(
+            2, lambda control: meshrun.matmul(
+                made(1 + 2 * control.rank, 2), made(1, 2), world=open_world("cpu", control=control)
+            )
+        )  # fmt: skip
+
+
+def test_the_job_itself_takes_files() -> None:
+    with pytest.raises(UserError, match=r"job matmul takes files.*matmul\.run"):
+        matmul(made(2, 2), made(2, 2))
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "summa"])
+def test_ranks_with_memory_of_their_own(tmp_path: Any, algorithm: str) -> None:
+    """Devices on which work is queued, through whose memory pieces pass."""
+    a, b = made(37, 20), made(20, 41)
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    files = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for room in (1 << 20, 10_000) if algorithm == "ring" else (1 << 20,):
+        run_on(
+            3, matmul, files, [tmp_path / "c.npy"], devices=[QueuedBackend() for _ in range(3)],
+            device_memory=room, verify="sample", parameters={"algorithm": algorithm},
+        )  # fmt: skip
+        np.testing.assert_allclose(np.load(tmp_path / "c.npy"), a @ b, rtol=1e-11, atol=1e-11)
