@@ -4,6 +4,9 @@
     open_world, World                  the ranks of this program, for code of your own
     BlockContext                       a job's parameter `here`: the block's place, random numbers by cell
     Tiles                              an array in pieces that do not depend on the number of ranks
+    read_block, write_block            this rank's part of an array that is split over the ranks
+    matmul                             the product of arrays that are split over the ranks
+    fft, ifft, rfft, irfft, transpose  of an array that is split over the ranks, or of a whole one
     kernel                             a CUDA kernel of a .cu file, compiled for this rank's GPU
     MeshrunError, UserError, RunError, BadResult
                                        any error; a mistake in what was asked for; a failure; a wrong result
@@ -17,13 +20,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jobs.linalg.matmul.blocks import matmul as matmul
+    from jobs.transforms.fourier import fft as fft
+    from jobs.transforms.fourier import ifft as ifft
+    from jobs.transforms.fourier import irfft as irfft
+    from jobs.transforms.fourier import rfft as rfft
+    from jobs.transforms.transpose import transpose as transpose
     from runner.device.cuda import kernel as kernel
     from runner.errors import BadResult as BadResult
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
     from runner.errors import UserError as UserError
     from runner.job.block_context import BlockContext as BlockContext
+    from runner.pipeline.load import read_block as read_block
     from runner.pipeline.reduce import Tiles as Tiles
+    from runner.pipeline.store import write_block as write_block
     from runner.run.declare import job as job
     from runner.run.declare import map_blocks as map_blocks
     from runner.run.declare import reduce_blocks as reduce_blocks
@@ -38,6 +49,11 @@ _MODULE_OF = {
     "World": "runner.world.world",
     "BlockContext": "runner.job.block_context",
     "Tiles": "runner.pipeline.reduce",
+    "read_block": "runner.pipeline.load",
+    "write_block": "runner.pipeline.store",
+    "matmul": "jobs.linalg.matmul.blocks",
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "jobs.transforms.fourier"),
+    "transpose": "jobs.transforms.transpose",
     "kernel": "runner.device.cuda",
     "MeshrunError": "runner.errors",
     "UserError": "runner.errors",

@@ -26,7 +26,7 @@ FLOORS = (
     ("runner.run",),
     ("jobs.kernels",),
     ("jobs.measure",),
-    ("jobs.filters", "jobs.airflow", "jobs.bench", "jobs.validate"),
+    ("jobs.filters", "jobs.airflow", "jobs.linalg", "jobs.transforms", "jobs.bench", "jobs.validate"),
 )
 MOST_FILES = 14  # of a room; more are two rooms
 GROUND = FLOORS[0]  # files, not rooms: each may import those before it

@@ -305,7 +305,18 @@ def test_installed_jobs_that_cannot_be_used(name: str, words: str) -> None:
 def test_every_job_this_package_declares_is_one() -> None:
     entries = importlib.metadata.entry_points(group="meshrun.jobs")
     ours = {entry.name for entry in entries if entry.value.startswith("jobs.")}
-    assert ours == {"airflow", "convolve", "elementwise", "grayscale", "heat", "laplacian", "statistics"}
+    assert ours == {
+        "airflow",
+        "convolve",
+        "elementwise",
+        "fft",
+        "grayscale",
+        "heat",
+        "laplacian",
+        "matmul",
+        "statistics",
+        "transpose",
+    }
     assert all(isinstance(find(name), Job) for name in ours)
 
 

@@ -1,0 +1,157 @@
+"""The job fft: the Fourier transform of an array, from a file to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import meshrun
+from jobs.transforms.axes import parse_axes
+from jobs.transforms.fourier import (
+    Local,
+    carry_out,
+    checked_axes,
+    half_length,
+    working_type,
+)
+from jobs.transforms.plan import Decomposition, Plan, Real, plan_transform
+from jobs.transforms.projections import Direction, check_projections
+from runner.errors import UserError
+from runner.pipeline.load import read_block
+from runner.pipeline.store import write_block
+from runner.pipeline.streamed.dispatch import threads_of
+from runner.region import Shape
+from runner.report.units import bytes_text
+from runner.storage.formats.registry import Source
+from runner.world.group import Group
+from runner.world.world import World
+
+COPIES = 4  # of a block, at the same time: before and after a transform, and as messages on both sides
+
+
+def _verify(
+    world: World,
+    inputs: Sequence[Source],
+    output: Source,
+    mode: str,
+    *,
+    axes: str | None,
+    inverse: bool,
+    real: bool,
+    norm: str,
+    length: int | None,
+    decomposition: Decomposition,
+    keep_order: bool,
+) -> dict[str, Any]:
+    source, kind = inputs[0], _real(inverse, real)
+    chosen = checked_axes(source.shape, parse_axes(axes), kind, length)
+    order = _order(_plan(world, source, chosen, kind, length, decomposition), keep_order)
+    direction = Direction(chosen, inverse, kind, norm, half_length(source.shape, chosen, kind, length))
+    return check_projections(world, source, output, direction, order, mode)
+
+
+@meshrun.job(verify=_verify)
+def fft(
+    world: World,
+    input: Source,
+    create: Any,
+    memory: int,
+    *,
+    axes: str | None = None,
+    inverse: bool = False,
+    real: bool = False,
+    norm: Literal["backward", "ortho", "forward"] = "backward",
+    length: int | None = None,
+    decomposition: Literal["auto", "slab", "pencil"] = "auto",
+    keep_order: bool = True,
+) -> dict[str, Any]:
+    """Discrete Fourier transform of an array along any of its axes, with numpy.fft's conventions.
+
+    Single precision stays single: complex64 of float16, float32 and complex64. Integers and bool become
+    float64. The array is split over the ranks along one axis or two, and redistributed in between.
+
+    axes: axes to transform: 0,2 or -1. Default: all.
+    inverse: transform back.
+    real: leave out the half of the last axis that follows from the other half, as numpy.fft.rfftn; with
+        --inverse, take such an array to real numbers, as numpy.fft.irfftn.
+    norm: what is divided by the number of cells: the inverse (backward), the other direction (forward), or
+        both by its root (ortho).
+    length: cells of the result along the last axis, of --inverse --real. Default: 2 * (m - 1) of m.
+    decomposition: split the array along one axis (slab), two (pencil), or as a model of time has it.
+    keep_order: write the result's axes in their order; otherwise the axis along which it is split in the end
+        comes first, which saves writing in short pieces.
+    """
+    kind = _real(inverse, real)
+    chosen = world.collective_call(lambda: checked_axes(input.shape, parse_axes(axes), kind, length))
+    dtype = world.collective_call(lambda: working_type(input.dtype, kind))
+    plan = world.collective_call(lambda: _plan(world, input, chosen, kind, length, decomposition))
+    last = half_length(input.shape, chosen, kind, length)
+    local = Local(world.xp, inverse, kind, norm, last, threads_of(world))
+    result = local.result_type(dtype, bool(kind))
+    itemsize = max(dtype.itemsize, result.itemsize)
+    world.collective_call(lambda: _check_memory(world, plan, itemsize, memory))
+    if plan.busy < world.size and 0 not in plan.shape:
+        world.warn(
+            f"the array has too few planes for {world.size} ranks: up to {world.size - plan.busy} have none"
+        )
+    order = _order(plan, keep_order)
+    sink = create(tuple(plan.last_shape[axis] for axis in order), result)
+    with ExitStack() as stack:
+        groups = _groups(world, plan, stack)
+        block = read_block(world, input, plan.first).astype(dtype, copy=False)
+        begin = world.phases.seconds("transform")
+        with world.phases("transform"):
+            block = carry_out(plan, groups, local, block)
+        seconds = max(world.control.allgather(world.phases.seconds("transform") - begin))
+    ordered = world.xp.ascontiguousarray(block.transpose(order)) if order != sorted(order) else block
+    write_block(world, ordered, sink, plan.last.transposed(order))
+    return {
+        "axes": list(chosen),
+        "decomposition": plan.name,
+        "process_grid": list(plan.grid),
+        "exchanges": len(plan.exchanges),
+        "order": order,
+        "library": local.library,
+        "transform_seconds": seconds,
+    }
+
+
+def _real(inverse: bool, real: bool) -> Real:
+    return "" if not real else "inverse" if inverse else "forward"
+
+
+def _plan(
+    world: World, source: Source, axes: Shape, real: Real, length: int | None, decomposition: Decomposition
+) -> Plan:
+    n = half_length(source.shape, axes, real, length)
+    return plan_transform(source.shape, axes, world.size, real=real, length=n, decomposition=decomposition)
+
+
+def _order(plan: Plan, keep_order: bool) -> list[int]:
+    """Return the result's axes in the order in which they are written."""
+    axes = range(len(plan.last_shape))
+    if keep_order:
+        return list(axes)
+    return [*plan.last_splits, *(axis for axis in axes if axis not in plan.last_splits)]
+
+
+def _groups(world: World, plan: Plan, stack: ExitStack) -> list[Group]:
+    """Return the ranks along each axis of the plan's grid."""
+    if len(plan.grid) == 1:
+        return [world]
+    grid = world.grid(*plan.grid)
+    stack.callback(grid.close)
+    return list(grid.groups)
+
+
+def _check_memory(world: World, plan: Plan, itemsize: int, memory: int) -> None:
+    needed = COPIES * plan.largest_block * itemsize
+    if needed > memory:
+        ranks = -(-world.size * needed // max(memory, 1))
+        raise UserError(
+            f"the transform does not fit the memory of {world.size} rank(s)",
+            got=f"{bytes_text(memory)} a rank",
+            expected=f"{bytes_text(needed)}: {COPIES} blocks of {plan.largest_block:,} cells",
+            hint=f"-n {ranks}, each with as much memory",
+        )

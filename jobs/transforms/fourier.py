@@ -1,0 +1,267 @@
+"""Fourier transforms of arrays that are split over ranks, with NumPy's conventions.
+
+The transform of x along axes of n_j cells is X[k] = sum over m of x[m] exp(-2 pi i sum over j of k_j m_j /
+n_j), as in numpy.fft. Along a whole axis it is computed by scipy.fft if it is installed, else by numpy.fft;
+on GPUs by cuFFT through cupy.fft, which keeps its plans.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jobs.transforms.plan import Plan, Real, Transform, plan_transform
+from runner.errors import UserError
+from runner.pipeline.streamed.dispatch import threads_of
+from runner.region import Array, Shape
+from runner.world.group import Group
+from runner.world.world import World
+
+Norm = Literal["backward", "ortho", "forward"]
+NORMS = ("backward", "ortho", "forward")
+COMPLEX: dict[int, np.dtype[Any]] = {
+    4: np.dtype(np.complex64),
+    8: np.dtype(np.complex128),
+}  # by bytes of a real number
+
+
+def fft(
+    x: Array,
+    world: World | None = None,
+    *,
+    axes: Sequence[int] | int | None = None,
+    norm: Norm = "backward",
+    split: int = 0,
+    keep_order: bool = True,
+) -> Any:
+    """Return the discrete Fourier transform along `axes`, as numpy.fft.fftn. Collective if there is a world.
+
+    x: this rank's part of an array that is split along the axis `split` over all ranks of `world`
+    (`World.redistribute`); without a world, the whole array. Of NumPy on CPU ranks, of CuPy on GPU ranks.
+    Returns complex64 for float16, float32 and complex64, and complex128 for float64, complex128 and, which
+    are converted to float64 first, integers and bool.
+
+    axes: to transform, without repetitions; None: all. norm: which direction is divided by the number of
+    cells: the inverse ("backward"), the other one ("forward"), or both by its root ("ortho").
+
+    keep_order: the result is split along `split` as `x` is. False saves a redistribution: returns the
+    result, and the axis along which it is split.
+
+    Raises UserError, on every rank, for axes that do not exist or have no cells, for other dtypes, and if the
+    array cannot be split.
+    """
+    return _transform(x, world, axes, False, "", norm, None, split, keep_order)
+
+
+def ifft(
+    x: Array,
+    world: World | None = None,
+    *,
+    axes: Sequence[int] | int | None = None,
+    norm: Norm = "backward",
+    split: int = 0,
+    keep_order: bool = True,
+) -> Any:
+    """Return the inverse of `fft`, as numpy.fft.ifftn; parameters and results as there."""
+    return _transform(x, world, axes, True, "", norm, None, split, keep_order)
+
+
+def rfft(
+    x: Array,
+    world: World | None = None,
+    *,
+    axes: Sequence[int] | int | None = None,
+    norm: Norm = "backward",
+    split: int = 0,
+    keep_order: bool = True,
+) -> Any:
+    """Return the transform of real numbers without the half that follows from the other, as numpy.fft.rfftn.
+
+    Along the last of `axes`, of n cells, the result has n // 2 + 1. Otherwise as `fft`.
+    """
+    return _transform(x, world, axes, False, "forward", norm, None, split, keep_order)
+
+
+def irfft(
+    x: Array,
+    world: World | None = None,
+    *,
+    axes: Sequence[int] | int | None = None,
+    length: int | None = None,
+    norm: Norm = "backward",
+    split: int = 0,
+    keep_order: bool = True,
+) -> Any:
+    """Return the inverse of `rfft`, of real numbers, as numpy.fft.irfftn.
+
+    length: cells of the result along the last of `axes`; None: 2 * (m - 1) for m cells of `x`. Otherwise as
+    `fft`.
+    """
+    return _transform(x, world, axes, True, "inverse", norm, length, split, keep_order)
+
+
+def _transform(
+    x: Array,
+    world: World | None,
+    axes: Sequence[int] | int | None,
+    inverse: bool,
+    real: Real,
+    norm: str,
+    length: int | None,
+    split: int,
+    keep_order: bool,
+) -> Any:
+    if world is None:
+        shape, ranks = tuple(x.shape), 1
+    else:
+        shape, ranks = world.whole_shape(x, split), world.size
+    chosen = checked_axes(shape, axes, real, length)
+    check_norm(norm)
+    dtype = working_type(np.dtype(x.dtype), real)
+    n = half_length(shape, chosen, real, length)
+    plan = plan_transform(
+        shape, chosen, ranks, real=real, length=n, decomposition="slab", split=split % x.ndim
+    )
+    groups: list[Group] = [] if world is None else [world]
+    local = Local(_module(x), inverse, real, norm, n, 1 if world is None else threads_of(world))
+    result = carry_out(plan, groups, local, x.astype(dtype, copy=False))
+    (last,) = plan.last_splits
+    if not keep_order:
+        return result, last
+    return result if world is None else world.redistribute(result, last, split, plan.last_shape)
+
+
+class Local:
+    """Transforms along whole axes of blocks. module: numpy or cupy. workers: threads, on a CPU."""
+
+    def __init__(
+        self, module: Any, inverse: bool, real: Real, norm: str, length: int, workers: int = 1
+    ) -> None:
+        self.module, self.inverse, self.real, self.norm, self.length = module, inverse, real, norm, length
+        self._more: dict[str, Any] = {}
+        self._fft = module.fft
+        if module is np and importlib.util.find_spec("scipy") is not None:
+            self._fft, self._more = importlib.import_module("scipy.fft"), {"workers": workers}
+
+    @property
+    def library(self) -> str:
+        """What transforms, such as "scipy.fft"."""
+        return "cuFFT" if self.module is not np else str(self._fft.__name__)
+
+    def __call__(self, block: Array, stage: Transform) -> Array:
+        """Return the transform of a block along the stage's axes, which are whole."""
+        if block.size == 0:
+            lengths = list(block.shape)
+            for axis in stage.axes:
+                lengths[axis] = stage.shape[axis]
+            return self.module.empty(lengths, self.result_type(np.dtype(block.dtype), stage.half))
+        if stage.half and self.inverse:
+            return self._of("irfft", block, n=self.length, axis=stage.axes[0])
+        if stage.half:
+            return self._of("rfft", block, axis=stage.axes[0])
+        if len(stage.axes) == 1:
+            return self._of("ifft" if self.inverse else "fft", block, axis=stage.axes[0])
+        return self._of("ifftn" if self.inverse else "fftn", block, axes=stage.axes)
+
+    def result_type(self, dtype: np.dtype[Any], half: bool) -> np.dtype[Any]:
+        """Return the dtype that a transform of a block of `dtype` has."""
+        if half and self.real == "inverse":
+            return np.dtype(f"f{dtype.itemsize // 2}")
+        return COMPLEX[dtype.itemsize] if dtype.kind == "f" else dtype
+
+    def _of(self, name: str, block: Array, **where: Any) -> Array:
+        return getattr(self._fft, name)(block, norm=self.norm, **where, **self._more)
+
+
+def carry_out(plan: Plan, groups: Sequence[Group], local: Local, block: Array) -> Array:
+    """Return this rank's block after all stages. Collective.
+
+    groups: the ranks along each axis of the plan's grid; none for a single process.
+    """
+    for stage in plan.stages:
+        if isinstance(stage, Transform):
+            block = local(block, stage)
+        else:
+            # The ranks of the group share all of the array that they have together.
+            shared = list(block.shape)
+            shared[stage.old] = stage.shape[stage.old]
+            group = groups[stage.grid_axis]
+            block = group.redistribute(block, stage.old, stage.new, tuple(shared))
+    return block
+
+
+def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, length: int | None) -> Shape:
+    """Return the axes, counted from the first; UserError unless there are such axes, each once, with cells.
+
+    length: of the result along the last axis, for an inverse real transform.
+    """
+    given = range(len(shape)) if axes is None else (axes,) if isinstance(axes, int) else axes
+    for axis in given:
+        if not -len(shape) <= axis < len(shape):
+            expected = f"{-len(shape)} to {len(shape) - 1}" if shape else "an array with axes"
+            raise UserError(f"there is no axis {axis}", got=f"shape {shape}", expected=expected)
+    chosen = tuple(axis % len(shape) for axis in given)
+    if not chosen or len(set(chosen)) < len(chosen):
+        got = ", ".join(map(str, given)) or "none"
+        raise UserError("the axes to transform must be given, each once", got=got, hint="--axes 0,1")
+    empty = [axis for axis in chosen if shape[axis] == 0]
+    if empty:
+        raise UserError(f"axis {empty[0]} has no cells to transform", got=f"shape {shape}")
+    if length is not None and real != "inverse":
+        raise UserError(
+            "a length applies to inverse real transforms only", got=length, hint="--inverse --real"
+        )
+    if real == "inverse" and half_length(shape, chosen, real, length) < 1:
+        raise UserError(
+            "the inverse real transform would have no cells",
+            got=f"{shape[chosen[-1]]} along axis {chosen[-1]}" if length is None else f"a length of {length}",
+            expected="a length of 1 or more",
+            hint="--length 1" if length is None else None,
+        )
+    return chosen
+
+
+def half_length(shape: Shape, axes: Shape, real: Real, length: int | None) -> int:
+    """Return the cells along the last axis after a real transform; 0 for others."""
+    cells = shape[axes[-1]]
+    if real == "forward":
+        return cells // 2 + 1
+    if real == "inverse":
+        return 2 * (cells - 1) if length is None else length
+    return 0
+
+
+def check_norm(norm: str) -> None:
+    if norm not in NORMS:
+        raise UserError("unknown norm", got=norm, expected=", ".join(NORMS))
+
+
+def working_type(dtype: np.dtype[Any], real: Real) -> np.dtype[Any]:
+    """Return the dtype in which an array is transformed; UserError if it cannot be."""
+    if dtype.kind in "biu":
+        wide: np.dtype[Any] = np.dtype(np.float64)
+    elif dtype.kind in "fc" and dtype.name in ("float16", "float32", "float64", "complex64", "complex128"):
+        wide = np.dtype(np.float32) if dtype == np.float16 else dtype.newbyteorder("=")
+    else:
+        raise UserError(
+            "the Fourier transform of this dtype is not available",
+            got=dtype,
+            expected="float16, float32, float64, complex64, complex128, integers or bool",
+        )
+    if real == "forward" and wide.kind == "c":
+        raise UserError(
+            "a real transform takes real numbers", got=dtype, hint="leave --real out, or use rfft's inverse"
+        )
+    return wide if real == "forward" or wide.kind == "c" else COMPLEX[wide.itemsize]
+
+
+def _module(array: Array) -> Any:
+    """Return the array's module: numpy or cupy."""
+    if not hasattr(array, "__cuda_array_interface__"):
+        return np
+    from runner.device.cuda import CudaBackend
+
+    return CudaBackend.xp

@@ -1,0 +1,112 @@
+"""Permute the axes of an array that is split over ranks: redistribute, then transpose each rank's block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from jobs import kernels
+from runner.errors import UserError
+from runner.region import Array, Shape
+from runner.world.world import World
+
+EDGE = 128  # cells of a tile's edge on a CPU: two tiles fit the cache
+WORD = {2: "uint16", 4: "uint32", 8: "uint64"}  # bytes of an element, for kernels that only move it
+
+
+def transpose(
+    x: Array,
+    world: World | None = None,
+    *,
+    axes: Sequence[int] | None = None,
+    split: int = 0,
+    to_split: int = 0,
+) -> Array:
+    """Return the array with its axes permuted, as numpy.transpose, as a C-contiguous copy. Collective.
+
+    x: this rank's part of an array that is split along the axis `split` over all ranks of `world`
+    (`World.redistribute`); without a world, the whole array. Of any dtype. axes: for each axis of the result
+    that of `x`; None: in reverse. The result is split along its axis `to_split`.
+
+    Raises UserError, on every rank, for axes that are no permutation.
+    """
+    order = checked_permutation(tuple(x.shape), axes)
+    if world is not None:
+        if not -x.ndim <= to_split < x.ndim:
+            raise UserError(
+                "there is no such axis to split", got=to_split, expected=f"{-x.ndim} to {x.ndim - 1}"
+            )
+        x = world.redistribute(x, split, order[to_split])
+    return permuted(x, order)
+
+
+def checked_permutation(shape: Shape, axes: Sequence[int] | None) -> Shape:
+    """Return the axes, counted from the first; UserError unless each is there once."""
+    given = range(len(shape))[::-1] if axes is None else axes
+    order = tuple(axis + len(shape) if axis < 0 else axis for axis in given)
+    if sorted(order) != list(range(len(shape))):
+        numbers = ", ".join(map(str, range(len(shape))))
+        raise UserError(
+            "the axes are no permutation",
+            got=", ".join(map(str, given)) or "none",
+            expected=f"each of {numbers} once: the array has shape {shape}",
+            hint=f"--axes {','.join(map(str, reversed(range(len(shape)))))}",
+        )
+    return order
+
+
+def permuted(block: Array, order: Sequence[int]) -> Array:
+    """Return a C-contiguous copy of a block with its axes in this order."""
+    view = block.transpose(order)
+    if block.size == 0 or view.flags.c_contiguous:
+        return view.copy(order="C")
+    on_gpu = hasattr(block, "__cuda_array_interface__")
+    return _on_gpu(block, view, order) if on_gpu else _in_tiles(view)
+
+
+def _in_tiles(view: Any) -> Any:
+    """Copy tile by tile where NumPy would read or write a cache line for each cell.
+
+    Tiles are cut along the last axis of the result, and along the one whose cells are neighbours in `view`.
+    """
+    out = np.empty(view.shape, view.dtype)
+    near = min(range(view.ndim), key=lambda axis: (view.shape[axis] == 1, abs(view.strides[axis])))
+    last = view.ndim - 1
+    steps = [range(0, n, EDGE if axis in (near, last) else max(n, 1)) for axis, n in enumerate(view.shape)]
+    for starts in product(*steps):
+        tile = tuple(slice(start, start + step.step) for start, step in zip(starts, steps, strict=True))
+        out[tile] = view[tile]
+    return out
+
+
+def as_matrix(shape: Shape, order: Sequence[int]) -> tuple[int, int] | None:
+    """Return rows and columns if the permutation is the transpose of one matrix: a rotation of the axes."""
+    used = [axis for axis in order if shape[axis] != 1]
+    kept = sorted(used)
+    if not used or used == kept:
+        return None
+    turn = kept.index(used[0])
+    if used != kept[turn:] + kept[:turn]:
+        return None
+    return math.prod(shape[axis] for axis in kept[:turn]), math.prod(shape[axis] for axis in kept[turn:])
+
+
+def _on_gpu(block: Array, view: Array, order: Sequence[int]) -> Array:
+    """Copy with a kernel that moves tiles, where it applies; otherwise with CuPy's."""
+    matrix, word = as_matrix(tuple(block.shape), order), WORD.get(block.dtype.itemsize)
+    if matrix is None or word is None or not block.flags.c_contiguous:
+        return view.copy(order="C")
+    rows, columns = matrix
+    out = block.__class__(view.shape, block.dtype)
+    source, target = (array.reshape(-1).view(word) for array in (block, out))
+    if word == "uint32" and rows % 4 == columns % 4 == 0 and kernels.address(block) % 16 == 0:
+        kernel, tile = kernels.load("transpose_vectorised"), (128, 64)
+    else:
+        kernel, tile = kernels.load("transpose_tiled", kernels.instance("transpose_tiled", word)), (32, 32)
+    blocks = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
+    kernel((blocks,), (256,), (source, target, np.int64(rows), np.int64(columns)))
+    return out

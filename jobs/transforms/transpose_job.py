@@ -1,0 +1,173 @@
+"""The job transpose: permute the axes of an array, from a file to a file.
+
+Each rank reads rows, the ranks exchange blocks, and each transposes what it has got and writes rows of the
+output. An array that does not fit memory passes in several parts, each some rows of the output.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import meshrun
+from jobs.transforms.axes import parse_axes
+from jobs.transforms.transpose import checked_permutation, permuted
+from runner.errors import RunError, UserError
+from runner.pipeline.load import read_block
+from runner.pipeline.store import write_block
+from runner.plan.grid import bounds, split_along
+from runner.plan.sampling import everything, sample
+from runner.region import Region, Shape
+from runner.report.units import bytes_text
+from runner.storage.formats.registry import Sink, Source
+from runner.world.world import World
+
+COPIES = 4  # of a block, at the same time: read, as messages on both sides, and transposed
+
+
+def _verify(
+    world: World, inputs: Sequence[Source], output: Source, mode: str, *, axes: str | None
+) -> dict[str, Any]:
+    begin = time.perf_counter()
+    source = inputs[0]
+    order = checked_permutation(source.shape, parse_axes(axes))
+    serial = not (source.parallel and output.parallel)
+    partition = split_along(output.shape, 0, 1 if serial else world.size)
+    cut = (True,) * len(output.shape)
+    boxes: list[Region] = []
+    if not serial or world.rank == 0:
+        found = everything(partition, world.rank, cut)
+        boxes = list(found if mode == "full" else sample(partition, world.rank, cut, world.run_id))
+    wrong = next((failed for box in boxes if (failed := _differing(source, output, order, box))), None)
+    for failed in world.control.allgather(wrong):
+        if failed is not None:
+            raise failed
+    return {
+        "mode": mode,
+        "against": "cells of the input",
+        "boxes": sum(world.control.allgather(len(boxes))),
+        "cells": sum(world.control.allgather(sum(box.size for box in boxes))),
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def _differing(source: Source, output: Source, order: Shape, box: Region) -> RunError | None:
+    """Return the error for the first cell of the box that is not the input's, bit by bit."""
+    back = [order.index(axis) for axis in range(len(order))]
+    place = Region(tuple(box.start[n] for n in back), tuple(box.stop[n] for n in back))
+    cells, wanted = np.empty(box.shape, output.dtype), np.empty(place.shape, source.dtype)
+    output.read(box, cells)
+    source.read(place, wanted)
+    expected = np.ascontiguousarray(wanted.transpose(order))
+    width = cells.dtype.itemsize
+    same = (cells.view(np.uint8) == expected.view(np.uint8)).reshape(-1, width).all(axis=1).reshape(box.shape)
+    if same.all():
+        return None
+    first = tuple(np.argwhere(~same)[0].tolist())
+    index = [a + n for a, n in zip(box.start, first, strict=True)]
+    return RunError(
+        f"verification failed: cell {index} of the transposed array is wrong",
+        got=cells[first],
+        expected=expected[first],
+        everywhere=True,
+    )
+
+
+@meshrun.job(name="transpose", verify=_verify)
+def transpose_job(
+    world: World, input: Source, create: Any, memory: int, *, axes: str | None = None
+) -> dict[str, Any]:
+    """Permute the axes of an array, as numpy.transpose.
+
+    The ranks read rows, exchange blocks all to all, and write rows of the output. An array that is larger
+    than their memory passes in several parts.
+
+    axes: for each axis of the output, that of the input: 1,0 or 2,0,1. Default: in reverse.
+    """
+    order = world.collective_call(lambda: checked_permutation(input.shape, parse_axes(axes)))
+    if not order:
+        raise UserError("an array without axes cannot be transposed", got="shape ()", everywhere=True)
+    shape = tuple(input.shape[axis] for axis in order)
+    sink = create(shape, input.dtype, serial=True)
+    split = first_split(input.shape, order, world.size)
+    passes = world.collective_call(lambda: count_passes(world, input, sink, order, split, memory))
+    for number in range(passes):
+        rows = bounds(shape[0], passes, number)
+        before = Slab(input.shape, order[0], rows, split, world.size)
+        block = read_block(world, input, before)
+        with world.phases("transpose", 2 * block.nbytes):
+            block = world.redistribute(block, split, order[0], before.whole.shape)
+            block = permuted(block, order)
+        write_block(world, block, sink, Slab(shape, 0, rows, 0, world.size))
+        del block
+    return {"axes": list(order), "passes": passes}
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Some rows of an array, `rows` along the axis `along`, split over ranks along the axis `split`."""
+
+    shape: Shape
+    along: int
+    rows: tuple[int, int]
+    split: int
+    ranks: int
+
+    @property
+    def whole(self) -> Region:
+        """The rows of all ranks."""
+        start, stop = [0] * len(self.shape), list(self.shape)
+        start[self.along], stop[self.along] = self.rows
+        return Region(tuple(start), tuple(stop))
+
+    def __getitem__(self, rank: int) -> Region:
+        whole = self.whole
+        start, stop = list(whole.start), list(whole.stop)
+        first, last = bounds(whole.shape[self.split], self.ranks, rank)
+        start[self.split], stop[self.split] = whole.start[self.split] + first, whole.start[self.split] + last
+        return Region(tuple(start), tuple(stop))
+
+
+def first_split(shape: Shape, order: Shape, ranks: int) -> int:
+    """Return the axis along which to read: the first, whose parts are contiguous, unless it has few rows."""
+    if shape[0] >= ranks or len(shape) == 1:
+        return 0
+    return max(range(len(shape)), key=lambda axis: (min(shape[axis], ranks), -axis))
+
+
+def count_passes(world: World, source: Source, sink: Sink, order: Shape, split: int, memory: int) -> int:
+    """Return the number of passes whose blocks fit the memory; UserError if there are none."""
+    length, row = source.shape[order[0]], math.prod(source.shape) // max(source.shape[order[0]], 1)
+    if 0 in source.shape:
+        return 1
+
+    def needed(passes: int) -> int:
+        part = -(-length // passes)
+        cells = max(
+            Slab(source.shape, order[0], (0, part), split, world.size)[0].size, -(-part // world.size) * row
+        )
+        return COPIES * cells * source.dtype.itemsize
+
+    passes = 1
+    while needed(passes) > memory and passes < length:
+        passes = min(2 * passes, length)
+    if needed(passes) > memory:
+        raise UserError(
+            "one row of the output does not fit the memory",
+            got=f"{bytes_text(memory)} a rank",
+            expected=bytes_text(needed(passes)),
+            hint="more ranks, or another order of axes in two runs",
+        )
+    serial = [file.path for file in (source, sink) if not file.parallel or (file is sink and file.chunks)]
+    if passes > 1 and serial:
+        raise UserError(
+            f"{serial[0]} cannot be transposed in parts, which fit the memory",
+            got=f"{bytes_text(memory)} a rank",
+            expected="files such as .npy, .raw or .h5",
+        )
+    return passes
