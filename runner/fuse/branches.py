@@ -6,19 +6,25 @@ the results are the same: what is not selected is never read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from runner.fuse.graph import Graph, Node, Program, in_order
+from runner.fuse.operations import INEXACT
 
 LEAST = 12.0  # operations for each condition that make a branch worth its test
 COSTS = {
     "divide": 8.0, "sqrt": 8.0, "floor_divide": 20.0, "remainder": 20.0, "power": 40.0, "exp": 20.0,
     "log": 20.0, "sin": 20.0, "cos": 20.0, "tan": 30.0, "tanh": 30.0, "arctan2": 40.0, "hypot": 20.0,
 }  # fmt: skip
+LEAST_SAVED = 5  # operations that most cells leave out, for each of the test that is made for all cells
 MOST_NESTED = 4  # branches, of which each is in the other side of the one before
 FREE = ("load", "constant", "cast")
+BOOL = np.dtype(bool)
 Literal = tuple[int, bool | None]  # a batch of wheres, and one of its sides; None: either
 
 V = TypeVar("V", bound=Hashable)
@@ -165,26 +171,110 @@ def _in_order(results: Iterable[V], needs: Callable[[V], Sequence[V]]) -> list[V
     return list(found)
 
 
-def common_nodes(program: Program) -> list[Node]:
-    """Return the nodes that are computed for a cell for which all branches leave out a side."""
+def branches_of(program: Program) -> dict[Node, Branch[Node]]:
+    """Return the branch of each `where` of a program that has one, for a kernel of single cells."""
 
     def condition(node: Node) -> Node | None:
         return node.operands[0] if node.op == "where" else None
 
-    results = [node for result in program.results for node in result]
-    branches = find_branches(results, lambda node: node.operands, condition, cost)
+    return find_branches(_results(program), lambda node: node.operands, condition, cost)
+
+
+def common_nodes(program: Program) -> list[Node]:
+    """Return the nodes that are computed for a cell for which all branches leave out a side."""
+    branches = branches_of(program)
 
     def needs(node: Node) -> Sequence[Node]:
-        if node not in branches:
-            return node.operands
-        return node.operands[0], node.operands[2 if branches[node].side else 1]
+        return (node.operands[0], _kept(node, branches)) if node in branches else node.operands
 
-    return [node for node in _in_order(results, needs) if node not in branches]
+    return [node for node in _in_order(_results(program), needs) if node not in branches]
+
+
+@dataclass(frozen=True)
+class BranchCost:
+    """A branch as its author sees it. line: of its condition, in the user's file; 0 if unknown. side: of the
+    condition, for which a cell needs it. operations: that only it needs."""
+
+    line: int
+    side: bool
+    operations: int
+
+
+def branch_costs(program: Program) -> list[BranchCost]:
+    """Return what each branch of a program costs, in the order of their lines."""
+    branches, found = branches_of(program), []
+    for branch in dict.fromkeys(branches.values()):
+        wheres = dict.fromkeys(branch.wheres)
+
+        def needs(node: Node, wheres: dict[Node, None] = wheres) -> Sequence[Node]:
+            return (node.operands[0], _kept(node, branches)) if node in wheres else node.operands
+
+        others = _in_order(_results(program), needs)
+        first = branch.wheres[0]
+        found.append(
+            BranchCost(
+                first.operands[0].line or first.line,
+                branch.side,
+                program.operations - sum(node.op not in FREE for node in others),
+            )
+        )
+    return sorted(found, key=lambda one: (one.line, -one.operations))
 
 
 def common_operations(program: Program) -> int:
     """Return the number of operations of such a cell, counted as `Program.operations`."""
     return sum(node.op not in FREE for node in common_nodes(program))
+
+
+@dataclass(frozen=True)
+class CommonPath:
+    """What a program computes where no cell selects what branches leave out. test: whether a cell does."""
+
+    program: Program
+    test: Node
+
+
+def common_path(program: Program) -> CommonPath | None:
+    """Return the common path of a program; None if it is not worth its test."""
+    branches, graph = branches_of(program), program.graph
+
+    def needs(node: Node) -> Sequence[Node]:
+        return (_kept(node, branches),) if node in branches else node.operands
+
+    made: dict[Node, Node] = {}
+    tests: dict[Node, None] = {}
+    for node in _in_order(_results(program), needs):
+        if node in branches:
+            made[node] = made[_kept(node, branches)]
+            (chosen, *_), side = node.operands, branches[node].side
+            tests.setdefault(chosen if side else graph.operation("logical_not", BOOL, [chosen]))
+        elif node.operands:
+            operands = [made[one] for one in node.operands]
+            if node.op in INEXACT and all(one.op == "constant" for one in operands):
+                return None  # NumPy would compute it now, and the compiler where the test is true
+            made[node] = graph.operation(node.op, node.dtype, operands, node.line)
+        else:
+            made[node] = node
+    if not tests:
+        return None
+    test = reduce(lambda a, b: graph.operation("logical_or", BOOL, [a, b]), tests)
+    results = tuple(tuple(made[node] for node in result) for result in program.results)
+    common = replace(program, results=results)
+    left_out = _cost(program.nodes) - _cost(common.nodes)
+    return CommonPath(common, test) if _cost(in_order([test])) * LEAST_SAVED <= left_out else None
+
+
+def _results(program: Program) -> list[Node]:
+    return [node for result in program.results for node in result]
+
+
+def _kept(where: Node, branches: Mapping[Node, Branch[Node]]) -> Node:
+    """Return the value of a `where` for cells that do not select the side that is left out."""
+    return where.operands[2 if branches[where].side else 1]
+
+
+def _cost(nodes: Iterable[Node]) -> float:
+    return sum(map(cost, nodes))
 
 
 def write(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from runner.device.api import Backend
-from runner.fuse import host, single_pass
+from runner.fuse import host, host_source, single_pass
 from runner.fuse.graph import Extents, Program, merge_components
 from runner.fuse.operations import compiler_options
 from runner.fuse.steps import choice as step_choice
@@ -272,7 +272,7 @@ def compile_for(
     try:
         return HostKernel(host.build(program, compiler, cache_folder()), widths), compiler.path
     except NotCompiled as reason:
-        reason.line = line_of(program, host.source([program]), reason.at)
+        reason.line = line_of(program, host_source.source([program]), reason.at)
         raise
 
 

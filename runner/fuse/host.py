@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runner.fuse.graph import Extents, Program, merge_components
-from runner.fuse.operations import HEADER, KERNELS, ctype, expression
+from runner.fuse.graph import Extents, Program
+from runner.fuse.host_source import MOST_STEPS, source
 from runner.region import HostArray
 from runner.system import cached_files
 from runner.system.compiler import SECONDS, Compiler, NotCompiled
@@ -29,73 +29,10 @@ from runner.system.compiler import SECONDS, Compiler, NotCompiled
 FLAGS = (
     "-x", "c++", "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno",
     "-w", "-shared", "-fPIC",
+    "-fno-tree-slp-vectorize", "--param", "vect-epilogues-nomask=0",  # half of the time to compile
 )  # fmt: skip
-MOST_STEPS = 256  # of one call
 MANY_STEPS = 8  # of one call; more are hardly faster, and need wider halos
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
-
-
-def source(programs: Sequence[Program]) -> str:
-    """Return the C++ text of a library of programs."""
-    skeleton = (KERNELS / "host.cpp").read_text()
-    texts = [
-        skeleton.replace("@cells", _cells(*merge_components(program))).replace("@number", str(number))
-        for number, program in enumerate(programs)
-    ]
-    return "\n".join((HEADER.read_text(), *texts))
-
-
-def _cells(program: Program, merged: int) -> str:
-    """Generate the loop over a row, and the addresses of the rows that it reads.
-
-    merged: elements that a cell had before its trailing axes became part of the row.
-    """
-    rows: dict[tuple[int, tuple[int, ...]], str] = {}  # of an input, at an offset along the leading axes
-    names: dict[int, str] = {}
-    body = []
-    for number, node in enumerate(program.nodes):
-        if node.op == "load":
-            array = rows.setdefault((node.input, node.offset[:-1]), f"r{len(rows)}")
-            count = program.inputs[node.input].components
-            text = f"{array}[{_place(count, node.offset[-1] * count + node.component)}]"
-        else:
-            text = expression(node, names)
-        names[id(node)] = f"v{number}"
-        body.append(f"        const {ctype(node.dtype)} v{number} = {text};")
-    for place, (one, result) in enumerate(zip(program.outputs, program.results, strict=True)):
-        body += [
-            f"        o{place}[{_place(one.components, component)}] = {names[id(node)]};"
-            for component, node in enumerate(result)
-        ]
-    inputs, outputs = program.inputs, program.outputs
-    read = [f"const {ctype(inputs[key[0]].dtype)}* {name}" for key, name in rows.items()]
-    written = [f"{ctype(one.dtype)}* __restrict__ o{place}" for place, one in enumerate(outputs)]
-    given = [f"({ctype(inputs[key[0]].dtype)} const*)({_address(*key)})" for key in rows]
-    given += [f"({ctype(one.dtype)}*)out[{place}]" for place, one in enumerate(outputs)]
-    lines = [
-        f"constexpr int AXES = {program.axes}, INPUTS = {len(inputs)}, OUTPUTS = {len(outputs)};",
-        f"constexpr int MOST_STEPS = {MOST_STEPS};",
-        f"static __attribute__((noinline)) void cells(int64 n, {', '.join(read + written)}) {{",
-        "    for (int64 x = 0; x < n; ++x) {",
-        *body,
-        "    }",
-        "}",
-        "static inline void row(const char* const* in, const int64 (*strides)[AXES],",
-        "                       char* const* out, int64 n) {",
-        f"    cells(n{f' * {merged}' if merged > 1 else ''}, {', '.join(given)});",
-        "}",
-    ]
-    return "\n".join(lines)
-
-
-def _place(count: int, element: int) -> str:
-    """Return the index of an element, counted from cell x; count: elements of a cell."""
-    return ("x" if count == 1 else f"{count} * x") + (f" + {element}" if element else "")
-
-
-def _address(number: int, offset: Sequence[int]) -> str:
-    terms = [f" + {at}ll * strides[{number}][{axis}]" for axis, at in enumerate(offset) if at]
-    return f"in[{number}]{''.join(terms)}"
 
 
 def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:

@@ -13,6 +13,14 @@ from runner.fuse.graph import Node
 
 KERNELS = Path(__file__).parent / "kernels"
 HEADER = KERNELS / "operations.cuh"
+# Functions that each platform's mathematical library rounds in its own way.
+INEXACT = frozenset(
+    (
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "power", "float_power", "hypot"),
+        *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
+        *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
+    )
+)
 TWO_TYPES = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 

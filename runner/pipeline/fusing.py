@@ -17,6 +17,7 @@ from runner.errors import UserError
 from runner.fuse.compiled import DeviceKernel, compile_for
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
+from runner.fuse.operations import INEXACT
 from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
@@ -27,14 +28,6 @@ from runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
-# Functions that each platform's mathematical library rounds in its own way.
-INEXACT = frozenset(
-    (
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "cbrt", "power", "float_power", "hypot"),
-        *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
-        *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
-    )
-)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.errors import UserError
-from runner.fuse import host, single_pass
-from runner.fuse.branches import common_operations
+from runner.fuse import host_source, single_pass
+from runner.fuse.branches import BranchCost, branch_costs, common_operations
 from runner.fuse.graph import Program, merge_components
-from runner.fuse.operations import compiler_options
+from runner.fuse.operations import INEXACT, compiler_options
 from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps import kernel as step_kernel
 from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import NotTraceable
-from runner.pipeline.fusing import INEXACT, not_one_kernel, result_types, traced
+from runner.pipeline.fusing import not_one_kernel, result_types, traced
 from runner.plan.task import Task, check_feeds
 from runner.report.units import counted
 from runner.system.compiler import NotCompiled
@@ -41,9 +41,9 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         program = traced(task)
     except NotTraceable as reason:
         raise not_one_kernel(task, reason) from reason
-    facts = _facts(program)
+    facts = _facts(program, cpu=cpu)
     if cpu:
-        return KernelReport(host.source([program]), facts)
+        return KernelReport(host_source.source([program]), facts)
     options = compiler_options(arithmetic)
     if steps is None:
         kernel = single_pass.emit(merge_components(program)[0], math=arithmetic)
@@ -74,7 +74,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
     return KernelReport(stepping.source, facts + _registers(stepping.source, stepping.name, options))
 
 
-def _facts(program: Program) -> list[tuple[str, str]]:
+def _facts(program: Program, *, cpu: bool) -> list[tuple[str, str]]:
     moved = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
     widest = max(node.dtype.itemsize for node in program.nodes)
     least = moved * OPERATIONS_PER_BYTE[8 if widest == 8 else 4]
@@ -85,17 +85,19 @@ def _facts(program: Program) -> list[tuple[str, str]]:
         ("a cell", f"{counted(moved, 'byte')} of memory, {counted(program.operations, 'operation')}"),
         ("limit", f"{limit}: a GPU computes about {least:.0f} operations while it moves these bytes"),
     ]
-    common = common_operations(program)
-    if common < program.operations:
-        facts.append(
-            (
-                "branches",
-                f"{counted(common, 'operation')} where no cell of a thread needs the others (on a GPU)",
-            )
-        )
+    if branches := branch_costs(program):
+        together = "a row's segment" if cpu else "a thread"
+        common = counted(common_operations(program), "operation")
+        facts.append(("branches", f"{common} for cells of {together} that take none"))
+        facts += [(f"line {one.line}" if one.line else "", _branch(one)) for one in branches]
     if inexact:
         facts.append(("last bits", f"of {', '.join(inexact)} depend on the device"))
     return facts
+
+
+def _branch(branch: BranchCost) -> str:
+    more = counted(branch.operations, "operation")
+    return f"{more} more where its condition is {str(branch.side).lower()}"
 
 
 def _extents(program: Program, number: int) -> str:

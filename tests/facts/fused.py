@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Extents, Operand, Program
+from runner.fuse.graph import Extents, Graph, Node, Operand, Program
 from runner.fuse.single_pass import PassKernel, launch_arguments
 from runner.fuse.trace import trace
 from runner.job.discover import find
@@ -31,6 +31,7 @@ FLAGS = (
     "-w",
     f"-I{SHIM}",
 )
+F4, U1, BOOL = np.dtype("f4"), np.dtype("u1"), np.dtype(bool)
 Array = np.ndarray[Any, Any]
 Launch = Callable[[tuple[int], tuple[int, int], Sequence[np.generic]], None]
 Run = Callable[[PassKernel, Sequence[Any], Sequence[Any], Extents], None]
@@ -140,6 +141,21 @@ def example(name: str, dtype: str, axes: int = 2, trailing: tuple[int, ...] = ()
 def halo(name: str, axes: int) -> Extents:
     width = 0 if name in ("axpy", "blend", "grayscale") else 1
     return ((width, width),) * axes
+
+
+def masked(shared: bool = False) -> Program:
+    """where(kind == 1, 7 divisions, a + 1); with `shared`, the divisions are a result, too."""
+    graph = Graph()
+    a, kind = graph.load(0, F4, (0,)), graph.load(1, U1, (0,))
+    costly: Node = a
+    for factor in range(3, 10):
+        costly = graph.operation("divide", F4, [costly, graph.constant(factor, F4)])
+    cheap = graph.operation("add", F4, [a, graph.constant(1, F4)])
+    condition = graph.operation("equal", BOOL, [kind, graph.constant(1, U1)])
+    chosen = graph.operation("where", F4, [condition, costly, cheap])
+    results = ((chosen,), (costly,)) if shared else ((chosen,),)
+    outputs = tuple(Operand(f"b{number}", F4) for number in range(len(results)))
+    return Program(1, (Operand("a", F4), Operand("kind", U1)), outputs, results, graph)
 
 
 EXAMPLES = [

@@ -21,11 +21,17 @@ def done(answer: tuple[Any, ...]) -> Any:
 
 
 def log_of(kernel: PassKernel, architecture: str) -> str:
-    """Compile a kernel as a device does; return what the compiler says."""
+    """Compile a kernel as a device does; return what the compiler says. Skip the test without NVRTC."""
     spec = importlib.util.find_spec("nvidia")
     places = list(spec.submodule_search_locations or []) if spec else []
-    header = next(header for place in places for header in Path(place).glob("*/include/cuda_fp16.h"))
-    program = done(nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"single_pass.cu", 0, [], []))
+    header = next((one for place in places for one in Path(place).glob("*/include/cuda_fp16.h")), None)
+    if header is None:
+        pytest.skip("needs cuda_fp16.h")
+    try:
+        created = nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"single_pass.cu", 0, [], [])
+    except RuntimeError as reason:  # the library is loaded at the first call
+        pytest.skip(str(reason).splitlines()[0])
+    program = done(created)
     done(nvrtc.nvrtcAddNameExpression(program, kernel.name.encode()))
     flags = [f"-arch=sm_{architecture}", "-std=c++17", "--fmad=false", f"-I{header.parent}"]
     flags += ["--ptxas-options=-v", *kernel.options]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -39,6 +40,27 @@ def programs(draw: st.DrawFn, dtypes: Sequence[str] = DTYPES) -> Program:
         outputs.append(output)
         results.append((first, *(draw(st.sampled_from(same)) for _ in range(output.components - 1))))
     return Program(axes, tuple(inputs), tuple(outputs), tuple(results), graph)
+
+
+@st.composite
+def with_choices(draw: st.DrawFn) -> Program:
+    """Draw programs with nested choices among all that they compute."""
+    program = draw(programs())
+    graph = program.graph
+    conditions = [node for node in program.nodes if node.dtype == np.dtype(bool)]
+    known = {one.dtype: [node for node in program.nodes if node.dtype == one.dtype] for one in program.nodes}
+    results = []
+    for result in program.results:
+        cells = []
+        for first in result:
+            node = first
+            for _ in range(draw(st.integers(1, 3)) if conditions else 0):
+                other = draw(st.sampled_from(known[node.dtype]))
+                pair = draw(st.permutations([node, other]))
+                node = graph.operation("where", node.dtype, [draw(st.sampled_from(conditions)), *pair])
+            cells.append(node)
+        results.append(tuple(cells))
+    return replace(program, results=tuple(results))
 
 
 def _operation(draw: st.DrawFn, graph: Graph, known: list[Node]) -> Node:

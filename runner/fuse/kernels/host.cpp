@@ -4,6 +4,13 @@
 // A library may hold several functions: @number tells them apart. operations.cuh comes before.
 namespace program@number {
 
+// Cells of a row that are computed together: a vector of the smallest elements.
+#ifdef __AVX512BW__
+constexpr int64 SEGMENT = 64;
+#else
+constexpr int64 SEGMENT = 32;
+#endif
+
 @cells
 
 typedef int64 Index[AXES];

@@ -13,11 +13,7 @@ typedef __half Half;
 #include <cmath>
 #include <cstring>
 #define INLINE static inline __attribute__((always_inline, unused))
-#ifdef __FLT16_MAX__
-typedef _Float16 Half;
-#else
-struct Half;  // no 16-bit floats with this compiler
-#endif
+enum class Half : unsigned short {};  // its bits
 #endif
 
 typedef signed char int8;
@@ -53,22 +49,8 @@ template <typename A, typename B> struct IsSame { static constexpr bool value = 
 template <typename A> struct IsSame<A, A> { static constexpr bool value = true; };
 template <typename T> constexpr bool is_bool = IsSame<T, bool>::value;
 template <typename T> constexpr bool is_signed = T(-1) < T(0);
+template <> constexpr bool is_signed<Half> = true;
 
-// The value as the type that is computed in, and back, rounded.
-template <typename T> INLINE typename Traits<T>::Compute widen(T x) {
-#ifdef __CUDACC_RTC__
-    if constexpr (Traits<T>::half) return __half2float(x); else return x;
-#else
-    return static_cast<typename Traits<T>::Compute>(x);
-#endif
-}
-template <typename T> INLINE T narrow(typename Traits<T>::Compute x) {
-#ifdef __CUDACC_RTC__
-    if constexpr (Traits<T>::half) return __float2half_rn(x); else return x;
-#else
-    return static_cast<T>(x);
-#endif
-}
 template <typename T, typename B> INLINE T bits(B pattern) {
     T value;
 #ifdef __CUDACC_RTC__
@@ -80,6 +62,51 @@ template <typename T, typename B> INLINE T bits(B pattern) {
     return value;
 }
 
+#ifndef __CUDACC_RTC__
+// Conversions of 16-bit floats, in operations on all bits that loops vectorise: GCC 12 does no conversion of
+// _Float16 in a vector. The product with 2^112 is exact, also of numbers below the normal range.
+INLINE float from_half(Half x) {
+    const uint32 pattern = uint32(x), magnitude = (pattern & 0x7fffu) << 13, sign = (pattern & 0x8000u) << 16;
+    const uint32 special = -uint32(magnitude >= 0x7c00u << 13) & 0x7f800000u;  // infinite or NaN
+    return bits<float>(bits<uint32>(bits<float>(magnitude) * 0x1p112f) | special | sign);
+}
+// Rounded to even; what is above the range becomes infinite. The sum with 0.5 rounds numbers below the normal
+// range; the others are rounded by adding half of the last place that stays.
+INLINE Half to_half(float x) {
+    const uint32 pattern = bits<uint32>(x), magnitude = pattern & 0x7fffffffu;
+    const uint32 tiny = bits<uint32>(bits<float>(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32 usual = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13;
+    const uint32 is_tiny = -uint32(magnitude < 113u << 23), is_large = -uint32(magnitude >= 143u << 23);
+    const uint32 large = 0x7c00u | (-uint32(magnitude > 0x7f800000u) & 0x200u);
+    const uint32 found = (tiny & is_tiny) | (large & is_large) | (usual & ~is_tiny & ~is_large);
+    return Half(found | (pattern >> 16 & 0x8000u));
+}
+// Rounded once: the bits that a float drops leave a mark in its last bit.
+INLINE Half to_half(double x) {
+    const uint64 pattern = bits<uint64>(x), dropped = (1ull << 29) - 1;
+    const uint64 mark = static_cast<uint64>((pattern & dropped) != 0) << 29;
+    return to_half(static_cast<float>(bits<double>((pattern & ~dropped) | mark)));
+}
+#endif
+
+// The value as the type that is computed in, and back, rounded.
+template <typename T> INLINE typename Traits<T>::Compute widen(T x) {
+    if constexpr (!Traits<T>::half) return x;
+#ifdef __CUDACC_RTC__
+    else return __half2float(x);
+#else
+    else return from_half(x);
+#endif
+}
+template <typename T> INLINE T narrow(typename Traits<T>::Compute x) {
+    if constexpr (!Traits<T>::half) return static_cast<T>(x);
+#ifdef __CUDACC_RTC__
+    else return __float2half_rn(x);
+#else
+    else return to_half(x);
+#endif
+}
+
 template <typename R, typename T> INLINE R cast(T x) {
     if constexpr (IsSame<R, T>::value) return x;
     else if constexpr (is_bool<R>) {
@@ -88,7 +115,7 @@ template <typename R, typename T> INLINE R cast(T x) {
 #ifdef __CUDACC_RTC__
         if constexpr (IsSame<T, double>::value) return __double2half(x); else return __float2half_rn(static_cast<float>(x));
 #else
-        if constexpr (IsSame<T, double>::value) return static_cast<Half>(x); else return static_cast<Half>(static_cast<float>(x));
+        if constexpr (IsSame<T, double>::value) return to_half(x); else return to_half(static_cast<float>(widen(x)));
 #endif
     } else if constexpr (Traits<T>::real && !Traits<R>::real) {
         // What is out of range wraps as it does in NumPy on x86: through a wider signed integer.
@@ -286,7 +313,10 @@ template <typename A, typename B> INLINE bool not_equal(A a, B b) { return !equa
 // On the host, floats are chosen by their bits: GCC vectorises no loop in which `?:` computes a float in a branch.
 template <typename T> INLINE T where(bool condition, T a, T b) {
 #ifndef __CUDACC_RTC__
-    if constexpr (Traits<T>::real && sizeof(T) == 4) {
+    if constexpr (Traits<T>::half) {
+        const uint16 mask = -static_cast<uint16>(condition);
+        return Half((uint16(a) & mask) | (uint16(b) & ~mask));
+    } else if constexpr (Traits<T>::real && sizeof(T) == 4) {
         const uint32 mask = -static_cast<uint32>(condition);
         return bits<T>((bits<uint32>(a) & mask) | (bits<uint32>(b) & ~mask));
     } else if constexpr (Traits<T>::real && sizeof(T) == 8) {

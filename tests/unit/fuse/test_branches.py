@@ -8,32 +8,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fused import GXX, check_in_memory, host
+from fused import GXX, check_in_memory, host, masked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_programs import programs
+from random_programs import with_choices
 
 from runner.fuse import branches
-from runner.fuse.graph import Graph, Node, Operand, Program
+from runner.fuse.graph import Program
 from runner.fuse.single_pass import emit
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
-F4, U1, BOOL = np.dtype("f4"), np.dtype("u1"), np.dtype(bool)
-
-
-def masked(shared: bool = False) -> Program:
-    """where(kind == 1, 7 divisions, a + 1); with `shared`, the divisions are a result, too."""
-    graph = Graph()
-    a, kind = graph.load(0, F4, (0,)), graph.load(1, U1, (0,))
-    costly: Node = a
-    for factor in range(3, 10):
-        costly = graph.operation("divide", F4, [costly, graph.constant(factor, F4)])
-    cheap = graph.operation("add", F4, [a, graph.constant(1, F4)])
-    condition = graph.operation("equal", BOOL, [kind, graph.constant(1, U1)])
-    chosen = graph.operation("where", F4, [condition, costly, cheap])
-    results = ((chosen,), (costly,)) if shared else ((chosen,),)
-    outputs = tuple(Operand(f"b{number}", F4) for number in range(len(results)))
-    return Program(1, (Operand("a", F4), Operand("kind", U1)), outputs, results, graph)
+F4, U1 = np.dtype("f4"), np.dtype("u1")
 
 
 def test_what_few_cells_need_is_no_operation_of_the_others() -> None:
@@ -64,25 +49,10 @@ def test_any_cell_of_a_thread_decides(tmp_path_factory: pytest.TempPathFactory) 
 
 @needs_compiler
 @settings(max_examples=max(settings.default.max_examples // 8, 1))
-@given(program=programs(), data=st.data())
+@given(program=with_choices(), data=st.data())
 def test_any_program_with_branches_gives_the_bits_of_numpy(
     program: Program, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    graph = program.graph
-    conditions = [node for node in program.nodes if node.dtype == BOOL]
-    known = {one.dtype: [node for node in program.nodes if node.dtype == one.dtype] for one in program.nodes}
-    results = []
-    for result in program.results:  # nested choices among all that the program computes
-        cells = []
-        for first in result:
-            node = first
-            for _ in range(data.draw(st.integers(1, 3)) if conditions else 0):
-                other = data.draw(st.sampled_from(known[node.dtype]))
-                pair = data.draw(st.permutations([node, other]))
-                node = graph.operation("where", node.dtype, [data.draw(st.sampled_from(conditions)), *pair])
-            cells.append(node)
-        results.append(tuple(cells))
-    program = replace(program, results=tuple(results))
     tile = tuple(data.draw(st.sampled_from([1, 2, 4] if axis else [1, 2])) for axis in range(program.axes))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branches, "LEAST", 0.5)

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 import meshrun
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Operand, Program
-from runner.fuse.host import FLAGS, Box, Copy, HostProgram, build, library, source
+from runner.fuse.host import FLAGS, Box, Copy, HostProgram, build, library
+from runner.fuse.host_source import source
 from runner.fuse.trace import NotTraceable, trace
 from runner.plan.halo import source_index
 from runner.region import HostArray
@@ -71,7 +72,7 @@ def computed(
     return outs
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_choices_between_floats_are_vectorised(compiler: Compiler, tmp_path: Path, dtype: str) -> None:
     """With `?:` in the loop GCC computes one of the values in a branch, and vectorises nothing."""
     if "Free Software Foundation" not in subprocess.check_output([compiler.path, "--version"], text=True):

@@ -150,3 +150,35 @@ def test_a_literal_has_the_constants_bits(compiler: Compiler, libraries: Path) -
         found = np.empty((), one.dtype)
         loaded[f"c{number}"](ctypes.c_void_p(found.ctypes.data))
         assert found.tobytes() == one.tobytes(), one
+
+
+def test_16_bit_floats_are_rounded_once(compiler: Compiler, libraries: Path) -> None:
+    """All of them as float and as double; and all numbers half way between two, and those beside them."""
+    kinds = {2: "Half", 4: "float", 8: "double"}
+    pairs = [(2, 4), (2, 8), (4, 2), (8, 2)]
+    text = [HEADER.read_text()] + [
+        f'extern "C" void f{a}{b}(const {kinds[a]}* p, {kinds[b]}* __restrict__ r, int64 n) '
+        f"{{ for (int64 x = 0; x < n; ++x) r[x] = numpy::cast<{kinds[b]}, {kinds[a]}>(p[x]); }}"
+        for a, b in pairs
+    ]
+    loaded = library("\n".join(text), compiler, libraries)
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    for a, b in pairs:
+        given = every
+        if a > 2:
+            wide = np.sort(every[np.isfinite(every)].astype(f"f{a}"))
+            middle = np.concatenate([(wide[1:] + wide[:-1]) / 2, [65520, -65520]]).astype(f"f{a}")
+            near = [np.nextafter(middle, end, dtype=middle.dtype) for end in (-np.inf, np.inf)]
+            rare = np.array([1e-30, -1e-30, 1e30, 1e-45, 2.0**-25, np.inf, -np.inf, np.nan], middle.dtype)
+            given = np.concatenate([wide, middle, *near, rare])
+        found = np.empty(len(given), f"f{b}")
+        with np.errstate(all="ignore"):
+            expected = given.astype(found.dtype)
+        loaded[f"f{a}{b}"](
+            ctypes.c_void_p(given.ctypes.data),
+            ctypes.c_void_p(found.ctypes.data),
+            ctypes.c_longlong(len(given)),
+        )
+        bits = f"u{b}"
+        alike = (found.view(bits) == expected.view(bits)) | np.isnan(found) & np.isnan(expected)
+        assert alike.all(), (a, b, given[~alike][:5], found[~alike][:5], expected[~alike][:5])

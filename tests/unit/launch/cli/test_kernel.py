@@ -34,6 +34,16 @@ def decides(block):
     return block[1:-1, 1:-1] * 2
 
 @meshrun.map_blocks
+def masked(field, kinds, *, xp):
+    root = field
+    for _ in range(3):
+        root = xp.sqrt(root)
+    is_hot = field > 100
+    root = xp.where(is_hot, root, field)
+    wall = (field / 3 + 1) / 7 + field / 11
+    return xp.where(kinds != 0, wall, root)
+
+@meshrun.map_blocks
 def clash(block, *, cpu: bool = False):
     return block
 """
@@ -70,6 +80,20 @@ def test_so_are_steps_and_cpp(capsys: pytest.CaptureFixture[str]) -> None:
     source, facts = shown(capsys, "mine.py:wavy", "in.npy", "--cpu")
     assert "numpy::sin<float>" in source
     assert "last bits    of sin depend on the device" in facts
+
+
+@pytest.mark.parametrize(("words", "together"), [((), "a thread"), (("--cpu",), "a row's segment")])
+def test_branches_are_listed_with_their_lines_and_costs(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], together: str
+) -> None:
+    np.save("kinds.npy", np.zeros((30, 20), np.uint8))
+    _, facts = shown(capsys, "mine.py:masked", "in.npy", "kinds.npy", *words)
+    listed = facts[facts.index("branches") :].splitlines()
+    assert listed[:3] == [
+        f"branches     2 operations for cells of {together} that take none",
+        "line 25      3 operations more where its condition is true",
+        "line 28      5 operations more where its condition is true",
+    ]
 
 
 def test_so_are_the_kernels_of_built_in_jobs(capsys: pytest.CaptureFixture[str]) -> None:
