@@ -11,7 +11,7 @@ import numpy as np
 
 import meshrun
 from jobs.airflow import forces as coefficients
-from jobs.airflow.flow_fields import FlowFields
+from jobs.airflow.flow_fields import FlowFields, FlowVelocity
 from jobs.airflow.flow_frames import FlowFrames
 from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
@@ -22,9 +22,9 @@ from jobs.airflow.tunnel import Sides, Tunnel
 from jobs.airflow.units import Flow
 from runner.errors import UserError
 from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from runner.plan.step_options import StepOptions
+from runner.plan.step_options import Steady, StepOptions
 from runner.report.record import Record
-from runner.run.simulation import Simulate
+from runner.run.services.simulation import Simulate
 from runner.run.step_run import Additions
 from runner.storage.field_file import check_fields
 from runner.storage.formats.registry import check_place
@@ -32,6 +32,7 @@ from runner.world.world import World
 
 LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where --steps is not given
+LONGEST = 10  # times as many, for a flow that is to become steady
 FRAMES = 100  # where --every is not given
 SAMPLES = 16  # of forces while the flow passes a length of the body
 MOST_ISOLINES = 100
@@ -117,6 +118,8 @@ def airflow(
         [one for one in (samples, snapshots) if one is not None],
         samples.open if samples is not None and samples.interpolated else None,
         [] if fields is None else [fields],
+        [] if snapshots is None else [snapshots],
+        FlowVelocity(chosen, max(round(body.length / speed), 1), np.dtype(storage)),
     )
     description = {
         "shape": _identity(argument), "size": list(body.shape), "length": length, "place": place, "up": up,
@@ -141,10 +144,13 @@ def airflow(
         "omega": flow.omega,
         "steps": done["steps"],
     }
+    steady = bool(isinstance(options.until, Steady) and done["until"]["reached"])
+    if isinstance(options.until, Steady):
+        result["steady"] = steady
     if snapshots is not None:
         result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
-        result |= world.on_root(lambda: _measured(samples, tunnel, forces))
+        result |= world.on_root(lambda: _measured(samples, tunnel, forces, steady))
     return result
 
 
@@ -175,8 +181,9 @@ def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Fl
 
 def _options(given: StepOptions, tunnel: Tunnel) -> StepOptions:
     """Return the options of steps with those that are not given."""
-    steps = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
-    every = given.every or max(steps // FRAMES, 1)
+    expected = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
+    steps = given.steps or expected * (LONGEST if isinstance(given.until, Steady) else 1)
+    every = given.every or max(expected // FRAMES, 1)
     return replace(given, steps=steps, every=every, check_finite=given.check_finite or every)
 
 
@@ -246,13 +253,17 @@ def _identity(word: str) -> dict[str, Any]:
     return {"word": word} | ({"bytes": state.st_size, "changed_ns": state.st_mtime_ns} if state else {})
 
 
-def _measured(samples: ForceSamples, tunnel: Tunnel, file: Path | None) -> Record:
-    """Return the forces of the run as coefficients, and write them. On rank 0."""
+def _measured(samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
+    """Return the forces of the run as coefficients, and write them. On rank 0. steady: those of the last
+    sample are meant."""
     history = coefficients.coefficients(samples.steps, samples.forces, tunnel.body, tunnel.speed)
     if file is not None and file.suffix.lower() == ".csv":
         coefficients.write_csv(history, file)
     elif file is not None:
         coefficients.plot(history, file, f"{tunnel.body.name}, {tunnel.sides}")
+    if steady:
+        last = {"drag": float(history.drag[-1]), "lift": float(history.lift[-1])}
+        return {**last, "strouhal": None, "strouhal_reason": "the flow is steady"}
     later = slice(len(history.drag) // 2, None)
     found: Record = {
         "drag": float(np.mean(history.drag[later])),

@@ -12,7 +12,8 @@ import numpy as np
 
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
-from jobs.airflow.moments import momentum, pressure
+from jobs.airflow.moments import momentum_along, pressure
+from runner.pipeline.steps.frames import ValueAt
 from runner.region import Array, HostArray
 from runner.report.colors import isolines
 
@@ -21,7 +22,7 @@ SOLID = (70, 70, 70)
 COLORS = {"speed": "viridis", "vorticity": "coolwarm", "pressure": "coolwarm"}
 # Values of the last colour, in multiples of the inlet's greatest velocity u, of u / length and of u squared.
 SPEED, VORTICITY, PRESSURE = 1.8, 6.0, 0.6
-HERE, BESIDE = ((0, 0),), ((0, -1), (0, 1), (-1, 0), (1, 0), (0, 0))
+LEFT, RIGHT, ABOVE, BELOW, HERE = (0, -1), (0, 1), (-1, 0), (1, 0), (0, 0)
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,23 @@ class FlowFrames:
     def limits(self) -> tuple[float, float]:
         return self._limits(self.name)
 
+    @property
+    def margin(self) -> int:
+        return 1 if "vorticity" in self._shown else 0
+
     @cached_property
-    def shifts(self) -> Sequence[tuple[int, int]]:
-        return BESIDE if "vorticity" in self._shown else HERE
+    def parts(self) -> Sequence[str]:
+        pressure = ["pressure"] if "pressure" in self._shown else []
+        return [*pressure, *(self._velocities if set(self._shown) != {"pressure"} else []), "solid"]
 
     @property
-    def _shown(self) -> set[Drawn]:
-        return {self.name, self.lined} if self.isolines else {self.name}
+    def _shown(self) -> list[Drawn]:
+        """Quantities of a pixel: the drawn one first, the one that has lines last."""
+        return [self.name, self.lined] if self.isolines and self.lined != self.name else [self.name]
+
+    @property
+    def _velocities(self) -> list[str]:
+        return [f"velocity{axis}" for axis in range(self.lattice.axes)]
 
     def _limits(self, name: Drawn) -> tuple[float, float]:
         if name == "speed":
@@ -69,46 +80,62 @@ class FlowFrames:
             return -VORTICITY * self.speed / self.length, VORTICITY * self.speed / self.length
         return -PRESSURE * self.speed**2, PRESSURE * self.speed**2
 
-    def values(self, cells: Sequence[Array], xp: ModuleType) -> Array:
-        """Return the pressure and the velocity of some cells, if needed, and whether they are solid: float32.
+    def value(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
+        """Return a value of some cells: pressure or velocity, 0 in solid cells, or whether they are solid.
 
-        cells: of each population, then their kinds. Solid cells have no velocity.
+        cells: of each population, then their kinds.
         """
         populations, kinds = cells[: self.lattice.size], cells[self.lattice.size]
         solid = kinds == int(Cell.SOLID)
-        found = [pressure(populations)] if "pressure" in self._shown else []
-        if self._shown != {"pressure"}:
-            found += momentum(self.lattice, populations)
-        return xp.stack([*(xp.where(solid, 0, one) for one in found), solid]).astype(np.float32)
+        if name == "solid":
+            return solid.astype(np.float32)
+        if name == "pressure":
+            return xp.where(solid, np.float32(0), pressure(populations))
+        axis = self._velocities.index(name)
+        return xp.where(solid, np.float32(0), momentum_along(self.lattice, populations, axis))
 
-    def picture(self, values: Sequence[HostArray], stride: int) -> HostArray:
+    def pixels(self, at: ValueAt, xp: ModuleType) -> Array:
+        """Return each quantity that is shown, NaN in solid cells: (quantities, *pixels)."""
+        solid = at("solid", HERE) != 0
+        return xp.stack(
+            [xp.where(solid, np.float32(np.nan), self._quantity(one, at, xp)) for one in self._shown]
+        )
+
+    def picture(self, pixels: HostArray) -> HostArray:
         """Return the drawn quantity of each pixel, NaN in solid cells."""
-        return self._quantity(self.name, values)
+        return self._as_seen(pixels[0])
 
-    def lines(self, values: Sequence[HostArray]) -> HostArray:
+    def lines(self, pixels: HostArray) -> HostArray:
         """Return the pixels on isolines. At the edges of the domain are cells that are no fluid: no lines."""
-        found = self._quantity(self.lined, values)
+        found = self._as_seen(pixels[-1]).copy()
         found[[0, -1]] = found[:, [0, -1]] = np.nan
         return isolines(found, *self._limits(self.lined), self.isolines)
 
-    def _quantity(self, name: Drawn, values: Sequence[HostArray]) -> HostArray:
-        """Return a quantity of each pixel, NaN in solid cells.
+    def _as_seen(self, pixels: HostArray) -> HostArray:
+        found: HostArray = pixels.T if self._turned else pixels
+        return found
+
+    @property
+    def _across(self) -> int:
+        """Axis across the plane that is shown, of (z, y, x)."""
+        return 0 if self.plane is None else self.plane[0]
+
+    @property
+    def _turned(self) -> bool:
+        """Whether the picture's rows are along the last axis shown: y, of a plane across x."""
+        return self.plane is not None and self._across == 2
+
+    def _quantity(self, name: Drawn, at: ValueAt, xp: ModuleType) -> Array:
+        """Return a quantity of each pixel.
 
         Vorticity is that in the plane of the picture, counter-clockwise, by differences of two cells.
         """
-        here = values[-1]
-        across = 0 if self.plane is None else self.plane[0]
-        turned = self.plane is not None and across == 2  # a picture's rows are along y
-        found: HostArray
         if name == "pressure":
-            found = here[0].copy()
-        elif name == "speed":
-            found = np.sqrt(np.sum(np.square(here[-1 - self.lattice.axes : -1]), axis=0))
-        else:  # rows count downwards
-            left, right, above, below = values[:4]
-            axes = [axis for axis in range(3) if axis != across]
-            row, column = (axis - 4 for axis in axes)
-            found = (left[row] - right[row]) / 2 + (below[column] - above[column]) / 2
-            found = -found if turned else found
-        found[here[-1] != 0] = np.nan
-        return found.T if turned else found
+            return at("pressure", HERE)
+        if name == "speed":
+            return xp.sqrt(sum(xp.square(at(one, HERE)) for one in self._velocities))
+        shown = [axis for axis in range(3) if axis != self._across]
+        row, column = (self._velocities[axis - 3] for axis in shown)
+        # Rows count downwards.
+        found = (at(row, LEFT) - at(row, RIGHT)) / 2 + (at(column, BELOW) - at(column, ABOVE)) / 2
+        return -found if self._turned else found

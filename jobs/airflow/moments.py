@@ -33,10 +33,12 @@ def pressure(populations: Sequence[Any]) -> Any:
 
 def momentum(lattice: Lattice, populations: Sequence[Any]) -> list[Any]:
     """Return the momentum along each axis, which is the velocity of incompressible flow."""
-    return [
-        _sum([(e[axis], one) for e, one in zip(lattice.velocities, populations, strict=True) if e[axis]])
-        for axis in range(lattice.axes)
-    ]
+    return [momentum_along(lattice, populations, axis) for axis in range(lattice.axes)]
+
+
+def momentum_along(lattice: Lattice, populations: Sequence[Any], axis: int) -> Any:
+    """Return the momentum along one axis."""
+    return _sum([(e[axis], one) for e, one in zip(lattice.velocities, populations, strict=True) if e[axis]])
 
 
 def speed(lattice: Lattice, populations: Sequence[Any]) -> Any:
@@ -73,7 +75,7 @@ def _sum(terms: Sequence[tuple[int, Any]]) -> Any:
     """Return a sum of signed stored populations."""
     total: Any = None
     for sign, stored in terms:
-        value = stored.astype(np.float32)
+        value = stored.astype(np.float32, copy=False)
         total = sign * value if total is None else total + value if sign > 0 else total - value
     scale = SCALE[np.dtype(terms[0][1].dtype)]
     return total if scale == 1 else total * (1 / scale)

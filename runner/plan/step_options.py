@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -24,20 +25,27 @@ class SaveInterval:
 
 
 @dataclass(frozen=True)
+class Steady:
+    """Stop when the state is steady. tolerance: greatest relative change; None: as the job declares."""
+
+    tolerance: float | None = None
+
+
+@dataclass(frozen=True)
 class StepOptions:
     """Options of a run that takes steps; None or False: not given.
 
     steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. halo: how GPUs
-    exchange them. until: largest change at which the run stops. check_finite: steps between two checks for
-    values that are not finite. every: steps between two frames, and between two checks of `until`. frames:
-    file or folder for the frames; frame_field: the input that they show; frame_range: values of the first
-    and the last colour; frame_colors: name of the colour map. checkpoint: interval between checkpoints.
+    exchange them. until: largest change at which the run stops, or Steady. check_finite: steps between two
+    checks for values that are not finite. every: steps between two frames, and between two checks of `until`.
+    frames: file or folder for the frames; frame_field: the input that they show; frame_range: values of the
+    first and the last colour; frame_colors: name of the colour map. checkpoint: interval between checkpoints.
     """
 
     steps: int | None = None
     steps_per_exchange: int | None = None
     halo: HaloChoice = "auto"
-    until: float | None = None
+    until: float | Steady | None = None
     check_finite: int | None = None
     every: int | None = None
     frames: str | None = None
@@ -93,6 +101,27 @@ def parse_interval(text: str) -> SaveInterval:
             return SaveInterval(seconds=number * {"s": 1, "m": 60, "h": 3600}[unit[0]])
     raise UserError(
         f"{text!r} is not an interval", expected="a number of steps, or a time such as 30s or 5min"
+    )
+
+
+def parse_until(text: str) -> float | Steady:
+    """Parse when to stop: 1e-6 (a change in a step), steady or steady:1e-6; raises UserError."""
+    word, colon, number = text.strip().partition(":")
+    steady = word == "steady"
+    if steady and not colon:
+        return Steady()
+    try:
+        tolerance = float(number if steady else text)
+    except ValueError:
+        tolerance = math.nan
+    if steady and 0 < tolerance < 1:
+        return Steady(tolerance)
+    if not steady and tolerance >= 0:
+        return tolerance
+    if steady:
+        raise UserError(f"{text!r} has no tolerance", expected="a number between 0 and 1: steady:1e-6")
+    raise UserError(
+        f"{text!r} is no tolerance", expected="0 or more, steady, or a tolerance as in steady:1e-6"
     )
 
 

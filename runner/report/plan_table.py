@@ -51,9 +51,7 @@ def _render_steps(record: Mapping[str, Any]) -> str:
         ("steps", f"{record['steps']:,}", "without --steps"),
     ]
     if record["operations"] is not None:
-        rows.append(
-            ("operations of a cell and step", f"{record['operations']:,}", "outside branches" if gpu else "")
-        )
+        rows.append(("operations of a cell and step", f"{record['operations']:,}", "outside branches"))
     rows += [
         ("bytes of a rank and step", bytes_text(record["moved_bytes"]), "read and written"),
         ("halos of a rank and step", bytes_text(record["exchange_bytes"]), "received from other ranks"),

@@ -100,16 +100,32 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
             f"{figure(100 * steps['exchange_fraction'])} % of the loop's time"
         )
         notes += _halo_notes(steps)
-    until = steps["until"]
-    if until and until["change"] is not None:
-        verdict = "reached" if until["reached"] else "not reached"
-        notes.append(f"  largest change {until['change']:.3g} in a step: {until['tolerance']:.3g} {verdict}")
+    if steps["until"]:
+        notes += _until_notes(steps["until"])
     if steps["checkpoints"]:
         notes.append(f"  {counted(steps['checkpoints'], 'checkpoint')} written")
     if steps["frames"]:
         text = f"  {counted(steps['frames'], 'frame')} written"
         notes.append(text + (f", from step {steps['first_frame']:,} on" if steps["first_frame"] else ""))
     return notes
+
+
+def _until_notes(until: Record) -> list[str]:
+    """Say whether the run ended before its last step."""
+    change, tolerance = until["change"], f"{until['tolerance']:.3g}"
+    if "field" not in until:
+        verdict = "reached" if until["reached"] else "not reached"
+        return [] if change is None else [f"  largest change {change:.3g} in a step: {tolerance} {verdict}"]
+    over, name = counted(until["over"], "step"), until["field"]
+    if change is None:
+        return [f"  not known to be steady: the {name} is compared every {over}; take more steps"]
+    changed = f"the {name} changed by {change:.3g} of itself in {over}"
+    if until["reached"]:
+        return [f"  steady: {changed}, at most {tolerance}"]
+    return [
+        f"  not steady: {changed}, more than {tolerance}",
+        "  it needs more steps, or never becomes steady: a wake that sheds vortices does not",
+    ]
 
 
 def _fusion_notes(fused: Record) -> list[str]:

@@ -37,7 +37,8 @@ class _StepsKnownError(Exception):
 
 @dataclass
 class _StepsToPlan:
-    """In place of `runner.run.simulation.Simulate`: keeps what it is called with, and ends the job there."""
+    """In place of `runner.run.services.simulation.Simulate`: keeps what it is called with, and ends the
+    job there."""
 
     options: StepOptions = field(default_factory=StepOptions)
     known: tuple[Job, dict[str, Any], Sequence[Source], int] | None = field(default=None, init=False)
@@ -103,7 +104,7 @@ def plan_steps(
     try:
         program = traced(task)
         task = replace(task, reads=reads_of(task, program))
-        operations = common_operations(program) if gpu else program.operations
+        operations = common_operations(program)
     except NotTraceable:
         pass  # the function is called as it is
     cells = math.prod(task.shape)

@@ -10,13 +10,14 @@ from typing import Any
 
 from runner.errors import RunError, UserError
 from runner.pipeline.load import load_blocks
-from runner.pipeline.steps.checkpoints import Checkpoints, find_state
+from runner.pipeline.steps.checkpoints import Checkpoints, KeepsState, find_state
 from runner.pipeline.steps.frames import FrameContent, Frames, open_frames
 from runner.pipeline.steps.fused_steps import most_fused_steps
 from runner.pipeline.steps.loop import CheckFinite, StepObserver, Until, take_steps
+from runner.pipeline.steps.steady import SteadyField, UntilSteady, bytes_kept
 from runner.pipeline.steps.stepper import BeforeStep, Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
-from runner.pipeline.store import Store
+from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import (
     is_any_too_large,
     known_results,
@@ -24,7 +25,7 @@ from runner.pipeline.streamed.chunk_agreement import (
     serial_file,
 )
 from runner.plan.chunking import not_streamed
-from runner.plan.step_options import EVERY, StepOptions
+from runner.plan.step_options import EVERY, Steady, StepOptions
 from runner.plan.steps import step_memory
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
@@ -43,6 +44,8 @@ from runner.storage.formats.registry import Sink, Source
 from runner.storage.paths import partial_path
 from runner.world.world import World
 
+UntilAny = Until | UntilSteady
+
 
 @dataclass(frozen=True)
 class Additions:
@@ -51,13 +54,16 @@ class Additions:
     content: what frames show. observers: of the fields, besides those of the options; the first to observe.
     before_step: given the stepper, returns what to call before each step with the padded block of each input,
     on every rank; None: nothing. With it, steps are taken one by one. files: that the observers write, under
-    `partial_path` until they are complete.
+    `partial_path` until they are complete. kept: observers whose states are part of checkpoints. steady: the
+    field by which --until steady judges; None: that option does not apply.
     """
 
     content: FrameContent
     observers: Sequence[StepObserver] = ()
     before_step: Callable[[Stepper], BeforeStep] | None = None
     files: Sequence[Path] = ()
+    kept: Sequence[KeepsState] = ()
+    steady: SteadyField | None = None
 
 
 def in_passes(run: RunContext, task: Task) -> bool:
@@ -107,6 +113,8 @@ def _check_additions(run: RunContext, task: Task, additions: Additions) -> None:
     limit, gpu = limits(run.world, options), run.world.backend.asynchronous
     least = min(run.world.control.allgather(limit.device if gpu else limit.host))
     needed = step_memory(task, task.partition[0])
+    if isinstance(run.options.steps.until, Steady) and additions.steady is not None:
+        needed += bytes_kept(additions.steady, task.partition[0])
     if needed > least:
         local = -(-run.world.size // len(run.world.hosts))
         enough = -(-needed * run.world.size // (least * (1 if gpu else local)))
@@ -125,7 +133,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     checkpoints = _checkpoints(run, task)
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = _frames(run, task, checkpoints, state)
-    until = None if options.steps.until is None else Until(options.steps.until, options.steps.every or EVERY)
+    until = _until_change(options.steps)
     whole = world.collective_call(lambda: planned(run, 1, None))
     whole = replace(whole, results=task.results, kernel=task.kernel)
     sinks = create_outputs(run, task)
@@ -185,6 +193,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     """Take the steps and write the outputs; return this part of the run's record. Collective."""
     world, options, steps = run.world, run.options, run.options.steps
     assert steps.steps is not None
+    world.collective_call(lambda: _check_until(run, additions))
     task = world.collective_call(lambda: planned(run, world.size, options.grid))
     check_nothing_unfinished(run)
     task = known_results(world, fuse(run, task, steps.steps), run.sources)
@@ -193,7 +202,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         _check_additions(run, task, additions)
     elif in_passes(run, task):
         return run_in_passes(run, task, steps.steps)
-    checkpoints = _checkpoints(run, task)
+    checkpoints = _checkpoints(run, task, additions.kept if additions else ())
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = _frames(run, task, checkpoints, state, additions)
     sinks = [] if additions else create_outputs(run, task)
@@ -219,17 +228,17 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
-    observers, until = _observers(steps, checkpoints, frames)
-    if additions is not None:
-        observers = [*additions.observers, *observers]
-        if additions.before_step is not None:
-            stepper.before_step = additions.before_step(stepper)
+    until = _until(steps, additions.steady if additions else None, state)
+    observers = _observers(steps, additions, frames, until, checkpoints)
+    if additions is not None and additions.before_step is not None:
+        stepper.before_step = additions.before_step(stepper)
     begin, compiled = time.perf_counter(), run.phases.seconds("prepare")
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
-        if frames is not None:
-            frames.abandon()
+        for one in (frames, *(additions.kept if additions else ())):
+            if one is not None:
+                one.abandon()
         raise
     _warn_of_single_steps(world, stepper.single_reason)
     world.control.barrier()
@@ -237,7 +246,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     seconds = time.perf_counter() - begin - (run.phases.seconds("prepare") - compiled)
     stepper.finish()
     for number, sink in enumerate(sinks):
-        store = Store(world, task, sink, run.phases, number)
+        store = store_of(world, task, sink, run.phases, number)
         store.put(store.region, stepper.result(number))
         store.finish()
     proof = _verified(run, task, sinks, done, checkpoints)
@@ -277,7 +286,7 @@ def _warn_of_single_steps(world: World, reason: str) -> None:
         world.warn(f"steps are taken one by one: the kernel that takes several does not compile ({reason})")
 
 
-def _checkpoints(run: RunContext, task: Task) -> Checkpoints:
+def _checkpoints(run: RunContext, task: Task, observers: Sequence[KeepsState] = ()) -> Checkpoints:
     steps = run.options.steps
     assert steps.steps is not None
     return Checkpoints(
@@ -289,6 +298,7 @@ def _checkpoints(run: RunContext, task: Task) -> Checkpoints:
         steps.steps,
         run.inputs,
         run.transaction,
+        observers=observers,
     )
 
 
@@ -320,10 +330,10 @@ def _own(run: RunContext, files: Sequence[Path]) -> list[Path]:
     return [partial_path(file, run.world.run_id) for file in files]
 
 
-def _observed(until: Until | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
+def _observed(until: UntilAny | None, checkpoints: Checkpoints, frames: Frames | None) -> Record:
     """Return the part of the record that is about what looked at the fields."""
     return {
-        "until": until and {"tolerance": until.tolerance, "change": until.change, "reached": until.reached},
+        "until": until and until.record,
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
         "first_frame": frames.first if frames and frames.written else None,
@@ -335,22 +345,55 @@ def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) ->
     return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
 
 
+def _check_until(run: RunContext, additions: Additions | None) -> None:
+    """Raise UserError for --until steady if nothing tells when the state is steady."""
+    if isinstance(run.options.steps.until, Steady) and (additions is None or additions.steady is None):
+        raise UserError(
+            "--until steady applies to a flow, as of job airflow",
+            got=f"job {run.job.name}",
+            expected="the largest change of a cell in a step",
+            hint="--until 1e-6",
+        )
+
+
+def _until(steps: StepOptions, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
+    """Return what stops the run before its last step; None if nothing does."""
+    if not isinstance(steps.until, Steady):
+        return _until_change(steps)
+    assert steady is not None  # see _check_until
+    return UntilSteady(steady, steps.until.tolerance or steady.tolerance, state.fields if state else {})
+
+
+def _until_change(steps: StepOptions) -> Until | None:
+    if steps.until is None or isinstance(steps.until, Steady):
+        return None
+    return Until(steps.until, steps.every or EVERY)
+
+
 def _observers(
-    steps: StepOptions, checkpoints: Checkpoints, frames: Frames | None
-) -> tuple[list[StepObserver], Until | None]:
-    """Return the observers, the check for finite values first: no checkpoint may have other values."""
-    observers: list[StepObserver] = []
-    until = None
+    steps: StepOptions,
+    additions: Additions | None,
+    frames: Frames | None,
+    until: UntilAny | None,
+    checkpoints: Checkpoints,
+) -> list[StepObserver]:
+    """Return the observers.
+
+    The check for finite values is before checkpoints: none may have other values. Checkpoints are the last:
+    the step at which `until` stops the run gets none, or a run resumed from it would go on.
+    """
+    found: list[StepObserver] = [*additions.observers] if additions else []
     if steps.check_finite is not None:
-        observers.append(CheckFinite(steps.check_finite))
+        found.append(CheckFinite(steps.check_finite))
     if frames is not None:
-        observers.append(frames)
+        found.append(frames)
+    if until is not None:
+        found.append(until)
+    if isinstance(until, UntilSteady):
+        checkpoints.more = until.to_save
     if steps.checkpoint is not None:
-        observers.append(checkpoints)
-    if steps.until is not None:
-        until = Until(steps.until, steps.every or EVERY)
-        observers.append(until)
-    return observers, until
+        found.append(checkpoints)
+    return found
 
 
 def _exchange_fraction(run: RunContext, seconds: float) -> float:

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ class Colors:
 
 @dataclass(frozen=True)
 class SavedState:
-    """A complete checkpoint. fields: by input name. colors: None for a run without pictures so far."""
+    """A complete checkpoint. fields: by input name. colors: None for a run without pictures so far. values:
+    plain values of observers, by their names."""
 
     step: int
     fingerprint: dict[str, Any]
     fields: dict[str, Source]
     colors: Colors | None = None
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class CheckpointFolder:
                 found = json.loads((folder / STATE).read_bytes())
                 fields = {name: open_source(folder / f"{name}.npy") for name in found["fields"]}
                 colors = None if found.get("colors") is None else Colors(**found["colors"])
-                return SavedState(int(found["step"]), dict(found["fingerprint"]), fields, colors)
+                values = dict(found.get("values", {}))
+                return SavedState(int(found["step"]), dict(found["fingerprint"]), fields, colors, values)
             except (OSError, ValueError, KeyError, TypeError, UserError):
                 continue  # damaged since it was written: an older one may be readable
         if self._complete():
@@ -103,7 +106,13 @@ class CheckpointFolder:
             raise write_error(self.path, reason) from reason
         return self.partial
 
-    def commit(self, step: int, fingerprint: Mapping[str, Any], colors: Colors | None = None) -> None:
+    def commit(
+        self,
+        step: int,
+        fingerprint: Mapping[str, Any],
+        colors: Colors | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
         """Complete the checkpoint begun last, and remove those that are too old."""
         fields = sorted(path.stem for path in self.partial.glob("*.npy"))
         state = {
@@ -111,6 +120,7 @@ class CheckpointFolder:
             "fields": fields,
             "fingerprint": fingerprint,
             "colors": None if colors is None else asdict(colors),
+            "values": {**values} if values else {},
         }
         text = json.dumps(state, indent=1)
         final = self.path / f"step-{step}"

@@ -10,10 +10,11 @@ Its arrays are contiguous, so that every rank writes its part in place.
 
 from __future__ import annotations
 
+import glob
 import importlib
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,7 +65,10 @@ def check_fields(path: Path, shape: Shape, fields: Sequence[GridField], count: i
     if path.exists():
         _check_replaced(path, fields)
     file = FieldFile(path, shape, fields, count, 1, "")
-    free = shutil.disk_usage(path.parent).free
+    # A resumed run goes on with the unfinished file of the one before.
+    unfinished = path.parent.glob(f".{glob.escape(path.name)}.*.partial")
+    taken = sum(_bytes_on_disk(one) for one in unfinished)
+    free = shutil.disk_usage(path.parent).free + taken
     if file.bytes > free:
         raise UserError(
             f"fields of {count:,} steps do not fit the disk of {path}",
@@ -72,6 +76,11 @@ def check_fields(path: Path, shape: Shape, fields: Sequence[GridField], count: i
             expected=f"at least {file.bytes:,} bytes",
             hint="fewer steps, or another disk",
         )
+
+
+def _bytes_on_disk(path: Path) -> int:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(one.stat().st_blocks * 512 for one in files)
 
 
 def _check_replaced(path: Path, fields: Sequence[GridField]) -> None:
@@ -91,14 +100,23 @@ class FieldFile:
     """A file of fields that ranks write together, under a temporary name until `complete`.
 
     shape: of the domain, (rows, columns) or (planes, rows, columns). count: greatest number of steps. ranks:
-    that write; of a Zarr store, each has chunks of its own (`part`).
+    that write; of a Zarr store, each has chunks of its own (`part`). created_by: number of ranks of the run
+    that created it, if that was another one.
     """
 
     def __init__(
-        self, path: Path, shape: Shape, fields: Sequence[GridField], count: int, ranks: int, run_id: str
+        self,
+        path: Path,
+        shape: Shape,
+        fields: Sequence[GridField],
+        count: int,
+        ranks: int,
+        run_id: str,
+        created_by: int | None = None,
     ) -> None:
         self.path, self.partial = path, partial_path(path, run_id)
         self.shape, self.fields, self.count, self.ranks = shape, fields, count, ranks
+        self.created_by = created_by or ranks
         self.is_zarr = path.suffix.lower() == ZARR
         self._sinks: dict[str, Any] = {field.name: self._sink(field) for field in fields}
 
@@ -151,6 +169,32 @@ class FieldFile:
         else:
             create_file(sinks, self._lay_out)
 
+    def holds(self) -> bool:
+        """Return whether the unfinished file is there, with these arrays. On one rank."""
+        try:
+            if self.is_zarr:
+                import zarr
+
+                group = zarr.open_group(self.partial, mode="r")
+                found = {name: group[name] for name in self._sinks}
+                chunks = {name: getattr(one, "chunks", None) for name, one in found.items()}
+                if chunks != {name: sink.chunks for name, sink in self._sinks.items()}:
+                    return False
+            else:
+                import h5py
+
+                with h5py.File(self.partial, "r") as container:
+                    return self._fits({name: container[f"{POINTS}/{name}"] for name in self._sinks})
+        except (OSError, KeyError, ValueError):
+            return False
+        return self._fits(found)
+
+    def _fits(self, found: Mapping[str, Any]) -> bool:
+        return all(
+            (one.shape, one.dtype) == (self._sinks[name].shape, self._sinks[name].dtype)
+            for name, one in found.items()
+        )
+
     def write(self, number: int, field: GridField, region: Region, values: HostArray) -> None:
         """Write values of `region`, a part of the file's grid, of the step `number`, counted from 0."""
         sink, more = self._sinks[field.name], values.shape[len(self.shape) :]
@@ -182,7 +226,7 @@ class FieldFile:
     @property
     def _rows(self) -> int:
         """Rows (of three axes, planes) of a chunk of a Zarr store: at least one chunk for each rank."""
-        return max(-(-self.shape[0] // self.ranks), 1)
+        return max(-(-self.shape[0] // self.created_by), 1)
 
     def _sink(self, field: GridField) -> Any:
         more = (self.components(field),) if field.components else ()
@@ -238,6 +282,9 @@ class FieldFile:
         if len(steps) < self.count:
             self._shorten_hdf5(len(steps))
         with h5py.File(self.partial, "r+") as container:
+            for name in ("Steps", "PointDataOffsets"):  # of a run that ended just here
+                if name in container[GROUP]:
+                    del container[GROUP][name]
             made = container.create_group(f"{GROUP}/Steps")
             made.attrs["NSteps"] = np.int64(len(steps))
             made["Values"] = np.array(steps, np.float64)

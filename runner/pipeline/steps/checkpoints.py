@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
 
 from runner.comm.api import Control
 from runner.errors import UserError
@@ -21,9 +24,10 @@ from runner.pipeline.fingerprint import fingerprint
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.steps.loop import NEVER, next_multiple
 from runner.pipeline.steps.stepper import Stepper
-from runner.pipeline.store import Store
+from runner.pipeline.store import Store, store_of
 from runner.plan.step_options import SaveInterval
 from runner.plan.task import Task
+from runner.region import Array, Shape
 from runner.report.phases import Phases
 from runner.storage.checkpoint_folder import CheckpointFolder, Colors, SavedState
 from runner.storage.formats.registry import Sink, Source, open_sink, rename
@@ -35,13 +39,42 @@ HINT = "checkpoints are kept; continue with the same command and --resume"
 LOOKS = 8  # how often ranks check the clock within an interval of seconds
 
 
+def no_more_fields(done: int) -> Mapping[str, Array]:
+    """Add no fields to a checkpoint."""
+    return {}
+
+
+class KeepsState(Protocol):
+    """An observer that a resumed run goes on with as it was at the checkpoint. Methods are collective.
+
+    name: of its values in a checkpoint.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def save(self) -> Any:
+        """Complete what was observed so far; return plain values for JSON, on rank 0."""
+
+    def restore(self, values: Any) -> None:
+        """Take over what `save` returned, before `begin`. values: None if the checkpoint has none."""
+
+    def abandon(self) -> None:
+        """End all threads; the run has failed. On any rank, at any time."""
+
+    @property
+    def unfinished(self) -> Sequence[Path]:
+        """Unfinished files that a resumed run goes on with."""
+
+
 @dataclass
 class Checkpoints:
     """Write the checkpoints of one run.
 
     interval: between two checkpoints; None: write none, only look for one to resume from. before: called on
     every rank before a checkpoint is written, to complete output that a resumed run does not write again. It
-    returns, on rank 0, the colours of the pictures so far."""
+    returns, on rank 0, the colours of the pictures so far. more: called with the step; returns further fields
+    to save of this rank's cells, by name, the same names on all ranks. observers: whose states are saved."""
 
     world: World
     task: Task
@@ -52,6 +85,8 @@ class Checkpoints:
     inputs: Inputs
     transaction: OutputTransaction
     before: Callable[[], Colors | None] | None = None
+    more: Callable[[int], Mapping[str, Array]] = no_more_fields
+    observers: Sequence[KeepsState] = ()
     written: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -83,7 +118,7 @@ class Checkpoints:
             def write(number: int, sink: Sink) -> None:
                 feed = stepper.feeds[number]
                 assert feed is not None
-                store = Store(self.world, self.task, sink, quiet, number)
+                store = store_of(self.world, self.task, sink, quiet, number)
                 store.put(store.region, stepper.own(feed))
                 store.finish()
 
@@ -141,20 +176,41 @@ class Checkpoints:
     def _save(self, done: int, write: Callable[[int, Sink], None]) -> None:
         world, folder = self.world, self.folder
         colors = None if self.before is None else self.before()
+        values = {one.name: one.save() for one in self.observers}
         place_of = world.on_root(folder.begin)
-        fields = {field.name: field for field in self.task.fields}
-        for number, name in enumerate(self.task.job.feeds):
-            if name is None:
-                continue
-            sink = open_sink(place_of / f"{name}.npy", fields[name].shape, fields[name].dtype, world.run_id)
+
+        def save(name: str, shape: Shape, dtype: np.dtype[Any], write: Callable[[Sink], None]) -> None:
+            sink = open_sink(place_of / f"{name}.npy", shape, dtype, world.run_id)
             world.on_root(sink.create)
-            write(number, sink)
+            write(sink)
             world.collective_call(sink.sync)
             world.on_root(partial(rename, sink.partial, sink.path))
-        world.on_root(lambda: folder.commit(done, self.fingerprint(), colors))
+
+        fields = {field.name: field for field in self.task.fields}
+        for number, name in enumerate(self.task.job.feeds):
+            if name is not None:
+                save(name, fields[name].shape, fields[name].dtype, partial(write, number))
+        for name, cells in self.more(done).items():
+            save(name, self.task.shape, cells.dtype, partial(self._store, cells))
+        world.on_root(lambda: folder.commit(done, self.fingerprint(), colors, values))
+        self.keep_unfinished()
         self.start(done)
         self.written += 1
         self.set_hint()
+
+    def keep_unfinished(self) -> None:
+        """Have a failure leave the observers' unfinished files, with which a resumed run goes on."""
+        kept = {path for one in self.observers for path in one.unfinished}
+        if kept:
+            partials = self.transaction.partials
+            self.transaction.track_partial(*(path for path in partials if path not in kept))
+
+    def _store(self, cells: Array, sink: Sink) -> None:
+        """Write this rank's cells of a field that no output feeds."""
+        partition, quiet = self.task.partition, Phases(self.world.backend.synchronize)
+        store = Store(self.world, sink, partition.__getitem__, (sink.shape, sink.dtype), quiet)
+        store.put(partition[self.world.rank], cells)
+        store.finish()
 
     def set_hint(self) -> None:
         """Set the hint of a failure: how to continue from the checkpoint."""
@@ -163,7 +219,7 @@ class Checkpoints:
 
 
 def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
-    """Return the state to continue from; None to start at the beginning. Collective.
+    """Return the state to continue from, and restore observers; None to start at the beginning. Collective.
 
     Raises UserError if there are checkpoints and --resume is not given, if another program left them, or if
     they are not before the last step.
@@ -193,4 +249,6 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
     found: SavedState | None = checkpoints.world.on_root(find)
     if found is not None:
         checkpoints.set_hint()
+        for one in checkpoints.observers:
+            one.restore(found.values.get(one.name))
     return found

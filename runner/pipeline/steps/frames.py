@@ -1,10 +1,10 @@
 """Frames of a run that takes steps: one field, every so many steps, as pictures or as an array over time.
 
-After a step the cells to show are copied on the device, then to the host on a stream of its own while further
-steps run. A thread converts and writes them. Pictures are made on rank 0 of every `stride`-th cell along both
-axes, so that a picture has at most PIXELS rows and columns, or ANIMATED; rank 0 gathers these cells when the
-next frame is due. An array over time holds every cell; each rank writes its own part of a .npy, rank 0 all
-of a .zarr.
+After a step the cells to show are copied on the device, or what is shown of them is computed there; then they
+are copied to the host on a stream of its own while further steps run. A thread converts and writes them.
+Pictures are made on rank 0 of every so many cells along both axes, so that a picture has at most PIXELS rows
+and columns, or ANIMATED; rank 0 gathers these cells when the next frame is due. An array over time holds
+every cell; each rank writes its own part of a .npy, rank 0 all of a .zarr.
 """
 
 from __future__ import annotations
@@ -49,13 +49,23 @@ WAITING = 3  # frames that a rank's thread may still have to write
 LINE = 32  # rows of the picture of an array with one axis
 
 
+class ValueAt(Protocol):
+    """Returns the value `name` of the cells beside those of some pixels, of the pixels' shape.
+
+    shift: offset (rows, columns) of these cells.
+    """
+
+    def __call__(self, name: str, shift: tuple[int, int]) -> Array: ...
+
+
 class FrameContent(Protocol):
     """What pictures show that is not simply the cells of an input.
 
     name: of what is shown. colors: name of the colour map. other: colour, in red, green and blue, of what is
-    not finite. limits: values of the first and the last colour; None: those of the first frame. shifts:
-    offsets (rows, columns) at which `values` is wanted for each cell of a picture; each at most 1. plane:
-    axis and index of the plane of three axes that is shown; None: the middle one. isolines: their number.
+    not finite. limits: values of the first and the last colour; None: those of the first frame. plane: axis
+    and index of the plane of three axes that is shown; None: the middle one. isolines: their number. parts:
+    names of the values of single cells that pixels are computed from. margin: 1 if a pixel is computed from
+    the cells beside its own too, otherwise 0.
     """
 
     @property
@@ -71,25 +81,44 @@ class FrameContent(Protocol):
     def limits(self) -> tuple[float, float] | None: ...
 
     @property
-    def shifts(self) -> Sequence[tuple[int, int]]: ...
-
-    @property
     def plane(self) -> tuple[int, int] | None: ...
 
     @property
     def isolines(self) -> int: ...
 
-    def values(self, cells: Sequence[Array], xp: ModuleType) -> Array:
-        """Return values of some cells, of shape (n, *the cells'), on the device. cells: of each input."""
+    @property
+    def parts(self) -> Sequence[str]: ...
 
-    def picture(self, values: Sequence[HostArray], stride: int) -> HostArray:
-        """Return the value of each pixel, (rows, columns), from what `values` returned for each shift.
+    @property
+    def margin(self) -> int: ...
 
-        stride: cells from one pixel to the next.
+    def value(self, name: str, cells: Sequence[Array], xp: ModuleType) -> Array:
+        """Return a value of some cells, float32, of the cells' shape, on the device. cells: of each input."""
+
+    def pixels(self, at: ValueAt, xp: ModuleType) -> Array:
+        """Return what `picture` and `lines` need of some pixels, (n, *the pixels'), float32.
+
+        Each depends only on cells within `margin`. Most are computed on the device, some on the host: `Seam`.
         """
 
-    def lines(self, values: Sequence[HostArray]) -> HostArray:
-        """Return whether each pixel is on one of the isolines, from what `values` returned for each shift."""
+    def picture(self, pixels: HostArray) -> HostArray:
+        """Return the value of each pixel, (rows, columns), of a whole picture."""
+
+    def lines(self, pixels: HostArray) -> HostArray:
+        """Return whether each pixel of a whole picture is on one of the isolines, (rows, columns)."""
+
+
+@dataclass(frozen=True)
+class Seam:
+    """Cells of two blocks at the border between them, from which a few pixels are computed on rank 0: each
+    rank has only some of the cells beside these pixels'.
+
+    cells: as slices of the array. axis: across the border. pixels: which of the picture, along `axis`.
+    """
+
+    cells: Slices
+    axis: int
+    pixels: slice
 
 
 @dataclass
@@ -105,7 +134,7 @@ class FramePart:
 
 @dataclass
 class Snapshot:
-    """One frame. parts: one for each shift of the content; one for the cells of an input."""
+    """One frame. parts: of the picture, and of each seam."""
 
     step: int
     number: int
@@ -138,19 +167,17 @@ class Frames:
         self._field = self.task.fields[self.place]
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
-        margin = 1 if self.content and any(any(shift) for shift in self.content.shifts) else 0
+        self._margin = self.content.margin if self.content else 0
         self._slices = (
             whole_slices(self._field.shape)
             if self._as_array
             else picture_slices(
-                self.task, self.place, most, margin, self.content.plane if self.content else None
+                self.task, self.place, most, self._margin, self.content.plane if self.content else None
             )
         )
-        shifts = self.content.shifts if self.content else [(0, 0)]
-        self._views = [_shifted(self._slices, shift) for shift in shifts]
-        self.shape = tuple(
-            len(range(*one.indices(n))) for one, n in zip(self._slices, self._field.shape, strict=True)
-        )
+        self._axes = [axis for axis, one in enumerate(self._slices) if one.stop - one.start > 1][-2:]
+        self._seams = self._find_seams() if self._margin else []
+        self.shape = _shape_of(self._slices, self._field.shape)
         self._name = self.content.name if self.content else self._field.name
         self._range = self.options.frame_range or (self.content.limits if self.content else None)
         if self._range is None and self.colors is not None and self.colors.field == self._name:
@@ -260,41 +287,120 @@ class Frames:
         self._pool.shutdown()
 
     def _snapshot(self, stepper: Stepper) -> Snapshot:
-        """Start copying this rank's cells to the host."""
-        return Snapshot(stepper.done, self.written, [self._part(stepper, view) for view in self._views])
-
-    def _part(self, stepper: Stepper, view: Slices) -> FramePart:
-        backend = self.world.backend
-        own = self._own_slices(stepper, view)
+        """Start copying what this rank has of a frame to the host."""
         if self.content is None:
-            cells = stepper.own(self.place)[own]
+            cells = stepper.own(self.place)[self._own_slices(stepper, self._slices)]
+            parts = [self._fetch(cells, fresh=False)]
         else:
-            shown = [stepper.own(place)[own] for place in range(len(self.task.fields))]
-            cells = self.content.values(shown, self.world.xp)
+            parts = [self._fetch(self._pixels(stepper, self.content), fresh=True)]
+            parts += [
+                self._fetch(self._seam(stepper, self.content, seam), fresh=True) for seam in self._seams
+            ]
+        return Snapshot(stepper.done, self.written, parts)
+
+    def _pixels(self, stepper: Stepper, content: FrameContent) -> Array:
+        """Compute the pixels for which this rank has all cells."""
+        own, xp = self._own_slices(stepper, self._slices, self._margin), self.world.xp
+
+        def at(name: str, shift: tuple[int, int]) -> Array:
+            return content.value(name, self._cells(stepper, self._shifted(own, shift)), xp)
+
+        return content.pixels(at, xp)
+
+    def _seam(self, stepper: Stepper, content: FrameContent, seam: Seam) -> Array:
+        """Compute the values of this rank's cells of a seam: (values, *cells)."""
+        cells = self._cells(stepper, self._own_slices(stepper, seam.cells))
+        if cells[0].size == 0:
+            shape = (len(content.parts), *cells[0].shape)
+            return self.world.backend.empty(shape, np.dtype(np.float32))
+        return self.world.xp.stack([content.value(name, cells, self.world.xp) for name in content.parts])
+
+    def _cells(self, stepper: Stepper, own: Slices) -> list[Array]:
+        return [stepper.own(place)[own] for place in range(len(self.task.fields))]
+
+    def _fetch(self, cells: Array, *, fresh: bool) -> FramePart:
+        """Start copying to the host. fresh: nothing else will change these cells."""
         # Pinned memory is used again: to allocate or free it would wait for the device.
         free = self._free.setdefault(cells.nbytes, [])
-        memory = free.pop() if free else backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
+        memory = free.pop() if free else self.world.backend.host_empty((cells.nbytes,), np.dtype(np.uint8))
         host: HostArray = memory.view(cells.dtype).reshape(cells.shape)
         if self._copies is None or cells.size == 0:
             host[...] = cells.get() if hasattr(cells, "get") else cells
             return FramePart(host, memory)
-        kept = cells.copy(order="C")  # the next step but one overwrites the field
+        kept = cells if fresh and cells.flags.c_contiguous else cells.copy(order="C")
         _, ready = self._copies.fetch(kept, memory, self._copies.mark())
         return FramePart(host, memory, ready, kept)
 
-    def _own_slices(self, stepper: Stepper, view: Slices) -> Slices:
-        """Return the slices of this rank's own cells that a view shows."""
-        region = stepper.plans[self.place].region
+    def _find_seams(self) -> list[Seam]:
+        """Return the seams at which pixels are, of all borders between blocks."""
         found = []
-        for one, start, stop, length in zip(view, region.start, region.stop, self._field.shape, strict=True):
+        for axis in self._axes:
+            length, shown = self._field.shape[axis], self._slices[axis]
+            chosen = range(*shown.indices(length))
+            starts = {region.start[axis] for region in self._field.partition if region.size}
+            for border in sorted(starts - {0}):
+                pixels = [chosen.index(cell) for cell in (border - 1, border) if cell in chosen]
+                if pixels:
+                    cells = [
+                        slice(0, n, 1) if at in self._axes else one
+                        for at, (one, n) in enumerate(zip(self._slices, self._field.shape, strict=True))
+                    ]
+                    cells[axis] = slice(max(border - 2, 0), min(border + 2, length), 1)
+                    found.append(Seam(tuple(cells), axis, slice(pixels[0], pixels[-1] + 1)))
+        return found
+
+    def _mend(self, pixels: HostArray, seam: Seam, values: HostArray) -> None:
+        """Compute the pixels at a seam, in place. pixels: of the whole picture; values: of the whole seam."""
+        content = self.content
+        assert content is not None
+        line = list(self._slices)
+        chosen = range(*line[seam.axis].indices(self._field.shape[seam.axis]))[seam.pixels]
+        line[seam.axis] = slice(chosen.start, chosen.stop, chosen.step)
+
+        def at(name: str, shift: tuple[int, int]) -> Array:
+            moved = self._shifted(tuple(line), shift)
+            inside = tuple(
+                slice(one.start - origin.start, one.stop - origin.start, one.step)
+                for one, origin in zip(moved, seam.cells, strict=True)
+            )
+            return values[content.parts.index(name)][inside]
+
+        place: list[Any] = [slice(None)] * pixels.ndim
+        place[1 + seam.axis] = seam.pixels
+        pixels[tuple(place)] = content.pixels(at, np)
+
+    def _shifted(self, slices: Slices, shift: tuple[int, int]) -> Slices:
+        """Return the cells beside those of some pixels. shift: along the picture's rows and columns."""
+        by = dict(zip(self._axes, shift, strict=False))
+        return tuple(
+            slice(one.start + by.get(axis, 0), one.stop + by.get(axis, 0), one.step)
+            for axis, one in enumerate(slices)
+        )
+
+    def _own_slices(self, stepper: Stepper, view: Slices, margin: int = 0) -> Slices:
+        """Return the slices of this rank's cells that a view shows, at least `margin` from their edges."""
+        own = stepper.plans[self.place].region
+        region = self._inside(own, margin)
+        found = []
+        lengths = self._field.shape
+        for one, low, start, stop, length in zip(
+            view, own.start, region.start, region.stop, lengths, strict=True
+        ):
             first, last, stride = one.indices(length)
             begin = max(first, first + -(-(start - first) // stride) * stride)
-            found.append(slice(begin - start, max(min(stop, last) - start, 0), stride))
+            found.append(slice(begin - low, max(min(stop, last), begin) - low, stride))
         return tuple(found)
 
-    def _shown(self, rank: int, view: Slices) -> Region:
-        """Return the region of a frame that a rank's cells fill."""
-        region = self._field.partition[rank]
+    def _inside(self, region: Region, margin: int) -> Region:
+        """Return a region without `margin` cells at each edge, along the picture's axes."""
+        less = [margin if axis in self._axes else 0 for axis in range(len(region.start))]
+        starts = tuple(a + n for a, n in zip(region.start, less, strict=True))
+        stops = (b - n for b, n in zip(region.stop, less, strict=True))
+        return Region(starts, tuple(max(a, b) for a, b in zip(starts, stops, strict=True)))
+
+    def _shown(self, rank: int, view: Slices, margin: int = 0) -> Region:
+        """Return the region of a view that a rank's cells fill, at least `margin` from their edges."""
+        region = self._inside(self._field.partition[rank], margin)
         starts, stops = [], []
         for one, start, stop, length in zip(view, region.start, region.stop, self._field.shape, strict=True):
             chosen = range(*one.indices(length))
@@ -313,7 +419,8 @@ class Frames:
         if self._array is not None and self._array.parallel:
             self._writing.append(self._pool.submit(self._write, snapshot, None))
             return
-        wholes = [self._gathered(*one) for one in zip(snapshot.parts, self._views, strict=True)]
+        views = [(self._slices, self._margin), *((seam.cells, 0) for seam in self._seams)]
+        wholes = [self._gathered(part, *one) for part, one in zip(snapshot.parts, views, strict=True)]
         if self.world.rank == 0:
             self._writing.append(self._pool.submit(self._write, snapshot, wholes))
         else:
@@ -346,27 +453,28 @@ class Frames:
             self._copies.passed(part.ready)
             part.kept = None
 
-    def _gathered(self, part: FramePart, view: Slices) -> HostArray | None:
+    def _gathered(self, part: FramePart, view: Slices, margin: int) -> HostArray | None:
         """Return a part of the whole frame on rank 0, None elsewhere. Collective."""
         self._wait(part)
         more = part.host.shape[: part.host.ndim - len(self.shape)]
         first = (0,) * len(more)
         regions = []
         for rank in range(self.world.size):
-            shown = self._shown(rank, view)
+            shown = self._shown(rank, view, margin)
             regions.append(Region((*first, *shown.start), (*more, *shown.stop)))
-        return gather(self.world.control, part.host, regions, (*more, *self.shape))
+        return gather(self.world.control, part.host, regions, (*more, *_shape_of(view, self._field.shape)))
 
     def _write_whole(self, snapshot: Snapshot, wholes: list[HostArray]) -> None:
         if self._array is not None:
             (whole,) = wholes
             self._array.write(snapshot.number, Region((0,) * whole.ndim, whole.shape), whole)
         elif self.content is not None:
-            flat = _flat(self.shape)
-            stride = max(one.step for one in self._slices)
-            planes = [whole.reshape(-1, *flat) for whole in wholes]
-            lines = self.content.lines(planes) if self.content.isolines else None
-            self._write_picture(snapshot.step, self.content.picture(planes, stride), lines)
+            whole, *values = wholes
+            for seam, one in zip(self._seams, values, strict=True):
+                self._mend(whole, seam, one)
+            pixels = whole.reshape(-1, *_flat(self.shape))
+            lines = self.content.lines(pixels) if self.content.isolines else None
+            self._write_picture(snapshot.step, self.content.picture(pixels), lines)
         else:
             self._write_picture(snapshot.step, wholes[0].reshape(_flat(self.shape)))
 
@@ -428,14 +536,9 @@ def whole_slices(shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(0, n, 1) for n in shape)
 
 
-def _shifted(slices: Slices, shift: tuple[int, int]) -> Slices:
-    """Return the cells beside those of a picture. shift: along its rows and columns."""
-    shown = [axis for axis, one in enumerate(slices) if one.stop - one.start > 1]
-    by = dict(zip(shown[-2:], shift, strict=False))
-    return tuple(
-        slice(one.start + by.get(axis, 0), one.stop + by.get(axis, 0), one.step)
-        for axis, one in enumerate(slices)
-    )
+def _shape_of(view: Slices, shape: Shape) -> Shape:
+    """Return the shape of what slices of an array show."""
+    return tuple(len(range(*one.indices(n))) for one, n in zip(view, shape, strict=True))
 
 
 def picture_slices(

@@ -13,6 +13,7 @@ from runner.comm.api import Control
 from runner.errors import RunError
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array
+from runner.report.record import Record
 
 NEVER = 1 << 62
 
@@ -34,7 +35,10 @@ class StepObserver(Protocol):
 
 
 def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) -> int:
-    """Take steps until `steps` are done or an observer stops the loop; return how many are done."""
+    """Take steps until `steps` are done or an observer stops the loop; return how many are done.
+
+    The observers after one that stops the loop do not observe its step.
+    """
     for observer in observers:
         observer.begin(stepper)
     stopped = False
@@ -43,8 +47,8 @@ def take_steps(stepper: Stepper, steps: int, observers: Sequence[StepObserver]) 
         target = min([steps, *wanted])
         stepper.advance(target - stepper.done, last=target == steps)
         for observer, step in zip(observers, wanted, strict=True):
-            if step == target:
-                stopped |= observer.observe(stepper)
+            if step == target and not stopped:
+                stopped = observer.observe(stepper)
     stepper.settle()
     for observer in observers:
         observer.end(stepper)
@@ -89,6 +93,11 @@ class Until:
         every = [change for one in control.allgather(list(changes)) for change in one]
         self.change = math.nan if any(map(math.isnan, every)) else max(every, default=0.0)
         self.reached = self.change <= self.tolerance
+
+    @property
+    def record(self) -> Record:
+        """What a run's record says about it."""
+        return {"tolerance": self.tolerance, "change": self.change, "reached": self.reached}
 
     def _is_next(self, stepper: Stepper) -> bool:
         """Return whether the next step is to be checked."""

@@ -1,12 +1,17 @@
-"""Snapshots of a simulation: its fields in a file, after some steps, written by all ranks together."""
+"""Snapshots of a simulation: its fields in a file, after some steps, written by all ranks together.
+
+Fields are computed on the device and copied to the host while the steps wait; a thread writes them while
+further steps run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +20,7 @@ from runner.pipeline.steps.loop import NEVER, next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array, HostArray, Region, overlap
 from runner.storage.field_file import FieldFile, GridField
+from runner.world.world import World
 
 
 class FieldValues(Protocol):
@@ -42,16 +48,68 @@ class Snapshots:
     every: int | None
     last: int
     steps: list[int] = field(default_factory=list, init=False)
+    _world: World = field(init=False)
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+    _writing: list[Future[None]] = field(default_factory=list, init=False)
+    _resumed: bool = field(default=False, init=False)
+    _earlier: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+    @property
+    def name(self) -> str:
+        return "fields"
+
+    @property
+    def unfinished(self) -> Sequence[Path]:
+        return [] if self.every is None else [self._file.partial]
+
+    def save(self) -> dict[str, Any]:
+        """Have all that was written on the disk; return where it is, for `restore`."""
+        self._world.collective_call(self._written)
+        self._world.collective_call(self._file.sync)
+        return {**self._series, "steps": self.steps}
+
+    def restore(self, values: Any) -> None:
+        self._resumed, self._earlier = True, values or {}
 
     def begin(self, stepper: Stepper) -> None:
         world, task = stepper.world, stepper.task
-        first = stepper.done
+        self._world, self._partition, first = world, task.fields[0].partition, stepper.done
         count = count_snapshots(first, self.every, self.last)
-        self._partition = task.fields[0].partition
-        self._file = FieldFile(self.path, task.shape, self.content.fields, count, world.size, world.run_id)
-        world.on_root(self._file.create)
-        if self.every is not None and first % self.every == 0:
+        self._series: dict[str, Any] = {
+            "path": str(self.path.resolve()),
+            "every": self.every,
+            "last": self.last,
+            "run": world.run_id,
+            "ranks": world.size,
+            "count": count,
+        }
+        self._file = self._open(stepper, self._series)
+        if self._resumed and self.every is not None:
+            self._go_on(stepper)
+        if not self.steps:
+            world.on_root(self._file.create)
+        if self.every is not None and first % self.every == 0 and first not in self.steps:
             self.observe(stepper)
+
+    def _open(self, stepper: Stepper, series: Mapping[str, Any]) -> FieldFile:
+        count, run_id, ranks = int(series["count"]), str(series["run"]), int(series["ranks"])
+        size, fields = stepper.world.size, self.content.fields
+        return FieldFile(self.path, stepper.task.shape, fields, count, size, run_id, ranks)
+
+    def _go_on(self, stepper: Stepper) -> None:
+        """Go on with the unfinished file of the run that wrote the checkpoint, if it is of this series."""
+        earlier = self._earlier
+        if not earlier or not earlier["steps"]:
+            return
+        known = ("path", "every", "last")
+        differs = next((name for name in known if earlier[name] != self._series[name]), None)
+        file = None if differs else self._open(stepper, earlier)
+        if file is not None and stepper.world.on_root(file.holds):
+            self._file, self._series = file, {**earlier}
+            self.steps = [int(step) for step in self._series.pop("steps")]
+            return
+        reason = f"{differs} was {earlier[differs]}" if differs else "its unfinished file is not there"
+        stepper.world.warn(f"the fields in {self.path} begin at step {stepper.done:,}: {reason}")
 
     def next_step(self, done: int) -> int:
         return NEVER if self.every is None else next_multiple(done, self.every)
@@ -59,6 +117,7 @@ class Snapshots:
     def observe(self, stepper: Stepper) -> bool:
         stepper.settle()
         with stepper.phases("fields"):
+            self._world.collective_call(self._written)
             for one in self.content.fields:
                 if not (one.steady and self.steps):
                     self._write(stepper, one)
@@ -68,11 +127,26 @@ class Snapshots:
     def end(self, stepper: Stepper) -> None:
         if stepper.done not in self.steps:
             self.observe(stepper)
+        stepper.world.collective_call(self._written)
+        self.abandon()
         stepper.world.collective_call(self._file.sync)
         stepper.world.on_root(lambda: self._file.complete(self.steps))
 
+    def abandon(self) -> None:
+        """End the thread, which may be writing; the run may have failed. On any rank, at any time."""
+        for future in self._writing:
+            future.cancel()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _written(self) -> None:
+        """Wait until the thread has written everything; raise its error."""
+        writing, self._writing = self._writing, []
+        for future in writing:
+            future.result()
+
     def _write(self, stepper: Stepper, one: GridField) -> None:
-        """Write one field: exchange with other ranks what they write, and write the rest. Collective."""
+        """Start writing one field, after an exchange of what other ranks write of it. Collective."""
         world, file = stepper.world, self._file
         cells = file.turned(self._partition[world.rank])
         values = file.turn(one, self._on_host(stepper, one))
@@ -82,7 +156,9 @@ class Snapshots:
             parts = [file.part(rank, region) for rank, region in enumerate(regions)]
             values = redistribute(stepper, values, regions, parts)
         number = len(self.steps)
-        world.collective_call(lambda: file.write(number, one, part, values) if part.size else None)
+        self._pool = self._pool or ThreadPoolExecutor(1, "fields")
+        if part.size:
+            self._writing.append(self._pool.submit(file.write, number, one, part, values))
 
     def _on_host(self, stepper: Stepper, one: GridField) -> HostArray:
         """Return a field of this rank's cells, computed on the device in parts of a few rows."""

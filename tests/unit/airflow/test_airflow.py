@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from queued_device import QueuedBackend
 
 from jobs.airflow import airflow as module
 from jobs.airflow import units
@@ -20,9 +22,14 @@ from jobs.airflow.moments import equilibrium
 from jobs.airflow.shapes.bodies import Body
 from jobs.airflow.shapes.shape import Placement, read
 from jobs.airflow.tunnel import Tunnel
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
 from runner.pipeline.steps.frames import Frames
+from runner.plan.step_options import StepOptions
 from runner.region import Region
+from runner.run.execute import Options, run
+from runner.world.world import open_world
 
 SMALL = {"size": "64x32", "length": 8.0, "reynolds": 20.0, "steps": 60, "every": 20, "forces_every": 10}
 
@@ -108,10 +115,12 @@ def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:
     cells = [*equilibrium(D2Q9, np.zeros((9, 9)), velocity), np.zeros((9, 9), np.uint8)]
     cells[-1][0, 0] = Cell.SOLID
     content = FlowFrames(D2Q9, np.dtype(np.float32), "vorticity", 0.1, 9.0)
-    shifted = [
-        content.values([one[1 + y : 8 + y, 1 + x : 8 + x] for one in cells], np) for y, x in content.shifts
-    ]
-    assert content.picture(shifted, 1) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
+
+    def at(name: str, shift: tuple[int, int]) -> Any:
+        y, x = shift
+        return content.value(name, [one[1 + y : 8 + y, 1 + x : 8 + x] for one in cells], np)
+
+    assert content.picture(content.pixels(at, np)) == pytest.approx(np.full((7, 7), 0.002), rel=1e-5)
 
 
 @pytest.mark.parametrize(("axis", "place"), [("z", 0.25), ("y", 0.5), ("x", 0.75)])
@@ -126,10 +135,12 @@ def test_vorticity_of_a_plane_is_counter_clockwise_as_the_picture_shows_it(axis:
     content = FlowFrames(D3Q19, np.dtype(np.float32), "vorticity", 0.1, 8.0, plane=plane)
     stored = [*equilibrium(D3Q19, np.zeros((8, 8, 8)), velocity), np.zeros((8, 8, 8), np.uint8)]
     cut = [np.take(one, plane[1], plane[0]) for one in stored]
-    shifted = [
-        content.values([one[1 + r : 7 + r, 1 + c : 7 + c] for one in cut], np) for r, c in content.shifts
-    ]
-    assert content.picture(shifted, 1) == pytest.approx(np.full((6, 6), 0.002), rel=1e-5)
+
+    def at(name: str, shift: tuple[int, int]) -> Any:
+        r, c = shift
+        return content.value(name, [one[1 + r : 7 + r, 1 + c : 7 + c] for one in cut], np)
+
+    assert content.picture(content.pixels(at, np)) == pytest.approx(np.full((6, 6), 0.002), rel=1e-5)
 
 
 def test_a_film_shows_the_chosen_plane(tmp_path: Path) -> None:
@@ -267,3 +278,40 @@ def test_a_flow_that_bursts_ends_with_its_step_and_cell_and_keeps_the_last_good_
     step = int(str(burst.value).partition("after step ")[2].partition(":")[0])
     kept = [int(one.name.removeprefix("step-")) for one in (tmp_path / "film.checkpoint").glob("step-*")]
     assert max(kept) == step - 50
+
+
+@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize(("grid", "pixels"), [("2x2", 1024), ("3x1", 13)])
+def test_pixels_at_the_borders_of_blocks_are_those_of_one_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grid: str, pixels: int, devices: bool
+) -> None:
+    """No rank has all cells that they are computed from. Each pixel is 4 bytes for each quantity shown."""
+    monkeypatch.setattr("runner.pipeline.steps.frames.PIXELS", pixels)
+    fetch, fetched = Frames._fetch, []
+
+    def counted(self: Frames, cells: Any, *, fresh: bool) -> Any:
+        fetched.append(cells.nbytes)
+        return fetch(self, cells, fresh=fresh)
+
+    monkeypatch.setattr(Frames, "_fetch", counted)
+    words = {
+        "size": "48x31", "length": 6.0, "reynolds": 20.0, "surface": "cells", "draw": "vorticity",
+        "isolines": 4, "isolines_of": "pressure",
+    }  # fmt: skip
+
+    def film(name: str, chosen: str) -> None:
+        options = Options(device="cpu", grid=chosen, steps=StepOptions(20, every=10))
+
+        def rank(control: Control) -> None:
+            world = open_world("cpu", control=control)
+            if devices:
+                world.backend = QueuedBackend()
+            run(airflow, ["cylinder"], [tmp_path / name], words, options, world=world)
+
+        run_ranks(math.prod(int(n) for n in chosen.split("x")), rank, timeout=60)
+
+    film("one", "1x1")
+    stride = -(-48 // pixels)
+    assert fetched == [2 * 4 * -(-46 // stride) * -(-29 // stride)] * 3
+    film("more", grid)
+    assert frames(tmp_path / "one") == frames(tmp_path / "more")

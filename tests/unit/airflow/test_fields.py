@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
 from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from runner.plan.step_options import StepOptions
+from runner.pipeline.steps.stepper import Stepper
+from runner.plan.step_options import SaveInterval, StepOptions
+from runner.plan.stream_options import StreamOptions
 from runner.region import Region
 from runner.report.colors import NOT_A_NUMBER, indices, palette
 from runner.run.execute import Options, run
@@ -139,31 +143,131 @@ def test_a_series_of_a_run_that_stops_early_has_its_steps_only(tmp_path: Path) -
         assert [path.name for path in tmp_path.iterdir() if "run" in path.name] == []
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".zarr"])
-def test_a_run_that_fails_changes_no_file_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    blow(tmp_path, f"f{suffix}")
-    old = contents(tmp_path / f"f{suffix}")
-    shutil.rmtree(tmp_path / "film")
+def lose_power(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     observe = Snapshots.observe
 
     def fail(self: Snapshots, stepper: Any) -> bool:
-        if stepper.done == 40:
-            raise RunError("lost power")
+        if stepper.done == step:
+            raise RunError("lost power", everywhere=True)
         return observe(self, stepper)
 
     monkeypatch.setattr(Snapshots, "observe", fail)
-    with pytest.raises(RunError, match="lost power"):
-        blow(tmp_path, f"f{suffix}", fields_every=10, checkpoint=15)
-    assert not list(tmp_path.glob("*.partial")) + list(tmp_path.glob(".*.partial"))
-    assert np.array_equal(contents(tmp_path / f"f{suffix}")["velocity"], old["velocity"])
-    monkeypatch.undo()
-    result = blow(tmp_path, f"f{suffix}", fields_every=10, checkpoint=15, resume=True)
-    assert result["first_snapshot"] == 30
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".zarr"])
+def test_a_run_that_fails_changes_no_file_and_goes_on_with_its_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """Twice, on other numbers of ranks; the snapshot after the first checkpoint is written again."""
+    blow(tmp_path, f"whole{suffix}", fields_every=10)
+    whole = contents(tmp_path / f"whole{suffix}")
+    shutil.rmtree(tmp_path / "film")
+    blow(tmp_path, f"f{suffix}")
+    old = contents(tmp_path / f"f{suffix}")
+    shutil.rmtree(tmp_path / "film")
+
+    def go(grid: str, resume: bool) -> Any:
+        chosen = Options(
+            device="cpu", grid=grid, stream=StreamOptions(resume=resume),
+            steps=StepOptions(50, every=25, checkpoint=SaveInterval(steps=15)),
+        )  # fmt: skip
+        names = ("size", "length", "place", "reynolds")
+        words = {name: SMALL[name] for name in names} | {
+            "fields": tmp_path / f"f{suffix}",
+            "fields_every": 10,
+        }
+
+        def rank(control: Control) -> Any:
+            world = open_world("cpu", control=control)
+            return run(airflow, ["cylinder"], [tmp_path / "film"], words, chosen, world=world)
+
+        return run_ranks(math.prod(int(n) for n in grid.split("x")), rank, timeout=60)[0]["result"]
+
+    for grid, step in (("1x1", 30), ("3x1", 50)):
+        with monkeypatch.context() as patch:
+            lose_power(patch, step)
+            with pytest.raises(RunError, match="lost power"):
+                go(grid, step == 50)
+        assert np.array_equal(contents(tmp_path / f"f{suffix}")["velocity"], old["velocity"])
+        assert len(list(tmp_path.glob(".f*.partial"))) == 1
+    result = go("1x2", True)
+    assert (result["snapshots"], result["first_snapshot"]) == (6, 0)
     found = contents(tmp_path / f"f{suffix}")
-    assert found["steps"].tolist() == [30, 40, 50]
-    assert np.array_equal(found["velocity"][-1], old["velocity"][-1])
+    for name, values in whole.items():
+        assert np.array_equal(values, found[name]), name
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("change", "first", "words"),
+    [
+        ({"fields_every": 20}, 40, "every was 10"),
+        ({"steps": 60}, 30, "last was 50"),
+        ({"fields": "g.h5"}, 30, "path was"),
+        ({}, 30, "its unfinished file is not there"),
+    ],
+)
+def test_a_series_that_cannot_go_on_begins_at_the_checkpoint_and_says_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: Any,
+    change: dict[str, Any],
+    first: int,
+    words: str,
+) -> None:
+    options = {"fields_every": 10, "checkpoint": 15}
+    with monkeypatch.context() as patch:
+        lose_power(patch, 40)
+        with pytest.raises(RunError, match="lost power"):
+            blow(tmp_path, "f.h5", **options)
+    (unfinished,) = tmp_path.glob(".f.h5.*.partial")
+    if not change:
+        unfinished.unlink()
+    name = change.pop("fields", "f.h5")
+    result = blow(tmp_path, name, **{**options, **change}, resume=True)
+    assert result["first_snapshot"] == first
+    assert contents(tmp_path / name)["steps"][0] == first
+    assert re.search(rf"begin at step 30: ({words})", capfd.readouterr().err)
+
+
+def test_a_snapshot_is_written_while_further_steps_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one is not written before a step is taken."""
+    write, advance, advanced = FieldFile.write, Stepper.advance, threading.Event()
+
+    def late(self: FieldFile, *values: Any) -> None:
+        assert advanced.wait(30)
+        write(self, *values)
+
+    def take(self: Stepper, steps: int, *, last: bool = False) -> None:
+        advance(self, steps, last=last)
+        advanced.set()
+
+    monkeypatch.setattr(FieldFile, "write", late)
+    monkeypatch.setattr(Stepper, "advance", take)
+    assert blow(tmp_path, "f.h5", fields_every=20)["snapshots"] == 4
+
+
+def test_a_snapshot_that_cannot_be_written_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FieldFile, *values: Any) -> None:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(FieldFile, "write", fail)
+    with pytest.raises(RunError, match="the disk is full"):
+        blow(tmp_path, "f.zarr", fields_every=20)
+    assert not list(tmp_path.glob(".*.partial"))
+
+
+def test_a_run_that_fails_before_its_first_checkpoint_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_power(monkeypatch, 10)
+    with pytest.raises(RunError, match="lost power"):
+        blow(tmp_path, "f.h5", fields_every=10, checkpoint=15)
+    assert not list(tmp_path.glob(".*.partial"))
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

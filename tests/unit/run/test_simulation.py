@@ -15,6 +15,7 @@ import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import UserError
+from runner.pipeline.steps.frames import ValueAt
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.step_options import StepOptions
 from runner.region import Region
@@ -50,19 +51,24 @@ class Slope:
     colors: str = "gray"
     other: tuple[int, int, int] = (1, 2, 3)
     limits: tuple[float, float] | None = (-1.0, 1.0)
-    shifts: Sequence[tuple[int, int]] = ((0, -1), (0, 1))
     plane: tuple[int, int] | None = None
     isolines: int = 0
+    parts: Sequence[str] = ("product",)
+    margin: int = 1
 
-    def values(self, cells: Sequence[Any], xp: Any) -> Any:
-        return (cells[0] * cells[1])[None]
+    def value(self, name: str, cells: Sequence[Any], xp: Any) -> Any:
+        assert name == "product"
+        return (cells[0] * cells[1]).astype(np.float32)
 
-    def picture(self, values: Sequence[Any], stride: int) -> Any:
-        found = (values[1] - values[0])[0]
+    def pixels(self, at: ValueAt, xp: Any) -> Any:
+        return (at("product", (0, 1)) - at("product", (0, -1)))[None]
+
+    def picture(self, pixels: Any) -> Any:
+        found = pixels[0].copy()
         found[0, 0] = np.nan
         return found
 
-    def lines(self, values: Sequence[Any]) -> Any:
+    def lines(self, pixels: Any) -> Any:
         raise AssertionError("no isolines were asked for")
 
 

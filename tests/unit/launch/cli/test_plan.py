@@ -188,7 +188,7 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     assert plan["seconds"] == pytest.approx(plan["steps"] * plan["moved_bytes"] / 4.8e12)
     assert main(["plan", *words.replace("h200", "cpu").split()]) == 0
     on_cpus = json.loads(Path("plan.json").read_text())
-    assert 60 < plan["operations"] < on_cpus["operations"] / 2  # outside branches
+    assert 60 < plan["operations"] == on_cpus["operations"] < 80  # outside branches; of all, 217
     assert plan["enough_ranks"] == 1
     printed = capsys.readouterr().out
     assert "halos of a rank and step" in printed

@@ -1,0 +1,210 @@
+"""One GPU: the kernels of the job airflow, one step at a time and several steps in a kernel.
+
+    python benchmarks/airflow_device.py [--only 2d 3d ...] [--most 6] [--json FILE]
+
+A tunnel with a cylinder or a sphere, an inlet, damped columns, an outflow and walls without friction. Forces
+are not sampled and the surface is made of cells. A rate counts each cell once a step; it is given beside the
+rate at which a copy would read and write the populations and the kinds of cells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+from fuse_steps_device import aligned, compile_one, launched, text_of, whole
+
+from jobs.airflow.lattice import LATTICES
+from jobs.airflow.shapes import shape as shapes
+from jobs.airflow.step import step_job
+from jobs.airflow.tunnel import Tunnel
+from runner.device.cuda import CudaBackend, kernel_of_text
+from runner.device.nvrtc import local_bytes_of, registers_of
+from runner.fuse.graph import Operand, Program, merge_components
+from runner.fuse.single_pass import PassKernel, choose_tile, emit, launch_arguments
+from runner.fuse.steps import choice as step_choice
+from runner.fuse.steps.kernel import build, with_rows
+from runner.fuse.steps.layout import NotFusable
+from runner.fuse.trace import trace
+from runner.region import Region
+from runner.report.record import write_json
+
+ROUNDS = 7
+HEIGHTS = (0, 128, 256, 512)  # rows of a strip; 0: as the launch chooses
+
+
+@dataclass(frozen=True)
+class Case:
+    lattice: str
+    shape: str
+    size: str
+    storage: str
+
+    def tunnel(self) -> Tunnel:
+        body = shapes.read(self.shape, shapes.Placement(self.size, None, None, "z"))
+        return Tunnel(body, LATTICES[self.lattice], "slip", "uniform", 0.1, np.dtype(self.storage))
+
+    def program(self, tunnel: Tunnel) -> tuple[Program, list[int]]:
+        job = step_job(tunnel.lattice, tunnel.kinds, "trt", self.storage)
+        kinds = {name: np.dtype("u1" if name == "cells" else self.storage) for name in job.arrays}
+        inputs = [Operand(name, kind) for name, kind in kinds.items()]
+        known = {"omega": 1.9, "omega_minus": 1.1, "velocity_x": 0.1, "outflow": 0.67, "anchor": 0.02}
+        widths = ((1, 1),) * tunnel.lattice.axes
+        program = trace(
+            job.function, inputs, widths, job.complete(known), frozenset(["xp"]), job.output_names
+        )
+        return program, list(range(tunnel.lattice.size))
+
+
+CASES = {
+    "2d": Case("D2Q9", "cylinder", "8192x8192", "float32"),
+    "2d16": Case("D2Q9", "cylinder", "8192x8192", "float16"),
+    "3d": Case("D3Q19", "sphere", "512x384x384", "float32"),
+    "3d16": Case("D3Q19", "sphere", "512x384x384", "float16"),
+}
+
+
+def tiles(program: Program) -> list[tuple[int, ...]]:
+    """Return tiles of one pass: the chosen one and others."""
+    more = (
+        [(1, 1), (1, 2), (2, 2), (1, 4)]
+        if program.axes == 2
+        else [(1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 2, 1)]
+    )
+    chosen = choose_tile(program)
+    return [chosen, *(one for one in more if one != chosen)]
+
+
+def compile_pass(kernel: PassKernel) -> None:
+    """Compile a kernel into the user's cache of files."""
+    kernel_of_text(kernel.source, kernel.name, kernel.options)
+
+
+def seconds(act: Any) -> float:
+    """Return the median of some rounds on the device."""
+    act()
+    times = []
+    for _ in range(ROUNDS):
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        begin.record()
+        act()
+        end.record()
+        end.synchronize()
+        times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+    return float(statistics.median(times))
+
+
+def copied(nbytes: int) -> float:
+    """Return the seconds of a copy that reads and writes this many bytes in all."""
+    source, target = (cupy.zeros(nbytes // 2, np.uint8) for _ in range(2))
+    return seconds(lambda: target.data.copy_from_device_async(source.data, target.nbytes))
+
+
+def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str, Any]]:
+    tunnel = case.tunnel()
+    program, feeds = case.program(tunnel)
+    size = tunnel.shape
+    box = Region((0,) * len(size), size)
+    cells = math.prod(size)
+    host = [tunnel.population(one, box) for one in range(tunnel.lattice.size)] + [tunnel.cells(box)]
+    nbytes = cells * (2 * tunnel.lattice.size * np.dtype(case.storage).itemsize + 1)
+    copy = copied(nbytes)
+    about = {"case": name, "cells": cells, "copy_cells_per_second": cells / copy}
+    print(f"{name}: a copy of {nbytes / 1e9:.1f} GB would make {cells / copy / 1e9:.1f} Gcell/s", flush=True)
+    rows = []
+
+    def row(steps: int, time: float, function: Any, **more: Any) -> None:
+        rate = cells * steps / time
+        rows.append(
+            {
+                **about, "steps": steps, **more, "registers": registers_of(function),
+                "local_bytes": local_bytes_of(function), "seconds": time, "cells_per_second": rate,
+            }
+        )  # fmt: skip
+        words = " ".join(f"{key} {value}" for key, value in more.items())
+        spilled = f"registers {registers_of(function)} local {local_bytes_of(function)}"
+        print(
+            f"  K {steps} {words} {spilled} {rate / 1e9:.1f} Gcell/s ({rate * copy / cells:.2f})", flush=True
+        )
+
+    padded = [np.pad(one, 1, "wrap") for one in host]
+    widths = ((1, 1),) * len(size)
+    merged, _ = merge_components(program)
+    passes = [emit(merged, tile=tile) for tile in tiles(merged)]
+    list(pool.map(compile_pass, passes))
+    blocks = [cupy.asarray(one) for one in padded]
+    outs = [cupy.zeros(size, case.storage) for _ in feeds]
+    for one_pass in passes:
+        function = kernel_of_text(one_pass.source, one_pass.name, one_pass.options)
+        call = launch_arguments(one_pass, blocks, outs, widths)
+        time = seconds(lambda: function(call.grid, call.block, call.arguments))  # noqa: B023
+        row(
+            1,
+            time,
+            function,
+            tile="x".join(map(str, one_pass.tile)),
+            threads="x".join(map(str, one_pass.threads)),
+        )
+    del blocks, outs, padded
+    cupy.get_default_memory_pool().free_all_blocks()
+    kernels = []
+    for one in step_choice.choices(program, feeds)[:most]:
+        try:
+            kernels.append(build(program, feeds, "wrap", 0, one.steps, one.tuning))
+        except NotFusable as reason:
+            print(f"  K {one.steps}: {reason}")
+    list(pool.map(compile_one, list(dict.fromkeys(map(text_of, kernels)))))
+    inputs = []
+    for array in host:
+        inputs.append(aligned(size, array.dtype))
+        inputs[-1][...] = cupy.asarray(array)
+    outs = [aligned(size, np.dtype(case.storage)) for _ in feeds]
+    for kernel in kernels:
+        function = kernel_of_text(kernel.source, kernel.name, shared=kernel.shared)
+        for height in HEIGHTS if len(size) == 2 else (0,):
+            act = partial(launched, function, with_rows(kernel, height), inputs, outs, whole(size))
+            tuning = kernel.tuning
+            row(
+                kernel.steps,
+                seconds(act),
+                function,
+                columns=tuning.columns,
+                blocks=tuning.blocks,
+                rows=height,
+            )
+    return rows
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--most", type=int, default=6, help="choices of kernels of several steps")
+    parser.add_argument("--compilers", type=int, default=14, help="processes that compile")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(words)
+    CudaBackend(0)
+    with ProcessPoolExecutor(options.compilers, get_context("spawn")) as pool:
+        rows = [row for name in options.only for row in measured(name, CASES[name], options.most, pool)]
+    print("best:")
+    for name in options.only:
+        for single in (True, False):
+            of_case = [one for one in rows if one["case"] == name and (one["steps"] == 1) == single]
+            if of_case:
+                best = max(of_case, key=lambda one: float(one["cells_per_second"]))
+                print(f"  {name:6} K {best['steps']} {best['cells_per_second'] / 1e9:6.1f} Gcell/s")
+    if options.json:
+        write_json(options.json, "benchmark", 1, {"benchmark": "airflow_device", "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
