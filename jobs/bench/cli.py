@@ -12,6 +12,7 @@ from jobs.bench.collectives.options import (
     LINK_RATE,
     OURS,
     SPLITS,
+    SWEEP,
     TRAFFIC,
     BenchCommand,
     BenchGroup,
@@ -46,11 +47,13 @@ def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     varied = "alltoallv" in operations
 
     @bench.command(name, cls=BenchCommand, help=summary, short_help=summary)
-    @with_options([*LETTERS.values(), *OURS, *(TRAFFIC if varied else ()), *LAST])
+    @with_options([*LETTERS.values(), *OURS, *SWEEP, *(TRAFFIC if varied else ()), *LAST])
     def command(device: str, debug: bool, **words: Any) -> int:
-        from jobs.bench.collectives.run import run
+        from jobs.bench.collectives import run, tuning_sweep
 
-        return run_on_ranks(run, bench_options(operations, words), device, debug)
+        options = bench_options(operations, words)
+        body = tuning_sweep.run if options.sweep_tuning else run.run
+        return run_on_ranks(body, options, device, debug)
 
 
 for _name in OPERATIONS:

@@ -67,7 +67,7 @@ def test_the_edge_filter_over_three_hosts(site: Site) -> None:
 
 
 def test_bytes_cross_the_wires(site: Site) -> None:
-    """At least what an all_reduce of 8 MiB must move, over eth0."""
+    """At least what an all_reduce of 8 MiB must move, over eth0; and --wires counts it on every host."""
     before = site.hosts.traffic()
     done = site.run(
         "-j",
@@ -85,6 +85,9 @@ def test_bytes_cross_the_wires(site: Site) -> None:
         "3",
         "--device",
         "cpu",
+        "--wires",
+        "-J",
+        str(site.notes / "wires.json"),
     )
     assert done.returncode == 0, done.stderr
     assert re.findall(r"Rank +(\d) Group +0 Pid +\d+ on +(n\d)", done.stdout) == [
@@ -94,6 +97,14 @@ def test_bytes_cross_the_wires(site: Site) -> None:
     ]
     for name, (sent, _) in site.hosts.traffic().items():
         assert sent - before[name][0] > 3 * (8 << 20), name
+    [row] = json.loads((site.notes / "wires.json").read_text())["results"]
+    counted = {
+        wire["owner"]: wire for wire in row["meshrun"]["in_place"]["traffic"] if wire["wire"] == "eth0"
+    }
+    assert [*counted] == ["n1", "n2", "n3"]
+    least = 8 << 20  # of a ring each host sends 4/3 of it; of a tree some send it once
+    for wire in counted.values():
+        assert least <= max(wire["sent"], wire["received"]) < 4 * least
 
 
 @pytest.mark.mpi_library

@@ -40,7 +40,7 @@ PLANTED = f"""
 import os, sys, time
 sys.path.append({str(Path(local.__file__).parents[2])!r})
 from pathlib import Path
-from jobs.bench.collectives import measure, timing
+from jobs.bench.collectives import checks, measure, timing
 notes = Path(os.environ[{MARK!r}])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 """
@@ -49,12 +49,12 @@ from launch.cli.main import main
 sys.exit(main())
 """
 BIT = """
-verify = measure.verify
+verify = checks.verify
 def disturbed(memory, datatype, segments):
     if told == 1:
         memory[7 * datatype.itemsize] ^= 1
     return verify(memory, datatype, segments)
-measure.verify = disturbed
+checks.verify = disturbed
 """
 # Where rank 1 falls asleep: before the timed calls of a size, and before the call that is checked.
 SLEEP = """

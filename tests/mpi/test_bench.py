@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.collectives import measure, pingpong, scaling
+from jobs.bench.collectives import checks, pingpong, scaling
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.run import run
 from jobs.bench.collectives.specs import SPECS
@@ -259,14 +259,14 @@ def test_wrong_data_is_named(
     world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     """One bit, in element 17 of what the last rank has got."""
-    culprit, element, verify = world.size - 1, 17, measure.verify
+    culprit, element, verify = world.size - 1, 17, checks.verify
 
     def disturbed(memory: Any, datatype: Datatype, segments: Any) -> Any:
         if world.rank == culprit:
             memory[element * datatype.itemsize] ^= np.uint8(4)
         return verify(memory, datatype, segments)
 
-    monkeypatch.setattr(measure, "verify", disturbed)
+    monkeypatch.setattr(checks, "verify", disturbed)
     with pytest.raises(WrongResults, match=f"{operation}: wrong data") as failure:
         run(world, FailureHandler(world=world), BenchOptions((operation,), ONE_SIZE, names=True), DOOR)
     assert (failure.value.exit_code, failure.value.everywhere) == (7, True)

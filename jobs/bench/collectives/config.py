@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from jobs.measure.sizes import MIB
 
@@ -60,9 +61,15 @@ class SweepSettings:
         return sizes
 
 
+Transport = Literal["nccl", "mpi"]
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """All options of a command. operations: measured in turn. names, wide: print more lines, more columns.
+    show_tuning: print what the library chose. wires: count bytes on wires.
+    sweep_tuning, channels: measure NCCL's algorithms and protocols, and these numbers of channels.
+    transport: None for NCCL on GPUs and MPI on CPUs.
     output_file: of -J. split, split_mask: as in nccl-tests' variables. min_busbw, link_rate: GB/s. spread,
     matrix, matrix_scale: of alltoallv. pairs: of pingpong."""
 
@@ -70,6 +77,11 @@ class BenchOptions:
     settings: SweepSettings
     names: bool = False
     wide: bool = False
+    show_tuning: bool = False
+    wires: bool = False
+    sweep_tuning: bool = False
+    channels: tuple[int, ...] = ()
+    transport: Literal["nccl", "mpi", "both"] | None = None
     output_file: str | None = None
     json_lines: str | None = None
     plot: str | None = None
@@ -81,6 +93,11 @@ class BenchOptions:
     matrix_scale: float = 1.0
     link_rate: float | None = None
     pairs: str = "ends"
+
+    @property
+    def transports(self) -> tuple[Transport | None, ...]:
+        """The transports to measure in turn; None for the device's own."""
+        return ("nccl", "mpi") if self.transport == "both" else (self.transport,)
 
     @property
     def wire(self) -> bool:

@@ -1,7 +1,8 @@
 """Measure all sizes of one operation in nccl-tests' order: warm-up over all, then each in both placements.
 
 nccl-tests 2.19.6, src/common.cu, TimeTest, and the loops over types, reductions and roots in src/<op>.cu.
-Each size and placement is timed; then another call is checked on fresh data.
+Each size and placement is timed, and one of the timed calls is checked; then another call is checked on fresh
+data.
 """
 
 from __future__ import annotations
@@ -12,34 +13,49 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 
+from jobs.bench.collectives.checks import check, chosen_call, compare, prepare
+from jobs.bench.collectives.observe import observed_choices, observed_traffic
 from jobs.bench.collectives.results import Group, Iterations, PlacementResult, RankMismatch, ResultRow
 from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.specs import DataLayout, bandwidths, data_layout
-from jobs.bench.collectives.timing import CallTimes, bound_call, clock
-from jobs.measure.check import fill, poison, verify
-from runner.comm.collectives.api import DATATYPES, Pointer
+from jobs.bench.collectives.specs import bandwidths
+from jobs.bench.collectives.timing import CallTimes, bound_call, clock, start_of
+from runner.comm.collectives.api import DATATYPES
 
-UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests; its result is not checked
+UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests, of calls that are not checked
 AVERAGES = (lambda times: times[0], statistics.fmean, min, max)  # by -a
 
 
 def measure(bench: Bench, point: Point) -> PlacementResult:
     """Time and check one size and placement; collective."""
     settings, everyone = bench.settings, bench.everyone
-    if settings.check:
-        prepare(bench, point, UNCHECKED_DATA)
-    timed = clock(bench, point)
-    everyone.barrier()
     checked = settings.check > 0 and (bench.operation.in_place or not point.in_place)
+    bench.checks += 1
+    sample = None
+    if settings.check:
+        iteration = chosen_call(bench, point) if checked else None
+        if iteration is None or start_of(bench, point, iteration) != start_of(bench, point, 0):
+            prepare(bench, point, UNCHECKED_DATA, 0)
+        if iteration is not None:
+            sample = prepare(bench, point, bench.checks, iteration)
+    timed = clock(bench, point)
+    found = compare(bench, point, sample) if sample else None
+    in_timed = tuple(wrong for wrong in everyone.allgather(found) if wrong)
+    choices = observed_choices(bench, point)
+    traffic = observed_traffic(bench, point)
+    everyone.barrier()
     findings: tuple[RankMismatch, ...] = ()
     bench.checks += 1
     for _ in range(settings.check):
-        found = check(bench, point, bench.checks)
-        bench.failures += checked and found is not None
-        findings = tuple(wrong for wrong in everyone.allgather(found if checked else None) if wrong)
+        again = check(bench, point, bench.checks)
+        bench.failures += checked and again is not None
+        findings = tuple(wrong for wrong in everyone.allgather(again if checked else None) if wrong)
         if findings:
             break
-    return result(bench, point, timed, findings, checked)
+    if not findings:
+        findings = in_timed
+        bench.failures += found is not None
+    measured = result(bench, point, timed, findings, checked)
+    return replace(measured, choices=choices, traffic=traffic)
 
 
 def result(
@@ -114,62 +130,23 @@ def arrival_skew(begun: Sequence[Sequence[float]]) -> tuple[float, ...]:
     )
 
 
-def prepare(bench: Bench, point: Point, number: int) -> DataLayout:
-    """Poison the receive buffer and write the input of check `number`; returns the data of both."""
-    call = bound_call(bench, point, 0)
-    plan = data_layout(
-        bench.operation, point.counts, bench.group.size, bench.group.rank, point.root, point.reduction,
-        number, point.in_place,
-    )  # fmt: skip
-    size, start = point.datatype.itemsize, bench.settings.unalign * point.datatype.itemsize
-    bench.progress.pause()  # large data takes long to write
-    poison(Pointer(bench.recv, start).bytes(point.bytes))
-    fill(call.send.bytes(point.counts.send * size), point.datatype, plan.sent)
-    bench.world.backend.synchronize()
-    bench.progress.before("its input is ready")
-    return plan
-
-
-def check(bench: Bench, point: Point, number: int) -> RankMismatch | None:
-    """Check one call on fresh data; returns the mismatch in this rank's result, or None."""
-    plan = prepare(bench, point, number)
-    call = bound_call(bench, point, 0)
-    bench.progress.done("in the call that is checked")
-    one = [bench.group.bind(call)]
-    bench.group.issue([bench.group.captured(one)] if bench.settings.cudagraph else one)
-    bench.group.wait()
-    bench.progress.pause()
-    found = verify(
-        call.recv.bytes(point.counts.recv * point.datatype.itemsize), point.datatype, plan.expected
-    )
-    bench.progress.done("its result is checked")
-    if found is None:
-        return None
-    here, mine = bench.world.here, bench.colors[bench.everyone.rank]
-    members = [rank for rank, color in zip(bench.world_ranks, bench.colors, strict=True) if color == mine]
-    return RankMismatch(
-        rank=here.number,
-        host=here.host,
-        device=str(here.device),
-        count=found.count,
-        offset=found.offset,
-        got=found.got,
-        expected=found.expected,
-        source=None if found.source is None else members[found.source],
-        flipped_bits=found.flipped_bits,
-    )
-
-
 def sweep(bench: Bench) -> Iterator[ResultRow]:
     """Yield every row of one operation as soon as it is measured; collective."""
+    for blank in kinds(bench):
+        yield from _sizes(bench, blank)
+
+
+def kinds(bench: Bench) -> Iterator[Point]:
+    """Yield every datatype, reduction and root, with the largest size."""
     settings, operation = bench.settings, bench.operation
     reductions = settings.reductions if operation.reduces else ("sum",)
     roots = range(bench.group.size) if settings.root == -1 else (settings.root,)
     for name in settings.datatypes:
         for reduction in reductions:
             for root in roots if operation.rooted else (0,):
-                counts = bench.counts(0, DATATYPES[name])
-                yield from _sizes(bench, Point(counts, DATATYPES[name], reduction, root, False, 0))
+                datatype = DATATYPES[name]
+                blank = Point(bench.counts(0, datatype), datatype, reduction, root, False, 0)
+                yield at_size(bench, blank, settings.maxbytes, in_place=False)
 
 
 def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:

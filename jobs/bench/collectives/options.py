@@ -16,6 +16,7 @@ from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
 from jobs.measure.sizes import size_text
 from runner.comm.collectives import api
 
+MAX_CHANNELS = 64  # MAXCHANNELS, src/include/device.h
 ONE_PROCESS_PER_GPU = (
     "one process drives one GPU here: start more ranks instead, with meshrun -n 8 bench, "
     "mpirun -np 8 meshrun bench or srun --ntasks-per-node=8 meshrun bench"
@@ -142,6 +143,8 @@ SPLITS = (
 OURS = (
     click.option("--names", is_flag=True, help="Name ranks and groups below each row."),
     click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
+    click.option("--show-tuning", is_flag=True, help="More columns: algorithm, protocol, channels."),
+    click.option("--wires", is_flag=True, help="More columns: bytes counted on NVLinks and NICs."),
     click.option("--json-lines", metavar="FILE", help="Append each row as soon as it is measured."),
     PLOT,
     LINK_RATE,
@@ -152,6 +155,25 @@ OURS = (
     ),
 )  # fmt: skip
 
+
+def parse_channels(text: str) -> tuple[int, ...]:
+    """Parse numbers of channels such as "4,16"; NCCL has 1 to 64."""
+    try:
+        found = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of numbers such as 4,16") from None
+    if not all(1 <= count <= MAX_CHANNELS for count in found):
+        raise ValueError(f"{text}: NCCL has 1 to {MAX_CHANNELS} channels")
+    return found
+
+
+SWEEP = (
+    click.option("--sweep-tuning", is_flag=True, help="Measure every algorithm and protocol of NCCL."),
+    click.option("--transport", type=click.Choice(("nccl", "mpi", "both")),
+                 help="NCCL, CUDA-aware MPI or both.  [default: nccl on GPUs, mpi on CPUs]"),
+    click.option("--channels", type=Parsed("numbers", parse_channels), default=None, metavar="N,...",
+                 help="With --sweep-tuning: numbers of channels."),
+)  # fmt: skip
 TRAFFIC = (
     click.option("--spread", envvar="NCCL_TESTS_ALLTOALLV_SPREAD", type=Finite(0, 1), default=1.0,
                  show_default=True, help="0: the same to all; 1: by distance."),
@@ -189,5 +211,10 @@ def bench_options(operations: tuple[str, ...], words: dict[str, Any]) -> BenchOp
     least = words.get("min_busbw")
     if least is not None and not 0 <= least < math.inf:
         raise click.UsageError(f"--min-busbw {least:g} (NCCL_TESTS_MIN_BW): a bandwidth is 0 GB/s or more")
+    if words.get("sweep_tuning") and words.get("transport") not in (None, "nccl"):
+        raise click.UsageError("--sweep-tuning varies NCCL's algorithms: remove --transport")
+    if words.get("channels") and not words["sweep_tuning"]:
+        raise click.UsageError("--channels numbers what --sweep-tuning measures: add --sweep-tuning")
+    words["channels"] = words.get("channels") or ()
     extras = {field.name for field in fields(BenchOptions)} - {"operations", "settings"}
     return BenchOptions(operations, settings, **{name: words[name] for name in extras if name in words})

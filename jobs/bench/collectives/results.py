@@ -6,15 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from runner.comm.collectives.api import Choice
+
 
 @dataclass(frozen=True)
 class RankMismatch:
     """Wrong data in one rank's result.
 
     rank: in the world. host: of that rank. device: its display name, such as "GPU 3". count: wrong elements.
-    offset: of the first wrong element, in elements from the start of the rank's result. got, expected: that
-    element. source: the world rank whose data is expected there; None if all ranks' data is combined.
-    flipped_bits: of that element.
+    offset: of the first wrong element, in elements from the start of the rank's result; outside it, negative
+    or at least its length, for what a call wrote beyond it. got, expected: that element. source: the world
+    rank whose data is expected there; None if all ranks' data is combined. flipped_bits: of that element.
+    timed_call: number of the timed call, from 0; None for the call that is made only to be checked.
     """
 
     rank: int
@@ -26,6 +29,7 @@ class RankMismatch:
     expected: str
     source: int | None
     flipped_bits: int
+    timed_call: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,21 @@ class Group:
     wrong: int | None
 
 
+@dataclass(frozen=True, order=True)
+class WireTraffic:
+    """Bytes that one operation sent and received through one wire, and wherever else its counter counts.
+
+    kind: "nvlink", "rdma" or "ip". owner: the GPU whose NVLink it is, such as "rank 3"; else the host. wire:
+    such as "NVLink 11", "mlx5_0 port 1", "eth0".
+    """
+
+    kind: str
+    owner: str
+    wire: str
+    sent: float
+    received: float
+
+
 @dataclass(frozen=True)
 class PlacementResult:
     """One size and placement.
@@ -109,7 +128,9 @@ class PlacementResult:
     (1e9 bytes). wrong: elements, over all ranks; None if the result was not checked. by_rank: each rank's
     seconds. arrival_skew: of each rank, seconds by which it began its iterations after the median rank, on a
     common clock, median over iterations; empty if not measured. groups: empty if the ranks were not split.
-    wire, wire_percent: GB/s on the limiting link and its share of the nominal rate; None if unknown.
+    wire, wire_percent: GB/s on the limiting link and its share of the nominal rate; None if unknown. choices:
+    the library's, for one step; empty if it does not report them, None without --show-tuning. traffic: of
+    every wire with a counter; None without --wires.
     """
 
     seconds: float
@@ -124,6 +145,8 @@ class PlacementResult:
     groups: tuple[Group, ...] = ()
     wire: float | None = None
     wire_percent: float | None = None
+    choices: tuple[Choice, ...] | None = None
+    traffic: tuple[WireTraffic, ...] | None = None
 
 
 @dataclass(frozen=True)

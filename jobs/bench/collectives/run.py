@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.measure import sweep
 from jobs.bench.collectives.output.nccl_tests_json import combined, json_line, record
+from jobs.bench.collectives.output.reader import BenchRecord, of_rows
 from jobs.bench.collectives.output.screen import Screen
+from jobs.bench.collectives.output.transports import side_by_side
 from jobs.bench.collectives.results import Footer, Header, ResultRow
 from jobs.bench.collectives.session import Bench, Session, check_ranks, colors_of, fits_hypercube, opened
 from jobs.bench.collectives.specs import SPECS
@@ -43,19 +45,30 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     documents: dict[str, str] = {}
     if len(operations) < len(options.operations):
         screen.line("# hypercube: skipped, the number of ranks in a group is no power of two\n")
+    several = len(options.operations) * len(options.transports) > 1
     for name in operations:
-        with (
-            watching(world, handler, options.settings.timeout) as progress,
-            opened(world, world.control, options, name, progress, colors) as session,
-        ):
-            record_file = record_file or open_record(world, options.output_file, screen.line)
-            lines, footer = _one(
-                world, handler, options, session, screen, cli_context.words, record_file, documents
-            )
-        wrong += _problems(name, footer)
-        plotted.append(
-            PlottedOperation(name, session.bench.settings, session.header, lines, full_link(session.bench))
-        )
+        by_transport: list[BenchRecord] = []
+        for transport in options.transports:
+            label = name if len(options.transports) == 1 else f"{name}, {transport}"
+            with (
+                watching(world, handler, options.settings.timeout) as progress,
+                opened(world, world.control, options, name, progress, colors, transport=transport) as session,
+            ):
+                record_file = record_file or open_record(world, options.output_file, screen.line)
+
+                def written(text: str, label: str = label) -> str:
+                    documents[label] = text
+                    return combined(documents) if several else text
+
+                lines, footer = _one(
+                    world, handler, options, session, screen, cli_context.words, record_file, written
+                )
+            wrong += _problems(label, footer)
+            settings, header = session.bench.settings, session.header
+            by_transport.append(of_rows(str(transport), settings, header, lines))
+            plotted.append(PlottedOperation(label, settings, header, lines, full_link(session.bench)))
+        if len(by_transport) > 1:
+            screen.line(side_by_side(*by_transport))
     if options.plot and world.rank == 0:
         what = options.operations[0] if len(options.operations) == 1 else "All operations"
         draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", plotted)
@@ -72,9 +85,9 @@ def _one(
     screen: Screen,
     words: tuple[str, ...],
     record_file: RecordFile,
-    documents: dict[str, str],
+    document: Callable[[str], str],
 ) -> tuple[list[ResultRow], Footer]:
-    """Measure one operation, from header to footer. documents: JSON by operation; gains this one's."""
+    """Measure one operation, from header to footer. document: makes the run's JSON of this operation's."""
     settings, header, bench = session.bench.settings, session.header, session.bench
     started, rows = time.time(), list[ResultRow]()
     if session.reduced:
@@ -85,9 +98,7 @@ def _one(
     footer = Footer(0, 0.0, options.min_busbw, errors=("ended before all was measured",))
 
     def written() -> str:
-        text = record(settings, header, rows, footer, words, environment(), started, time.time())
-        documents[bench.operation.name] = text
-        return text if len(options.operations) == 1 else combined(documents)
+        return document(record(settings, header, rows, footer, words, environment(), started, time.time()))
 
     handler.before_exit = lambda: record_file.write(written, last=True)
     while True:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.config import BenchOptions, SweepSettings, Transport
 from jobs.bench.collectives.results import GpuMemoryUse, Header, RankDevice
-from jobs.bench.collectives.specs import SPECS, CollectiveSpec, Counts, Traffic, read_matrix
+from jobs.bench.collectives.specs import GUARD, SPECS, CollectiveSpec, Counts, Traffic, read_matrix
 from jobs.measure.link_rates import RankLayout, assumed_algorithm, percent, wire_rate
 from meshrun import World
 from runner.comm.api import Control
 from runner.comm.clock import clock_offsets
-from runner.comm.collectives.api import Buffer, Collectives, Datatype
+from runner.comm.collective_call import collective_call
+from runner.comm.collectives.api import Buffer, Collectives, Datatype, Tuning
 from runner.errors import UserError
 from runner.system import links
 from runner.system.launcher import environment
@@ -29,6 +31,8 @@ NVLS_CAPABILITY = 90  # Hopper
 CONNECTING = 60.0  # seconds beyond -T that connecting may take; many ranks connect slowly
 SENDRECV_PEERS = 2  # the rank before and the one after
 SHORTEST_MESSAGE = 16  # bytes: pingpong's replies, for all sizes
+
+COUNTED = "nvl, rdma, ip: GB/s by counters, of the busiest GPU and hosts, in calls after the timed ones"
 
 SPLIT_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "AND": operator.and_,
@@ -55,9 +59,10 @@ class Bench:
     everyone: the ranks to average over, which wait for each other; nccl-tests' MPI_COMM_WORLD. world_ranks:
     their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
     send and recv. progress: of this rank, for the watchdog. watched: there is a watchdog. detail: take the
-    time before each call. offset: seconds that this rank's clock is ahead of rank 0's. wire: from algbw and
-    busbw, GB/s on the limiting link and its percentage of nominal. nominal: GB/s of that link. checks: number
-    done so far. failures: number of them that found wrong data.
+    time before each call. show_tuning: observe what the library chooses. wires: count bytes on wires. offset:
+    seconds that this rank's clock is ahead of rank 0's. wire: from algbw and busbw, GB/s on the limiting link
+    and its percentage of nominal. nominal: GB/s of that link. checks: number done so far. failures: number of
+    them that found wrong data.
     """
 
     world: World
@@ -73,6 +78,8 @@ class Bench:
     progress: MeasurementProgress
     watched: bool = False
     detail: bool = False
+    show_tuning: bool = False
+    wires: bool = False
     offset: float = 0.0
     wire: Wire = no_wire_rate
     nominal: float | None = None
@@ -122,25 +129,33 @@ def opened(
     name: str,
     progress: MeasurementProgress,
     colors: Sequence[int],
+    tuning: Tuning | None = None,
+    transport: Transport | None = None,
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.
 
-    colors: each rank's group number. Raises UserError, on every rank, if the options cannot be measured here.
+    colors: each rank's group number. tuning: instead of the environment's. transport: None for the
+    default. Raises UserError, on every rank, if the options cannot be measured here.
     """
     operation = SPECS[name]
-    check_device(world, options.settings)
+    check_device(world, options.settings, transport)
     check_ranks(operation, options.settings, colors)
     settings, reduced = within_memory(world, everyone, options.settings)
     ranks = colors.count(colors[everyone.rank])
     progress.begin(f"opening {name}", "connecting the ranks")
     progress.grace = CONNECTING
     before = world.backend.free_memory() if settings.memory else 0
-    group = world.collectives(
-        everyone.split(colors[everyone.rank]),
+    members = everyone.split(colors[everyone.rank])
+    connect = partial(
+        world.collectives,
+        members,
         cta_policy=settings.cta_policy,
         peers=SENDRECV_PEERS if name == "sendrecv" else None,
         null_stream=settings.stream_null,
+        tuning=tuning,
+        transport=transport,
     )
+    group = collective_call(everyone, connect, f"[{world.here}]", names_rank=True)
     progress.abort = group.abort
     settings = supported(everyone, world, settings, group.library)
     connected = world.backend.free_memory() if settings.memory else 0
@@ -148,7 +163,7 @@ def opened(
         traffic = traffic_of(options, ranks, name, settings)
         # 8: the largest element, for -d all
         nbytes = max(settings.maxbytes, SHORTEST_MESSAGE) + 8 * settings.unalign
-        send, recv = group.allocate(nbytes), group.allocate(nbytes)
+        send, recv = group.allocate(nbytes), group.allocate(nbytes + GUARD)
         if settings.local_register:
             for buffer in (send, recv):
                 group.register(buffer, settings.local_register)
@@ -156,11 +171,18 @@ def opened(
         offset = clock_offsets(everyone)[everyone.rank].offset if options.detail else 0.0
         bench = Bench(
             world, everyone, everyone.allgather(world.rank), colors, group, settings, operation, traffic,
-            send, recv, progress, watched=settings.timeout > 0, detail=options.detail, offset=offset,
+            send, recv, progress, watched=settings.timeout > 0, detail=options.detail,
+            show_tuning=options.show_tuning, wires=options.wires, offset=offset,
         )  # fmt: skip
         assumptions: tuple[str, ...] = ()
         if options.wire:
             bench.wire, bench.nominal, assumptions = limiting_link(world, everyone, bench, options.link_rate)
+
+        if options.show_tuning:
+            assumptions += source_of_choices(group)
+
+        if options.wires:
+            assumptions += (COUNTED,)
 
         def used() -> GpuMemoryUse | None:
             if not settings.memory:
@@ -174,6 +196,26 @@ def opened(
         progress.begin(f"closing {name}")
     group.close()
     group.control.close()
+
+
+def source_of_choices(group: Collectives) -> tuple[str, ...]:
+    """Return a sentence about the columns of --show-tuning. Raises UserError if they would cost a log.
+
+    Collective.
+    """
+    taken = environment().get("NCCL_DEBUG_FILE")
+    if any(group.control.allgather(bool(taken) and group.library > 0)):
+        raise UserError(
+            "--show-tuning reads NCCL's log, and NCCL would overwrite the file of NCCL_DEBUG_FILE",
+            got=f"NCCL_DEBUG_FILE={taken}",
+            hint="without NCCL_DEBUG_FILE, or without --show-tuning",
+            everywhere=True,
+        )
+    with group.observed() if group.rank == 0 else nullcontext() as found:
+        pass
+    if group.control.broadcast(found is not None):
+        return ("algorithm, protocol, channels: from NCCL's log, of a call after the timed ones",)
+    return (f"algorithm, protocol, channels: not reported by {group.label}",)
 
 
 def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str, ...]) -> Header:
@@ -246,8 +288,8 @@ def supported(everyone: Control, world: World, settings: SweepSettings, library:
     return replace(settings, datatypes=rest)
 
 
-def check_device(world: World, settings: SweepSettings) -> None:
-    """Raise UserError for options that need NCCL if a rank measures host memory."""
+def check_device(world: World, settings: SweepSettings, transport: Transport | None = None) -> None:
+    """Raise UserError for options that need NCCL if a rank measures host memory, or MPI."""
     given = {
         "-G": settings.cudagraph,
         "-M": settings.memory,
@@ -256,6 +298,14 @@ def check_device(world: World, settings: SweepSettings) -> None:
         "-y": settings.stream_null,
     }
     words = [letter for letter, value in given.items() if value]
+    words = [letter for letter in words if letter != "-M" or transport != "mpi"]
+    if words and transport == "mpi":
+        raise UserError(
+            f"{', '.join(words)}: needs NCCL",
+            got="--transport mpi",
+            hint=f"without {', '.join(words)}, or with --transport nccl",
+            everywhere=True,
+        )
     if words and any(rank.device.kind != "cuda" for rank in world.ranks):
         raise UserError(
             f"{', '.join(words)}: needs NCCL and GPUs",
@@ -346,11 +396,11 @@ def limiting_link(
 ) -> tuple[Wire, float | None, tuple[str, ...]]:
     """Return the function `Bench.wire`, the link's nominal GB/s, and the assumptions of both; collective.
 
-    Unknown for host memory, where MPI chooses the path. stated: the nominal rate of --link-rate, GB/s; None
+    Unknown with MPI, which chooses the path. stated: the nominal rate of --link-rate, GB/s; None
     to use what NVML and sysfs report.
     """
     device = world.here.device
-    if device.kind != "cuda":
+    if device.kind != "cuda" or not bench.group.library:
         return no_wire_rate, None, ()
     mine = gpu_links(device.uuid)
     nics = network_rate(links.nics(), len([r for r in world.ranks if r.host_id == world.here.host_id]))

@@ -7,7 +7,7 @@ getBw).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,6 +19,7 @@ SEEDS_PER_CHECK = 1 << 20  # more than ranks, so that no rank's data recurs in a
 
 
 ALIGNMENT = 16  # bytes
+GUARD = 4096  # bytes past the largest result that a call must leave as they were
 
 
 @dataclass(frozen=True)
@@ -263,3 +264,32 @@ def data_layout(
     )
     rest = Segment(received[-1], counts.recv - received[-1], Untouched(), None)
     return DataLayout((copied(0, sum(traffic[rank]), own, 0, rank),), (*parts, rest) if rest.count else parts)
+
+
+def surroundings(
+    layout: DataLayout, counts: Counts, rank: int, in_place: bool, elements: int
+) -> tuple[Segment, ...]:
+    """Return what a call must leave as it was in the first `elements` of the receive memory.
+
+    Poison around the result; in place, also the part of the input that is not part of the result. Positions
+    are from the start of the memory, where a result in place begins `recv_step` times the rank later.
+    """
+    inputs, begin = [], 0
+    if in_place:
+        begin = counts.recv_step * rank
+        inputs = [replace(one, start=one.start + counts.send_step * rank) for one in layout.sent]
+    found, position = list[Segment](), 0
+    for one in [*inputs, Segment(elements, 0, Untouched())]:
+        for before in (Segment(position, one.start - position, Untouched()), one):
+            found += [_clip(before, 0, begin), _clip(before, begin + counts.recv, elements)]
+        position = one.start + one.count
+    return tuple(one for one in found if one.count > 0)
+
+
+def _clip(segment: Segment, begin: int, end: int) -> Segment:
+    """Return the part of a segment from element `begin` to `end` of the memory; its count may be negative."""
+    first = max(segment.start, begin)
+    data = segment.data
+    if not isinstance(data, Untouched):
+        data = replace(data, index=data.index + first - segment.start)
+    return Segment(first, min(segment.start + segment.count, end) - first, data, segment.source)

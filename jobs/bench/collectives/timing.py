@@ -33,11 +33,21 @@ class CallTimes:
     begun: tuple[float, ...] = ()
 
 
+def places(bench: Bench, point: Point) -> int:
+    """Return how many calls in succession have a place of their own in the rotating buffers."""
+    return bench.settings.maxbytes // point.bytes if point.bytes else 1
+
+
+def start_of(bench: Bench, point: Point, iteration: int) -> int:
+    """Return where the place of call number `iteration` begins in both buffers, in bytes."""
+    place = iteration % places(bench, point)
+    return bench.settings.unalign * point.datatype.itemsize + point.bytes * place
+
+
 def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
     """Make call number `iteration`, with its place in the rotating buffers."""
     size, rank = point.datatype.itemsize, bench.group.rank
-    turns = bench.settings.maxbytes // point.bytes if point.bytes else 1
-    start = bench.settings.unalign * size + point.bytes * (iteration % turns)
+    start = start_of(bench, point, iteration)
     send = Pointer(bench.send, start)
     recv = Pointer(bench.recv, start)
     if point.in_place:
@@ -49,22 +59,27 @@ def bound_call(bench: Bench, point: Point, iteration: int) -> Call:
     )  # fmt: skip
 
 
+def steps_of(bench: Bench, point: Point, count: int) -> list[list[Any]]:
+    """Bind the calls of `count` iterations: -m of them, as one group."""
+    inner, group = bench.settings.agg_iters, bench.group
+    calls = [group.bind(bound_call(bench, point, i)) for i in range(count * inner)]
+    steps = [calls[i : i + inner] for i in range(0, len(calls), inner)]
+    return [[group.grouped(step)] for step in steps] if inner > 1 else steps
+
+
 def clock(bench: Bench, point: Point) -> CallTimes:
     """Time all calls of one size and placement on this rank."""
-    settings, group = bench.settings, bench.group
-    inner = settings.agg_iters
-    calls = [group.bind(bound_call(bench, point, i)) for i in range(settings.iters * inner)]
-    steps = [calls[i : i + inner] for i in range(0, len(calls), inner)]
-    if inner > 1:
-        steps = [[group.grouped(step)] for step in steps]
+    settings = bench.settings
+    first = [bench.group.bind(bound_call(bench, point, 0))]
+    steps = steps_of(bench, point, settings.iters)
     collecting = gc.isenabled()
     gc.disable()  # a garbage collection would be timed
     try:
         if settings.cudagraph:
-            return _clock_graph(bench, calls[:1], steps)
+            return _clock_graph(bench, first, steps)
         if settings.blocking:
-            return _clock_blocking(bench, calls[:1], steps)
-        return _clock_queued(bench, calls[:1], steps)
+            return _clock_blocking(bench, first, steps)
+        return _clock_queued(bench, first, steps)
     finally:
         if collecting:
             gc.enable()

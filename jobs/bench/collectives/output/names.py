@@ -43,6 +43,8 @@ def _wrong(place: str, wrong: RankMismatch) -> str:
     text = f"wrong: rank {wrong.rank} (host {wrong.host}, {wrong.device}) {place}: "
     text += f"{_count(wrong.count, 'element')}, first at {wrong.offset}: got {wrong.got}, "
     text += f"expected {wrong.expected}, {_count(wrong.flipped_bits, 'bit')} flipped"
+    if wrong.timed_call is not None:
+        text += f", in timed call {wrong.timed_call}"
     return text if wrong.source is None else f"{text}, data of rank {wrong.source}"
 
 

@@ -155,6 +155,11 @@ def _iterations(iterations: Iterations) -> Json:
 
 def _more(measured: PlacementResult) -> Json:
     """Return the additions to nccl-tests' results; times in seconds."""
+    asked: Json = {}  # keys of options that add some
+    if measured.choices is not None:
+        asked["choices"] = [asdict(choice) for choice in measured.choices]
+    if measured.traffic is not None:
+        asked["traffic"] = [asdict(wire) for wire in measured.traffic]
     return {
         "seconds_by_rank": measured.by_rank,
         "arrival_skew": measured.arrival_skew,
@@ -163,6 +168,7 @@ def _more(measured: PlacementResult) -> Json:
         "wire_percent": measured.wire_percent,
         "groups": [asdict(group) for group in measured.groups],
         "findings": [asdict(finding) for finding in measured.findings],
+        **asked,
     }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.output.names import largest
@@ -27,14 +28,6 @@ KEYS = (("size", "(B)", 10), ("count", "(elements)", 12), ("type", "", 8), ("red
 TIME = {False: ("time", "(us)", 7), True: ("cputime", "(us)", 7)}  # by -C
 FIGURES = (("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
 ITERATIONS = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 7), ("i_cv%", "(%)", 7))
-WIDE = (
-    ("wire", "(GB/s)", 6),
-    ("%link", "(%)", 6),
-    ("slowest", "(rank)", 7),
-    ("after", "(us)", 7),
-    ("latest", "(rank)", 7),
-    ("by", "(us)", 7),
-)
 BOLD_RED, GREEN, DIM, PLAIN = "\x1b[1;31m", "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 
@@ -50,6 +43,14 @@ def figure(value: float, width: int) -> str:
     return f"{value:{width}.{1 if width >= 7 else 0}e}"[:width]
 
 
+@dataclass(frozen=True)
+class FurtherColumns:
+    """Columns of our own at the end of a row, once for each placement. cells: a text for each column."""
+
+    columns: Columns
+    cells: Callable[[PlacementResult], Sequence[str]]
+
+
 def cells(columns: Columns, row: Sequence[str]) -> str:
     """Align a row of one of our own tables, a text for each column."""
     return "  ".join(f"{cell:>{width}s}" for cell, (_, _, width) in zip(row, columns, strict=True))
@@ -61,7 +62,7 @@ def titles(columns: Columns) -> list[str]:
     return ["#" + cells(columns, row)[1:] for row in rows]
 
 
-def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
+def header(settings: SweepSettings, known: Header, further: Sequence[FurtherColumns] = ()) -> str:
     """Format everything before the first row, including the column titles."""
     step, unit = (settings.stepfactor, "factor") if settings.stepfactor > 1 else (settings.stepbytes, "bytes")
     lines = [
@@ -85,18 +86,20 @@ def header(settings: SweepSettings, known: Header, wide: bool = False) -> str:
         for one in known.ranks
     ]
     lines += [f"# backend: {known.backend}", *(f"# {sentence}" for sentence in known.assumptions)]
-    return "\n".join([*lines, "#", *_titles(settings, wide)]) + "\n"
+    return "\n".join([*lines, "#", *_titles(settings, further)]) + "\n"
 
 
-def row(settings: SweepSettings, measured: ResultRow, wide: bool = False) -> str:
+def row(settings: SweepSettings, measured: ResultRow, further: Sequence[FurtherColumns] = ()) -> str:
     """Format one size, both placements."""
     text = f"{measured.size:12d}  {measured.count:12d}  {measured.datatype:>8s}  {measured.reduction:>6s}  "
     text += f"{measured.root:6d}"
     text += "".join(_cells(settings, placement) for placement in (measured.out_of_place, measured.in_place))
     if settings.report_timestamps:
         text += f"{time.strftime(STAMP, time.localtime(measured.finished)):>21s}"
-    if wide:
-        text += "".join(_wide_cells(placement) for placement in (measured.out_of_place, measured.in_place))
+    for more in further:
+        for placement in (measured.out_of_place, measured.in_place):
+            aligned = zip(more.cells(placement), more.columns, strict=True)
+            text += "".join(f"  {cell:>{width}s}" for cell, (_, _, width) in aligned)
     return text + "\n"
 
 
@@ -129,7 +132,7 @@ def colour(text: str, measured: ResultRow) -> str:
     )
 
 
-def _titles(settings: SweepSettings, wide: bool) -> list[str]:
+def _titles(settings: SweepSettings, further: Sequence[FurtherColumns]) -> list[str]:
     """Format three lines of titles, with nccl-tests' trailing blank."""
     over = "           out-of-place                       in-place          "
     if settings.per_iter_timing:
@@ -144,8 +147,9 @@ def _titles(settings: SweepSettings, wide: bool) -> list[str]:
         "  ".join(f"{column[line]:>{column[2]}s}" for column in columns) + f" {stamp[line]:>{stamp[2]}s}"
         for line in (0, 1)
     )
-    if wide:
-        extra = ["".join(f"  {column[line]:>{column[2]}s}" for column in 2 * WIDE) for line in (0, 1)]
+    if further:
+        added = [column for more in further for column in (*more.columns, *more.columns)]
+        extra = ["".join(f"  {column[line]:>{column[2]}s}" for column in added) for line in (0, 1)]
         titles, units = titles.removesuffix(" ") + extra[0], units.removesuffix(" ") + extra[1]
     return [f"# {'':10s}  {'':12s}  {'':8s}  {'':6s}  {'':6s}{over}", f"# {titles}", f"# {units}"]
 
@@ -162,14 +166,60 @@ def _cells(settings: SweepSettings, values: PlacementResult) -> str:
     return text
 
 
-def _wide_cells(values: PlacementResult) -> str:
+def _wide_cells(values: PlacementResult) -> list[str]:
     cells = [
         "-" if values.wire is None else figure(values.wire, 6),
         "-" if values.wire_percent is None else figure(values.wire_percent, 6),
     ]
     for seconds in (values.by_rank, values.arrival_skew):
         cells += [str(largest(seconds)), figure(max(seconds) * 1e6, 7)] if seconds else ["-", "-"]
-    return "".join(f"  {cell:>{width}s}" for cell, (_, _, width) in zip(cells, WIDE, strict=True))
+    return cells
+
+
+WIDE = FurtherColumns(
+    (
+        ("wire", "(GB/s)", 6),
+        ("%link", "(%)", 6),
+        ("slowest", "(rank)", 7),
+        ("after", "(us)", 7),
+        ("latest", "(rank)", 7),
+        ("by", "(us)", 7),
+    ),
+    _wide_cells,
+)
+
+
+def _tuning_cells(values: PlacementResult) -> list[str]:
+    """What the library chose; two choices, as for a group of operations, are joined by "+"."""
+    if not values.choices:
+        return ["-", "-", "-"]
+    parts = zip(*((c.algorithm, c.protocol, str(c.channels or "-")) for c in values.choices), strict=True)
+    return ["+".join(dict.fromkeys(part)) for part in parts]
+
+
+TUNING = FurtherColumns((("algo", "", 13), ("proto", "", 8), ("channels", "", 8)), _tuning_cells)
+
+
+KINDS = {"nvlink": "nvl", "rdma": "rdma", "ip": "ip"}  # of WireTraffic: in titles
+
+
+def _traffic_cells(values: PlacementResult) -> list[str]:
+    """GB/s sent and received during one operation's time, by kind; the most of any GPU or host."""
+    cells = []
+    for kind in KINDS:
+        for way in ("sent", "received"):
+            sums: dict[str, float] = {}
+            for wire in values.traffic or ():
+                if wire.kind == kind:
+                    sums[wire.owner] = sums.get(wire.owner, 0.0) + getattr(wire, way)
+            rate = max(sums.values(), default=0.0) / 1e9 / values.seconds if values.seconds else 0.0
+            cells.append(figure(rate, 7) if sums else "-")
+    return cells
+
+
+WIRES = FurtherColumns(
+    tuple((f"{name}{way}", "(GB/s)", 7) for name in KINDS.values() for way in ("_tx", "_rx")), _traffic_cells
+)
 
 
 def _memory(used: GpuMemoryUse) -> str:

@@ -24,7 +24,7 @@ TITLES = re.compile(r"# +size +count +type +redop +root +((?:cpu)?time .*)")
 ROW = re.compile(rf"(?<![\w.])(\d+) +(\d+) +({'|'.join(DATATYPES)}|char|int) +(.*)")
 PROGRAM = re.compile(r"# Collective test (?:starting|concluded): *(\S+)")
 LIBRARY = re.compile(r"nccl-library=(\d+)")
-OTHERS = ("pingpong", "scale")  # our own programs, whose JSON differs from nccl-tests'
+OTHERS = ("pingpong", "scale", "tuning")  # our own programs, whose JSON differs from nccl-tests'
 AVERAGE = re.compile(r"# Avg bus bandwidth +: +([-+.0-9a-z]+)")
 
 

@@ -34,12 +34,12 @@ class Screen:
             sys.stdout.flush()
 
     def header(self, settings: SweepSettings, header: Header) -> None:
-        self.line(nccl_tests_text.header(settings, header, wide=self.options.wide))
+        self.line(nccl_tests_text.header(settings, header, self._further))
 
     def row(self, settings: SweepSettings, header: Header, row: ResultRow) -> None:
         if not self.shows:
             return
-        text = nccl_tests_text.row(settings, row, wide=self.options.wide)
+        text = nccl_tests_text.row(settings, row, self._further)
         shown = nccl_tests_text.colour(text, row) if self.colour else text
         self._status.clear()
         self.line(shown + (names.names(row, header) if self.options.names else ""))
@@ -53,6 +53,16 @@ class Screen:
     def progress(self, what: str, done: int, total: int) -> None:
         """Show how far the run is; total: rows, 0 if the run is endless."""
         self._status.show(f"[{done}{f'/{total}' if total else ''}] {what}")
+
+    @property
+    def _further(self) -> list[nccl_tests_text.FurtherColumns]:
+        options = self.options
+        shown = (
+            (options.wide, nccl_tests_text.WIDE),
+            (options.show_tuning, nccl_tests_text.TUNING),
+            (options.wires, nccl_tests_text.WIRES),
+        )
+        return [columns for chosen, columns in shown if chosen]
 
     @property
     def _status(self) -> StatusLine:

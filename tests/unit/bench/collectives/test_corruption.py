@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.bench.collectives.checks import chosen_call
 from jobs.bench.collectives.measure import at_size, measure
 from jobs.bench.collectives.results import PlacementResult
 from jobs.bench.collectives.session import Bench, Point
@@ -386,3 +387,71 @@ def test_a_source_in_a_group_is_named_by_its_world_rank(bench_on: Any, disturbed
     [wrong] = measured.findings
     assert (wrong.rank, wrong.source) == (2, 4)
     assert [group.wrong for group in measured.groups] == [1, 0]
+
+
+@pytest.mark.parametrize("operation", NAMES)
+def test_one_element_beyond_a_result_is_found(operation: str, bench_on: Any, disturbed: Any) -> None:
+    """In both placements; in the call that is made to be checked, which is the last."""
+
+    def hooks(bench: Bench, point: Point) -> dict[str, Callable[[Call], None]]:
+        size = point.datatype.itemsize
+        end = point.counts.recv * size
+
+        def overrun(call: Call) -> None:
+            call.recv.bytes(end + size)[end:] = 0x5A
+
+        return {"after": overrun}
+
+    for point, measured in harmed(operation, hooks, bench_on, disturbed, at_root=True):
+        [wrong] = measured.findings
+        assert (wrong.rank, wrong.offset, wrong.count) == (HURT, point.counts.recv, 1), point
+        assert wrong.got.endswith("(0x5a5a5a5a5a5a5a5a)")
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "reduce_scatter", "alltoall", "broadcast"])
+@pytest.mark.parametrize(
+    "settings", [{"iters": 6}, {"iters": 3, "agg_iters": 2}, {"iters": 6, "blocking": 1}]
+)
+def test_timed_calls_that_return_the_result_before_theirs_are_found(
+    operation: str, settings: dict[str, int], bench_on: Any, disturbed: Any
+) -> None:
+    """The call after them, which is made to be checked, is right."""
+
+    def body(bench: Bench) -> PlacementResult:
+        point = at_size(bench, next(points(bench, WIDE)), 256, False)
+        kept: list[np.ndarray[Any, Any]] = []
+
+        def stale(call: Call) -> None:
+            result = call.recv.bytes(point.counts.recv * 8)
+            kept.append(result.copy())
+            if 1 < len(kept) <= 1 + 6:  # after the untimed call
+                result[...] = kept[-2]
+
+        if bench.group.rank == HURT:
+            disturb(bench, disturbed, after=stale)
+        return measure(bench, point)
+
+    measured = bench_on(4, operation, body, minbytes=256, maxbytes=2048, **settings)[0]
+    [wrong] = measured.findings
+    assert (wrong.rank, wrong.offset) == (HURT, 0)
+    assert wrong.timed_call in range(6)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_checked_timed_call_is_any_of_those_that_remain(in_place: bool, bench_on: Any) -> None:
+    """The same on all ranks; a sum in place that is repeated on its own result is not checked."""
+
+    def body(bench: Bench) -> list[tuple[int | None, int | None]]:
+        chosen = []
+        for bench.checks in range(60):
+            blank = next(points(bench, WIDE))
+            few, many = (at_size(bench, blank, size, in_place) for size in (256, 2048))
+            chosen.append((chosen_call(bench, few), chosen_call(bench, many)))
+        return chosen
+
+    found = bench_on(2, "all_reduce", body, minbytes=256, maxbytes=2048, iters=12)
+    assert found[0] == found[1]
+    few, many = ({*column} for column in zip(*found[0], strict=True))
+    assert many == ({None} if in_place else {11}), "one place, which every call overwrites"
+    # Eight places: those of calls 4 to 11; 4 to 7 are not repeated, and 8 is at the first call's.
+    assert few == ({4, 5, 6, 7, None} if in_place else {*range(4, 12)} - {8})

@@ -232,3 +232,15 @@ def test_what_is_refused_ends_with_status_6(words: str, reason: str) -> None:
     with pytest.raises(click.UsageError, match=reason) as mistake:
         bench.invoke(bench.make_context("bench", ["all_reduce", *words.split()], parent=context))
     assert mistake.value.exit_code == 6
+
+
+def test_channels_belong_to_a_sweep() -> None:
+    assert parsed("--sweep-tuning").channels == ()
+    assert parsed("--sweep-tuning", "--channels", "4,16").channels == (4, 16)
+    for words, sentence in (
+        (("--channels", "4"), "add --sweep-tuning"),
+        (("--sweep-tuning", "--channels", "4,65"), "NCCL has 1 to 64 channels"),
+        (("--sweep-tuning", "--channels", "many"), "'many' is no list of numbers such as 4,16"),
+    ):
+        with pytest.raises(click.UsageError, match=sentence):
+            parsed(*words)

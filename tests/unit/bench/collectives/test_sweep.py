@@ -46,13 +46,13 @@ def test_two_sizes(journal: Any) -> None:
         send+0 > recv+0, send+64 > recv+64, wait
         send+0 > recv+0, send+128 > recv+128, wait
         send+0 > recv+0, send+0 > recv+0, wait
-        # 64 bytes, out of place: one call that is not timed, then three, then one that is checked
+        # 64 bytes, out of place: an untimed call, three of which one is checked, and one more
         fresh send+0 > recv+0, wait, barrier
-        send+0 > recv+0, send+64 > recv+64, send+128 > recv+128, wait, barrier
+        send+0 > recv+0, fresh send+64 > recv+64, send+128 > recv+128, wait, barrier
         fresh send+0 > recv+0, wait
-        # in place: from this rank's half of the result
+        # in place: from this rank's half; the check before has poisoned what follows its result
         fresh recv+32 > recv+0, wait, barrier
-        recv+32 > recv+0, recv+96 > recv+64, recv+160 > recv+128, wait, barrier
+        recv+32 > recv+0, fresh recv+96 > recv+64, fresh recv+160 > recv+128, wait, barrier
         fresh recv+32 > recv+0, wait
         # 256 bytes: no room to rotate
         fresh send+0 > recv+0, wait, barrier
@@ -68,7 +68,7 @@ def test_two_sizes(journal: Any) -> None:
 # One size from here on. Its beginning and its two placements, as the settings change them:
 IN_PLACE = """
         fresh recv+32 > recv+0, wait, barrier
-        recv+32 > recv+0, recv+96 > recv+64, wait, barrier
+        recv+32 > recv+0, fresh recv+96 > recv+64, wait, barrier
         fresh recv+32 > recv+0, wait
 """
 
@@ -78,7 +78,7 @@ def test_without_warm_up_sizes_are_still_waited_for(journal: Any) -> None:
         """
         barrier, wait, wait
         fresh send+0 > recv+0, wait, barrier
-        send+0 > recv+0, send+64 > recv+64, wait, barrier
+        send+0 > recv+0, fresh send+64 > recv+64, wait, barrier
         fresh send+0 > recv+0, wait
         """
         + IN_PLACE
@@ -100,17 +100,20 @@ def test_two_cycles_warm_up_once(journal: Any) -> None:
 
 
 def test_aggregated_operations_are_one_group(journal: Any) -> None:
-    """-m 4 -n 2: buffers rotate through the groups; neither the untimed nor the checked call is grouped."""
+    """-m 4 -n 2: buffers rotate through the groups; neither the untimed nor the checked call is grouped.
+
+    In place, all places but the first and that of the checked call hold the poison that followed a result.
+    """
     assert journal(maxbytes=384, stepfactor=64, iters=2, agg_iters=4)[4:] == steps(
         """
         fresh send+0 > recv+0, wait, barrier
-        {, send+0 > recv+0, send+64 > recv+64, send+128 > recv+128, send+192 > recv+192, }
+        {, send+0 > recv+0, send+64 > recv+64, send+128 > recv+128, fresh send+192 > recv+192, }
         {, send+256 > recv+256, send+320 > recv+320, send+0 > recv+0, send+64 > recv+64, }
         wait, barrier
         fresh send+0 > recv+0, wait
         fresh recv+32 > recv+0, wait, barrier
-        {, recv+32 > recv+0, recv+96 > recv+64, recv+160 > recv+128, recv+224 > recv+192, }
-        {, recv+288 > recv+256, recv+352 > recv+320, recv+32 > recv+0, recv+96 > recv+64, }
+        {, recv+32 > recv+0, fresh recv+96 > recv+64, fresh recv+160 > recv+128, fresh recv+224 > recv+192, }
+        {, fresh recv+288 > recv+256, fresh recv+352 > recv+320, recv+32 > recv+0, fresh recv+96 > recv+64, }
         wait, barrier
         fresh recv+32 > recv+0, wait
         """
@@ -121,11 +124,11 @@ def test_a_graph_is_launched_so_often_and_checked_by_one_more(journal: Any) -> N
     assert journal(queues=True, maxbytes=128, stepfactor=64, iters=2, cudagraph=3)[3:] == steps(
         """
         fresh send+0 > recv+0, wait, barrier
-        [, send+0 > recv+0, send+64 > recv+64, ], barrier
+        [, send+0 > recv+0, fresh send+64 > recv+64, ], barrier
         launch, launch, launch, wait, barrier
         [, fresh send+0 > recv+0, ], launch, wait
         fresh recv+32 > recv+0, wait, barrier
-        [, recv+32 > recv+0, recv+96 > recv+64, ], barrier
+        [, recv+32 > recv+0, fresh recv+96 > recv+64, ], barrier
         launch, launch, launch, wait, barrier
         [, fresh recv+32 > recv+0, ], launch, wait
         """
@@ -146,9 +149,9 @@ def test_queued_calls_are_waited_for_before_the_check(bench_on: Any, recorded: A
 @pytest.mark.parametrize(
     ("blocking", "timed"),
     [
-        (1, "send+0 > recv+0, wait, barrier, send+64 > recv+64, wait, barrier"),
-        (2, "send+0 > recv+0, wait, send+64 > recv+64, wait"),
-        (3, "send+0 > recv+0, wait, barrier, send+64 > recv+64, wait, barrier"),
+        (1, "send+0 > recv+0, wait, barrier, fresh send+64 > recv+64, wait, barrier"),
+        (2, "send+0 > recv+0, wait, fresh send+64 > recv+64, wait"),
+        (3, "send+0 > recv+0, wait, barrier, fresh send+64 > recv+64, wait, barrier"),
     ],
 )
 def test_calls_that_are_waited_for(journal: Any, blocking: int, timed: str) -> None:
@@ -163,7 +166,7 @@ def test_so_many_checks(journal: Any, check: int) -> None:
     # Without checks nothing is written into the buffers first, so that nothing looks fresh.
     first = "fresh " if check else ""
     expected = steps(
-        f"{first}send+0 > recv+0, wait, barrier, send+0 > recv+0, send+64 > recv+64, wait, barrier"
+        f"{first}send+0 > recv+0, wait, barrier, send+0 > recv+0, {first}send+64 > recv+64, wait, barrier"
     ) + check * ["fresh send+0 > recv+0", "wait"]
     assert found[3 : 3 + len(expected)] == expected
     assert len(found) == 3 + 2 * len(expected)
@@ -174,10 +177,10 @@ def test_shifted_buffers(journal: Any) -> None:
     assert journal(maxbytes=128, stepfactor=64, iters=2, unalign=3)[3:] == steps(
         """
         fresh send+12 > recv+12, wait, barrier
-        send+12 > recv+12, send+76 > recv+76, wait, barrier
+        send+12 > recv+12, fresh send+76 > recv+76, wait, barrier
         fresh send+12 > recv+12, wait
         fresh recv+44 > recv+12, wait, barrier
-        recv+44 > recv+12, recv+108 > recv+76, wait, barrier
+        recv+44 > recv+12, fresh recv+108 > recv+76, wait, barrier
         fresh recv+44 > recv+12, wait
         """
     )

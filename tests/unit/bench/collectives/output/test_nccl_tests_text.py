@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.output.names import names
-from jobs.bench.collectives.output.nccl_tests_text import colour, figure, footer, header, row
+from jobs.bench.collectives.output.nccl_tests_text import (
+    TUNING,
+    WIDE,
+    WIRES,
+    colour,
+    figure,
+    footer,
+    header,
+    row,
+)
 from jobs.bench.collectives.results import (
     Footer,
     GpuMemoryUse,
@@ -22,8 +31,10 @@ from jobs.bench.collectives.results import (
     RankDevice,
     RankMismatch,
     ResultRow,
+    WireTraffic,
     time_statistics,
 )
+from runner.comm.collectives.api import Choice
 
 HEADER = Header(
     program="all_reduce_perf",
@@ -71,6 +82,37 @@ TIMED = ResultRow(
     of(33.2, 31.58, 47.37, iterations=TIMES[1]),
     finished=1750000000.0,
 )
+
+
+def test_columns_of_counted_bytes() -> None:
+    """Sums by GPU and by host, of the busiest: 20 us for 3 and 2 MB are 150 and 100 GB/s."""
+    wires = (
+        WireTraffic("nvlink", "rank 0", "NVLink 0", 2e6, 1e6),
+        WireTraffic("nvlink", "rank 0", "NVLink 1", 1e6, 0),
+        WireTraffic("nvlink", "rank 1", "NVLink 0", 2e6, 2e6),
+        WireTraffic("ip", "n1", "eth0", 0, 400),
+    )
+    counted = replace(of(20, 1, 1.5), traffic=wires)
+    measured = ResultRow(8, 2, "float", "sum", -1, counted, replace(counted, traffic=()))
+    text = row(SweepSettings(), measured, (WIRES,))
+    assert text == row(SweepSettings(), measured).removesuffix("\n") + (
+        "   150.00   100.00        -        -     0.00     0.02" + 6 * "        -" + "\n"
+    )
+    units = header(SweepSettings(), HEADER, (WIRES,)).splitlines()[-1]
+    assert units.split()[-12:] == 12 * ["(GB/s)"]
+
+
+def test_columns_of_the_library_s_choice() -> None:
+    one, other = Choice("NVLSTree", "Simple", 24), Choice("Ring", "Simple", 24)
+    told = replace(of(20, 1, 1.5), choices=(one, other))
+    measured = ResultRow(8, 2, "float", "sum", -1, told, replace(told, choices=()))
+    text = row(SweepSettings(), measured, (TUNING,))
+    assert text == row(SweepSettings(), measured).removesuffix("\n") + (
+        "  NVLSTree+Ring    Simple        24              -         -         -\n"
+    )
+    titled = header(SweepSettings(), HEADER, (WIDE, TUNING)).splitlines()
+    assert titled[-2].split()[-6:] == 2 * ["algo", "proto", "channels"]
+    assert len(titled[-1]) == len(titled[-2])
 
 
 @pytest.mark.parametrize(
@@ -219,18 +261,18 @@ def test_wide_columns_come_last() -> None:
         20, 1, 1.5, by_rank=(18e-6, 20.5e-6), arrival_skew=(3e-6, -1e-6), wire=311.25, wire_percent=69.2
     )
     wide = ResultRow(8, 2, "float", "sum", -1, late, of(20, 1, 1.5))
-    text = row(SweepSettings(), wide, wide=True)
+    text = row(SweepSettings(), wide, (WIDE,))
     assert text == row(SweepSettings(), wide).removesuffix("\n") + (
         "  311.25   69.20        1    20.50        0     3.00"
         "       -       -        -        -        -        -\n"
     )
     for settings in (SweepSettings(), SweepSettings(report_timestamps=True)):
-        plain, titled = (header(settings, HEADER, wide=wide).splitlines() for wide in (False, True))
+        plain, titled = (header(settings, HEADER, (WIDE,) * wide).splitlines() for wide in (False, True))
         assert plain[:-2] == titled[:-2]
         assert titled[-2].startswith(plain[-2].rstrip())
         assert titled[-1].startswith(plain[-1].rstrip())
         assert len(titled[-1]) == len(titled[-2])
-    assert len(header(SweepSettings(), HEADER, wide=True).splitlines()[-1]) == len(text) - 1
+    assert len(header(SweepSettings(), HEADER, (WIDE,)).splitlines()[-1]) == len(text) - 1
 
 
 @pytest.mark.parametrize(
@@ -316,7 +358,7 @@ def test_nothing_to_name_is_no_line() -> None:
 def test_colour_changes_nothing_that_is_seen(
     measured: ResultRow, settings: SweepSettings, wide: bool
 ) -> None:
-    plain = row(settings, measured, wide=wide)
+    plain = row(settings, measured, (WIDE,) * wide)
     painted = colour(plain, measured)
     assert painted != plain
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == plain

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.output.nccl_tests_json import json_line, record
-from jobs.bench.collectives.output.nccl_tests_text import colour, footer, header, row
+from jobs.bench.collectives.output.nccl_tests_text import WIDE, colour, footer, header, row
 from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey, median, of_rows, read
 from jobs.bench.collectives.results import Footer, Header, Iterations, PlacementResult, RankDevice, ResultRow
 from runner.errors import UserError
@@ -80,8 +80,8 @@ def rows_of(settings: SweepSettings) -> list[ResultRow]:
 
 
 def ours(settings: SweepSettings = SETTINGS, wide: bool = False) -> str:
-    rows = "".join(row(settings, one, wide=wide) for one in rows_of(settings))
-    return header(settings, HEADER, wide=wide) + rows + footer(settings, Footer(0, 1.25), HEADER.program)
+    rows = "".join(row(settings, one, (WIDE,) * wide) for one in rows_of(settings))
+    return header(settings, HEADER, (WIDE,) * wide) + rows + footer(settings, Footer(0, 1.25), HEADER.program)
 
 
 def our_json(settings: SweepSettings = SETTINGS) -> str:
