@@ -8,7 +8,9 @@ usual value is a median, which a minority of bad values does not move.
     slow_sample_threshold   a single sample against its siblings
     group_threshold         a figure among those of its group
     ratio_threshold         the ratio of two medians
+    clear_threshold         a median that needs no more samples: its part is not slow
     mostly_slow             a part of which most measurements are slow
+    is_mild                 a part of which all measurements are somewhat slow
     intermittent_threshold, is_intermittent
                             a part that is slow for some of the time
     is_critical             a part, or a drift, that is slow enough to fail the run
@@ -38,6 +40,8 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 STANDARD_ERRORS = 3.5  # a deviation that chance alone does not produce
 SIBLING_DEVIATION = 0.1  # of the median of all figures, where nothing was repeated
+MANY_MEASUREMENTS = 16  # whose median is more precise than a single one
+FALSE_CLEARANCE = 0.001  # probability that a part of the critical slowness is cleared by a retest
 LIMIT_SHARE = 0.5  # of what the hardware allows, below which all siblings must be slow together
 
 # --- statistics
@@ -167,6 +171,23 @@ def ratio_threshold(noise: float, samples: int, tolerance: float) -> float:
     return max(tolerance, STANDARD_ERRORS * MEDIAN_ERROR * noise * math.sqrt(2 / samples))
 
 
+def clear_threshold(noise: float, count: Any, slow: float) -> Any:
+    """Return the level below which a median clears its part; `count` samples each, a number or an array.
+
+    Sequential probability ratio test (Wald 1945) of level 0 against level `slow`, for a normal median with
+    standard error e: the log of the likelihood ratio is slow (level - slow / 2) / e^2, and the test ends in
+    favour of 0 at log(FALSE_CLEARANCE) or below. A part at `slow` is cleared with at most that probability,
+    however often it is looked at (Ville's inequality).
+    """
+    error = MEDIAN_ERROR * noise / np.sqrt(count)
+    return slow / 2 + math.log(FALSE_CLEARANCE) * error**2 / slow
+
+
+def samples_to_clear(noise: float, slow: float) -> float:
+    """Return after how many samples the median of a healthy part is expected at `clear_threshold`."""
+    return -2 * math.log(FALSE_CLEARANCE) * (MEDIAN_ERROR * noise / slow) ** 2
+
+
 def mostly_slow(slow: Any, through: Any, unclear: Any, share: float) -> Any:
     """Whether a part with `slow` of its `through` measurements slow is slow itself; numbers or arrays.
 
@@ -174,6 +195,14 @@ def mostly_slow(slow: Any, through: Any, unclear: Any, share: float) -> Any:
     must be slow: a part that is as slow as the threshold has about half of its measurements above it.
     """
     return (slow >= share * (through - unclear)) & (3 * slow >= through)
+
+
+def is_mild(level: Floats, tolerance: float, share: float) -> bool:
+    """Whether a part with many measurements of these levels is slow as a whole, though few of them are by
+    themselves: their median is beyond the tolerance, and at least `share` of them beyond half of it.
+    """
+    many = len(level) >= MANY_MEASUREMENTS and float(np.mean(level > tolerance / 2)) >= share
+    return many and float(np.median(level)) > tolerance
 
 
 def is_critical(factor: float, critical: float) -> bool:

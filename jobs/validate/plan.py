@@ -26,10 +26,14 @@ class Plan:
     pair_bytes: int = 256 << 20
     nic_bytes: int = 64 << 20
     ring_bytes: int = 256 << 20
+    transfer_seconds: float = 5e-3  # of a flow between hosts, at most: slower networks move fewer bytes
     samples: int = 5  # of each first measurement; the median counts
     samples_per_nic: int = 400  # at least: with few hosts there are few rounds, so each takes more samples
     retest_samples: int = 30  # of each retest
-    retest_span: float = 20.0  # seconds over which these are spread: the load of others passes, a fault stays
+    # Seconds over which these are spread, unless the suspects are clear before: the load of others passes, a
+    # fault stays. Of loads with a mean of 4 s, one in 2,000 lasts for four of five looks.
+    retest_span: float = 40.0
+    quick_looks: int = 2  # at once, before these; what they clear (`outliers.clear_threshold`) takes no time
     max_repeats: int = 8  # times as many samples if measurements are noisy, at most
     full_mesh_hosts: int = 64  # up to this many hosts, each pair is measured on each rail
     all_pairs_hosts: int = 512  # up to this many, each pair on one rail; above, random partners
@@ -66,8 +70,15 @@ def for_cpus(plan: Plan) -> Plan:
         blind=CPU_BLIND,
         samples_per_nic=max(plan.samples_per_nic // CPU_SAMPLES, plan.samples),
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
+        transfer_seconds=math.inf,  # a sample on CPUs lasts longer than a transfer
         retest_span=CPU_SPAN,
+        quick_looks=0,  # ranks that share cores are fast or slow for a whole look
     )
+
+
+def for_hosts(plan: Plan, hosts: int) -> Plan:
+    """Return the plan for this many hosts: in long rings, more bytes let bandwidth decide, not latency."""
+    return replace(plan, ring_bytes=4 * plan.ring_bytes) if hosts > plan.all_pairs_hosts else plan
 
 
 def at_most(plan: Plan, nbytes: dict[str, int]) -> Plan:

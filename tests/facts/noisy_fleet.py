@@ -20,6 +20,7 @@ MiB = 1 << 20
 # A measurement takes some 10 ms, which is less than some stops last.
 PLAN = Plan(
     blind=CPU_BLIND,
+    quick_looks=0,
     rungs=("gpu", "pairs", "node", "host pairs", "rails", "all"),
     memory_bytes=64 * MiB,
     product_bytes=16 * MiB,
@@ -47,7 +48,7 @@ class NoisyFleet:
     places: list[RankPlace] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
+        self.random, self.now = np.random.default_rng(self.seed), 0.0
         self.hosts = [f"n{host}" for host in range(len(self.gpus))]
         spots = [(host, gpu) for host, count in enumerate(self.gpus) for gpu in range(count)]
         self.places = [RankPlace(rank, host, gpu) for rank, (host, gpu) in enumerate(spots)]
@@ -63,8 +64,12 @@ class NoisyFleet:
     def wrong_data(self) -> Sequence[WrongData]:
         return ()
 
+    def clock(self) -> float:
+        return self.now
+
     def wait(self, seconds: float) -> None:
-        """Time does not matter."""
+        """Measurements take no time."""
+        self.now += seconds
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.measured(

@@ -37,7 +37,7 @@ class ToyFleet:
     counted: list[Mapping[CounterKey, float | str]] = field(default_factory=list)  # by the next readings
 
     def __post_init__(self) -> None:
-        self.random = np.random.default_rng(self.seed)
+        self.random, self.waited = np.random.default_rng(self.seed), 0.0
         self.copying = np.random.default_rng((self.seed, 1))  # of its own: copies change no other figure
         self.hosts = [f"n{host}" for host in range(len(self.gpus))]
         spots = [(host, gpu) for host, count in enumerate(self.gpus) for gpu in range(count)]
@@ -56,8 +56,12 @@ class ToyFleet:
     def counters(self) -> Mapping[CounterKey, float | str]:
         return self.counted.pop(0) if self.counted else {}
 
+    def clock(self) -> float:
+        return self.waited
+
     def wait(self, seconds: float) -> None:
-        """Time does not matter."""
+        """Measurements take no time."""
+        self.waited += seconds
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.noisy(

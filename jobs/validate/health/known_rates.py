@@ -162,16 +162,22 @@ def simulated_facts(places: Sequence[RankPlace], known: KnownRates) -> list[Rank
     """
     unknown = NominalRate(None, "the model has no such GPU")
     sharing = Counter((place.host, place.nic or place.rank) for place in places)
-    found = []
+    found: list[RankFacts] = []
+    known_facts: dict[tuple[str, int], RankFacts] = {}
     for place in places:
+        key = place.model, sharing[place.host, place.nic or place.rank]
+        if key in known_facts:
+            found.append(known_facts[key])
+            continue
         model = SIMULATED.get(place.model, place.model)
         generation, gigabits = SIMULATED_LINKS.get(model, (5, 400))
         pcie = NominalRate(PCIE[generation], f"PCIe generation {generation}, x16")
-        ranks = sharing[place.host, place.nic or place.rank]
+        ranks = key[1]
         words = f"a NIC of {gigabits} Gb/s, shared by {ranks} rank(s)"
         network = NominalRate(gigabits / 8 * GB / ranks, words)
         facts = RankFacts(unknown, unknown, pcie, network, capability=NVLS_CAPABILITY)
-        found.append(with_known(facts, model, known))
+        known_facts[key] = with_known(facts, model, known)
+        found.append(known_facts[key])
     return found
 
 

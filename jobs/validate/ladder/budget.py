@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from jobs.validate.plan import RUNGS, Plan
+from jobs.validate.plan import RUNGS, Plan, RungName
 from runner.errors import UserError
 
 MiB = 1 << 20
@@ -37,6 +37,10 @@ def parse_duration(text: str) -> float:
     return value
 
 
+# Seconds of a climb without --budget; the last call is finished. What is not judged by then is unknown.
+MOST_SECONDS = 600.0
+
+
 class Deadline:
     """A time limit. clock: returns seconds."""
 
@@ -49,6 +53,27 @@ class Deadline:
     def left(self) -> float:
         """Return the seconds left; negative after the deadline."""
         return self.seconds - self.elapsed()
+
+
+class TimeLimit:
+    """The time of a climb.
+
+    expected: seconds of each rung without suspects, if estimated. Then a rung without an expectation has no
+    time, and each leaves to later ones what these are expected to take.
+    """
+
+    def __init__(self, deadline: Deadline, expected: Mapping[RungName, float] | None = None) -> None:
+        self.deadline, self.expected = deadline, expected
+
+    def missing(self, name: RungName) -> str:
+        """Return why there is no time for a rung, or ""."""
+        least = 0.0 if self.expected is None else self.expected.get(name, math.inf)
+        return "" if least < self.deadline.left() else f"no time is left of {self.deadline.seconds:.4g} s"
+
+    def left(self, name: RungName) -> float:
+        """Return the seconds left for a rung."""
+        later = RUNGS[RUNGS.index(name) + 1 :]
+        return self.deadline.left() - sum((self.expected or {}).get(rung, 0.0) for rung in later)
 
 
 def quick() -> Plan:

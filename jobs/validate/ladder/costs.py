@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +12,7 @@ import numpy as np
 
 from jobs.measure.outliers import sample_noise
 from jobs.validate.ladder.budget import FLOORS
-from jobs.validate.ladder.ladder import CURVE_SHIFTS
+from jobs.validate.ladder.ladder import CURVE_SHIFTS, curve_samples
 from jobs.validate.measurements.inter_node import TRIAL_ROUNDS, most_subrounds
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
 from jobs.validate.measurements.repeats import repeats_needed
@@ -121,13 +120,16 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
             continue
         if rung != "all":
             samples = nic_samples if rung == "host pairs" else plan.samples
+            if rung == "host pairs":  # as in `InterNode.bytes_in_time`
+                yield ProbeCalls(key, 1, plan.nic_bytes, 1, judged=False)
             if rung == "host pairs" and trials:  # as in `InterNode.subrounds_needed`
                 yield ProbeCalls(key, len(trials), plan.nic_bytes, plan.samples, judged=False)
             yield ProbeCalls(key, count.get(rung, 1), size(plan, key), samples)
         if rung in ("node", "all"):  # as in `Ladder.measure_curve`
             for shift in CURVE_SHIFTS:
                 if nbytes := plan.ring_bytes >> shift:
-                    yield ProbeCalls(key, 1, nbytes, plan.samples, judged=False)
+                    samples = curve_samples(plan, topology.ranks)
+                    yield ProbeCalls(key, 1, nbytes, samples, judged=False)
 
 
 def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[RungName, float]:
@@ -149,9 +151,11 @@ def estimate(plan: Plan, topology: Topology, costs: CallCosts) -> float:
 
 
 def calibrate(
-    probe: Probe, plan: Plan, clock: Callable[[], float] = time.monotonic
+    probe: Probe, plan: Plan, clock: Callable[[], float] | None = None
 ) -> dict[MeasurementKey, CallCost]:
     """Measure the cost of each kind of call: two sizes, two numbers of samples each, after a warm-up.
+
+    clock: instead of the probe's.
 
     Uses the first round of each rung, in which all ranks take part.
     """
@@ -160,9 +164,8 @@ def calibrate(
     for key in dict.fromkeys(one.key for one in probe_calls(plan, topology)):
         if key[0] not in probe.unavailable and not (key[1] == "copies" and probe.copies_unavailable()):
             large = min(4 * FLOORS[SIZES[key]], size(plan, key))
-            found[key] = fit_cost(
-                key, bind_probe_call(probe, topology, plan, key), max(large // 4, 1), large, clock
-            )
+            call = bind_probe_call(probe, topology, plan, key)
+            found[key] = fit_cost(key, call, max(large // 4, 1), large, clock or probe.clock)
     return found
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,6 +14,7 @@ import numpy as np
 from jobs.measure.outliers import is_critical
 from jobs.validate.health.alarms import alarms
 from jobs.validate.health.counters import changes
+from jobs.validate.ladder.budget import Deadline, TimeLimit
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import Localization, RungMeasurement, localize
@@ -22,37 +26,38 @@ from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_s
 from jobs.validate.measurements.single_gpu import SingleGpu
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
-from jobs.validate.probe.metered import MeteredProbe
+from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.topology import Topology, topology_of
 from jobs.validate.verdict import Finding, RungResult, Status, Verdict
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
+CURVE_SECONDS = 30.0  # of a curve, at most
+CURVE_RANKS = 8192  # above, one sample of each size
+TIME_UP = "no time was left"
+
 OnRung = Callable[[RungName], None]  # called before each rung is measured
-NoTime = Callable[[RungName], str]  # why there is no time for a rung; "" if there is
 
 
 def ignore_rung(rung: RungName) -> None:
     pass
 
 
-def unlimited(rung: RungName) -> str:
-    return ""
-
-
 class Ladder:
     """One climb. `measure_rung` measures one rung; `verdict` is the verdict on the rungs so far.
+
+    plan: from rung "host pairs" on with the bytes that its flows had time for, and rings with as much less.
 
     tables: measurements by rung and operation, with the work (bytes; operations of a product) that rates
     count. incomplete: something could not be judged. ended: the critical reason for an early end, or "".
     """
 
     def __init__(
-        self, probe: Probe, plan: Plan, on_rung: OnRung = ignore_rung, no_time: NoTime = unlimited
+        self, probe: Probe, plan: Plan, on_rung: OnRung = ignore_rung, limit: TimeLimit | None = None
     ) -> None:
         self.probe, self.plan, self.topology = MeteredProbe(probe), plan, topology_of(probe)
-        self.on_rung, self.no_time = on_rung, no_time
+        self.on_rung, self.limit = on_rung, limit or TimeLimit(Deadline(math.inf, probe.clock))
         self.findings: list[Finding] = []
         self.rungs: list[RungResult] = []
         self.not_judged: list[str] = []
@@ -118,7 +123,7 @@ class Ladder:
             return "there is one host"
         if name == "all" and topology.ranks < 2:
             return "there is one rank"
-        if why := self.no_time(name):
+        if why := self.limit.missing(name):
             self.note_not_judged(f"{name}: {why}")
         return why
 
@@ -138,13 +143,23 @@ class Ladder:
     def measure_rung(self, name: RungName) -> bool:
         """Measure one rung and record the results. Returns whether it is broken."""
         self.probe.reset()
+        self.probe.left = functools.partial(self.limit.left, name)
         before = self.probe.counters()
         begin = time.perf_counter()
         found: list[Finding] = []
         rates: dict[str, float] = {}
         for what, measurement in self.measurements(name):
+            try:
+                located = localize(measurement, self.plan)
+            except TimeUpError:
+                self.note_time_up(name, what)
+                continue
             work = operation_work(what, measurement.nbytes)
-            located = localize(measurement, self.plan)
+            if name == "host pairs" and measurement.nbytes < self.plan.nic_bytes:
+                share = self.plan.nic_bytes // measurement.nbytes
+                self.plan = replace(
+                    self.plan, nic_bytes=measurement.nbytes, ring_bytes=self.plan.ring_bytes // share
+                )
             self.note_gaps(name, what, located)
             for gap in measurement.gaps:
                 self.note_not_judged(f"{name}: {gap}")
@@ -155,26 +170,40 @@ class Ladder:
         if name in ("node", "all"):
             self.measure_curve(name)
         if name == "all":
-            rates["ring"] = self.curves[-1].points[-1][1]
+            rates |= {"ring": points[-1][1]} if (points := self.curves[-1].points) else {}
             if self.topology.hosts >= LEAST_HOSTS:
-                switches = measure_leaf_switches(self.probe, self.topology, self.plan, self.faults)
-                found += switches.findings
-                rates["flows"] = switches.rate
-                self.not_judged += switches.notes
-                self.incomplete = self.incomplete or switches.unexplained
-                if switches.failed:
-                    self.note_not_judged(failed_measurements("all", "flows", switches.failed))
+                found += self.leaf_switches(rates)
         new = merge(found, self.topology)
         self.findings += new
         wrong = self.probe.wrong_data()
         self.wrong += wrong
         self.changes += changes(name, before, self.probe.counters())
         broken = bool(wrong) or any(is_critical(one.factor, self.plan.critical) for one in new)
-        result: Literal["broken", "ok"] = "broken" if broken else "ok"
+        result: Literal["broken", "ok", "not measured"] = "broken" if broken else "ok"
+        if not rates and not broken:
+            result = "not measured"
         rounds, messages, measured = self.probe.rounds, self.probe.messages, self.probe.seconds
-        analysed = time.perf_counter() - begin - measured
-        self.rungs.append(RungResult(name, result, "", rounds, messages, rates, analysed, measured))
+        analysed = time.perf_counter() - begin - self.probe.computed
+        why = TIME_UP if result == "not measured" else ""
+        self.rungs.append(RungResult(name, result, why, rounds, messages, rates, analysed, measured))
         return broken
+
+    def leaf_switches(self, rates: dict[str, float]) -> list[Finding]:
+        """Measure under full load. Returns the findings; adds the rate to `rates`."""
+        try:
+            found = measure_leaf_switches(self.probe, self.topology, self.plan, self.faults)
+        except TimeUpError:
+            self.note_time_up("all", "flows")
+            return []
+        rates["flows"] = found.rate
+        self.not_judged += found.notes
+        self.incomplete = self.incomplete or found.unexplained
+        if found.failed:
+            self.note_not_judged(failed_measurements("all", "flows", found.failed))
+        return found.findings
+
+    def note_time_up(self, name: str, what: str) -> None:
+        self.note_not_judged(f"{name}: {what} not measured to the end: {TIME_UP}")
 
     def measurements(self, name: RungName) -> list[tuple[str, RungMeasurement]]:
         """Return what a rung measures: operation, measurement."""
@@ -215,19 +244,27 @@ class Ladder:
         return {rank: [] for rank, host in enumerate(host_of) if names[host] in hosts}
 
     def measure_curve(self, name: RungName) -> None:
-        """Measure bus bandwidth by size: all ranks, or the median of the hosts. Reported, not judged."""
+        """Measure bus bandwidth by size: all ranks, or the median of the hosts. Reported, not judged.
+
+        From the largest size down, for CURVE_SECONDS at most.
+        """
         topology = self.topology
         groups = [topology.on(host).tolist() for host in range(topology.hosts)] if name == "node" else []
         groups = [group for group in groups if len(group) > 1] or [list(range(topology.ranks))]
         share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
-        points = []
-        for shift in CURVE_SHIFTS:
-            nbytes = self.plan.ring_bytes >> shift
-            if nbytes:
-                seconds = self.probe.rings(groups, nbytes, self.plan.samples)
-                if np.isnan(seconds).any():
-                    self.note_not_judged(f"{name}: some of the measurements failed")
-                points.append((nbytes, float(np.median(nbytes * share / np.median(seconds, axis=1)))))
+        points: list[tuple[int, float]] = []
+        samples, until = curve_samples(self.plan, topology.ranks), self.probe.clock() + CURVE_SECONDS
+        for nbytes in filter(None, (self.plan.ring_bytes >> shift for shift in reversed(CURVE_SHIFTS))):
+            if points and self.probe.clock() >= until:
+                break
+            try:
+                seconds = self.probe.rings(groups, nbytes, samples)
+            except TimeUpError:
+                self.note_time_up(name, "ring")
+                break
+            if np.isnan(seconds).any():
+                self.note_not_judged(f"{name}: some of the measurements failed")
+            points.insert(0, (nbytes, float(np.median(nbytes * share / np.median(seconds, axis=1)))))
         title = "all_reduce of all ranks" if name == "all" else "all_reduce of each host's GPUs, median"
         self.curves.append(RateCurve(name, title, tuple(points)))
 
@@ -243,7 +280,8 @@ class Ladder:
                 f"{name}: {what} vary so much that only parts below {share} of the others are detectable"
             )
         if located.left:
-            self.not_judged.append(f"{name}: {len(located.left)} suspects of {what} were not retested")
+            count = len(located.left)
+            self.note_not_judged(f"{name}: {count} suspect{'s'[: count > 1]} of {what} not retested")
 
     def status(self, raised: Sequence[str]) -> Status:
         if "critical" in raised or any(is_critical(one.factor, self.plan.critical) for one in self.findings):
@@ -251,6 +289,10 @@ class Ladder:
         if self.incomplete:
             return "unknown"
         return "warning" if self.findings or raised else "ok"
+
+
+def curve_samples(plan: Plan, ranks: int) -> int:
+    return plan.samples if ranks <= CURVE_RANKS else 1
 
 
 def failed_measurements(rung: str, what: str, ranks: Collection[int]) -> str:

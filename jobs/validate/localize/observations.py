@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from jobs.measure.outliers import (
+    ALWAYS,
     Floats,
     group_medians,
     row_medians,
@@ -50,6 +51,27 @@ class Observations:
     def visible(self) -> float:
         """Share of its siblings' rate below which a part is detectable in the noise; 1 without rows."""
         return float(np.exp(-np.median(self.threshold))) if len(self) else 1.0
+
+    def of(self, rows: np.ndarray) -> Observations:
+        """Return the table of some rows. rows: a mask, or indices."""
+        return Observations(**{name: getattr(self, name)[rows] for name in COLUMNS}, failed=self.failed)
+
+    def with_slow_samples(self, earlier: Observations) -> Observations:
+        """Return this table with the slow samples of an earlier one, for parts that are slow at times.
+
+        Not of rows that were always slow: flows that collide in a round are.
+        """
+        size = 1 + max(int(side.max(initial=0)) for table in (self, earlier) for side in (table.a, table.b))
+        partly = earlier.of(np.flatnonzero(earlier.slow < ALWAYS * earlier.count))
+        keys = partly.a * size + partly.b
+        order = np.argsort(keys)
+        place = np.searchsorted(keys[order], wanted := self.a * size + self.b)
+        row = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(self), np.int64)
+        known = keys[row] == wanted if len(order) else np.zeros(len(self), bool)
+        slow, count = self.slow.copy(), self.count.copy()
+        slow[known] += partly.slow[row[known]]
+        count[known] += partly.count[row[known]]
+        return replace(self, slow=slow, count=count)
 
     def updated(self, later: Observations) -> Observations:
         """Return this table with the retests in `later` in place of the first measurements."""

@@ -7,13 +7,14 @@ turns, only confirmed parts count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from jobs.measure.outliers import is_intermittent, is_late, mostly_slow
+from jobs.measure.outliers import is_intermittent, is_late, is_mild, mostly_slow
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import (
     Cover,
@@ -25,8 +26,10 @@ from jobs.validate.localize.set_cover import (
     explained_rows,
 )
 from jobs.validate.plan import Plan
+from jobs.validate.probe.metered import TimeUpError
 from jobs.validate.topology import Topology
 
+PARTS, MOST_PARTS = 5, 3  # of the time of a retest; of them, those in which an intermittent part is slow
 FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
@@ -56,8 +59,8 @@ class RungMeasurement(Protocol):
     def part_kinds(self, table: Observations) -> list[PartKind]:
         """Return the kinds of parts on the path of each row, in order of preference."""
 
-    def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """Retest these suspects and all earlier ones."""
+    def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
+        """Retest these suspects. Returns the table of all retests, and the suspects that are not clear."""
 
     def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
         """Yield the rows that a finding of a lower rung explains, and its effect."""
@@ -90,7 +93,7 @@ class Confirmed:
 
 @dataclass
 class Localization:
-    """retested: suspects that were retested. left: suspects for which no turn was left."""
+    """retested: suspects that were retested. left: suspects for which no turn, or no time, was left."""
 
     table: Observations
     confirmed: list[Confirmed]
@@ -101,46 +104,58 @@ class Localization:
 def localize(measurement: RungMeasurement, plan: Plan) -> Localization:
     """Measure and find the slow parts; measure longer if noise may have hidden them."""
     found = confirm_suspects(measurement, plan, measurement.measure())
-    if not found.confirmed and found.table.visible < HIDDEN * plan.critical:
-        found = confirm_suspects(measurement, plan, measurement.measure(longer=True))
+    if not found.confirmed and not found.left and found.table.visible < HIDDEN * plan.critical:
+        with suppress(TimeUpError):
+            found = confirm_suspects(measurement, plan, measurement.measure(longer=True))
     return found
 
 
 def confirm_suspects(measurement: RungMeasurement, plan: Plan, first: Observations) -> Localization:
     """Search and retest in turns. first: the table of the first measurement."""
-    table, retested = first, set[PartName]()
+    table, retested, clear = first, set[PartName](), set[PartName]()
     for turn in range(plan.max_retests + 1):
-        search = Search(measurement, table, retested, plan)
+        search = Search(measurement, table, retested, clear, plan)
         search.run()
         if not search.queue or turn == plan.max_retests:
             break
-        new = search.queue[: search.most]
-        retested |= set(new)
-        table = first.updated(measurement.retest(new))
+        try:
+            later, unclear = measurement.retest(search.queue)
+        except TimeUpError:
+            break
+        table = first.updated(later)
+        retested |= set(search.queue)
+        clear |= set(search.queue) - set(unclear)
     found = [part for one in search.confirmed if (part := measurement.locate(one)) is not None]
     return Localization(table, found, sorted(retested), search.queue)
 
 
 class Search:
-    """One turn: confirm, clear, or queue suspects for a retest."""
+    """One turn: confirm, clear, or queue suspects for a retest. clear: of `retested`, those found clear."""
 
     def __init__(
-        self, measurement: RungMeasurement, table: Observations, retested: set[PartName], plan: Plan
+        self,
+        measurement: RungMeasurement,
+        table: Observations,
+        retested: set[PartName],
+        clear: set[PartName],
+        plan: Plan,
     ) -> None:
-        self.measurement, self.retested, self.plan = measurement, retested, plan
+        self.measurement, self.retested, self.cleared, self.plan = measurement, retested, clear, plan
         self.cover = Cover(table, measurement.part_kinds(table), plan.slow_share)
         for rows, effect in measurement.explained(table):
             self.cover.explain(rows, effect)
         self.confirmed: list[Confirmed] = []
         self.queue: list[PartName] = []
         self.steady = False  # nothing else is slow part of the time
-        self.most = 4 * max(plan.suspects_per_host, measurement.topology.hosts)  # suspects of one retest
+        # Suspects of one turn, and what is queued with the last one.
+        self.most = 4 * max(plan.suspects_per_host, measurement.topology.hosts)
 
     def run(self) -> None:
         while len(self.queue) < self.most and (suspect := self.next()) is not None:
             retested = suspect.name in self.retested
             found = confirmed(suspect, self.cover, self.plan)
-            if retested and found is not None:
+            # Flows of a clear suspect may be measured again for other suspects, while something loads them.
+            if retested and found is not None and suspect.name not in self.cleared:
                 self.confirm(suspect, found)
             elif retested or (found is None and self.all_retested(suspect)):
                 self.clear(suspect)
@@ -192,12 +207,19 @@ class Search:
         self.cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf, 1.5)
 
     def clear(self, suspect: Suspect) -> None:
-        """Close the rows that were not retested; retested slow rows stay open for other suspects."""
-        table = self.cover.table
-        self.cover.excluded.add(suspect.name)
-        if suspect.kind != "flap":
-            gone = ~table.retested & (table.level <= suspect.effect + table.threshold)
-            self.cover.close(suspect.rows & gone)
+        """Close the rows that were not retested; retested slow rows stay open for other suspects.
+
+        Those of a part between a healthy and a slow level do not: they are the slower ones of a mild loss.
+        """
+        table, cover = self.cover.table, self.cover
+        cover.excluded.add(suspect.name)
+        if suspect.kind == "flap":
+            return
+        retested = suspect.rows & table.retested & cover.open
+        if (cover.slow | cover.unclear)[retested].sum() > self.plan.slow_share * retested.sum():
+            cover.explain(suspect.rows, float(np.median(table.level[retested])))
+        gone = ~table.retested & (table.level <= suspect.effect + table.threshold)
+        cover.close(suspect.rows & gone)
 
 
 def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
@@ -215,9 +237,13 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
     # Rows that another part explains do not count, unless they were faster than this part would allow.
     faster = retested & ~cover.open & (table.level < suspect.effect - table.threshold)
     through, unclear = (still_open | faster).sum(), (still_open & cover.unclear).sum()
-    if not late.any() or not mostly_slow(late.sum(), through, unclear, plan.slow_share):
+    if not late.any():
         return None
-    effect = float(np.median(table.level[late]))
+    mild = not faster.any() and is_mild(table.level[still_open], plan.tolerance, plan.slow_share)
+    if not mild and not mostly_slow(late.sum(), through, unclear, plan.slow_share):
+        return None
+    # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
+    effect = float(np.median(table.level[late | (still_open & cover.unclear)]))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
 
 
@@ -227,8 +253,12 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
     retested = np.flatnonzero(table.retested)
     others = retested[~suspect.rows[retested]]
     usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
-    late = np.flatnonzero(rows)
-    late = late[is_late(table.slow[late], table.count[late])]
+    late = np.flatnonzero(rows)  # in the order of time
+    when = is_late(table.slow[late], table.count[late])
+    # The load of others is in one or two looks, a part that comes and goes in most.
+    if sum(bool(part.any()) for part in np.array_split(when, PARTS)) < MOST_PARTS:
+        return None
+    late = late[when]
     partners = {*table.a[late].tolist(), *table.b[late].tolist()}
     if not is_intermittent(share, usual, len(partners), len(late)):
         return None

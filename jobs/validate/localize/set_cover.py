@@ -48,6 +48,13 @@ def numbered_kind(name: str, count: int, *labels: Ints) -> PartKind:
     return PartKind(name, labels, np.arange(count))
 
 
+def rows_through(kinds: Sequence[PartKind], name: PartName) -> Mask:
+    """Return a mask of the rows through a part; its key must be one of its kind's."""
+    known = next(known for known in kinds if known.name == name[0])
+    label = int(np.searchsorted(known.keys, name[1]))
+    return np.asarray(np.logical_or.reduce([labels == label for labels in known.labels]))
+
+
 @dataclass(frozen=True, eq=False)
 class Suspect:
     """A part that would explain `rows`. effect: log(its time / siblings' time).
@@ -91,12 +98,6 @@ class Cover:
             found += np.bincount(through[through >= 0], minlength=len(kind.keys))
         return found
 
-    def rows(self, kind: str, key: int) -> Mask:
-        """Return a mask of the rows through a part."""
-        known = next(known for known in self.kinds if known.name == kind)
-        label = int(np.searchsorted(known.keys, key))
-        return np.asarray(np.logical_or.reduce([labels == label for labels in known.labels]))
-
     def strongest(self) -> Suspect | None:
         """Return the part that explains the most slow rows, or None."""
         best, most = ("", -1), 0
@@ -109,7 +110,7 @@ class Cover:
                 best, most = (kind.name, int(kind.keys[label])), int(slow[label])
         if not most:
             return None
-        rows = self.rows(*best)
+        rows = rows_through(self.kinds, best)
         late = np.flatnonzero(rows & self.open & self.slow)
         return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from jobs.measure.outliers import ratio_threshold, row_medians
+from jobs.measure.outliers import clear_threshold, ratio_threshold, row_medians
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import Confirmed, RungMeasurement
 from jobs.validate.localize.set_cover import KnownFaults, Mask, PartKind, PartName, part_kind
-from jobs.validate.measurements.repeats import measure_again, measure_first
+from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, looks, measure_first
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
 OTHERS = 5  # siblings that are retested with a suspect
+LOCATE_SPAN = 0.25  # of a retest's span: what is located has been slow for all of it
 
 
 class AllReduce(RungMeasurement):
@@ -37,6 +38,7 @@ class AllReduce(RungMeasurement):
         numbers = {of_group: number for number, of_group in enumerate(sorted(set(models.values())))}
         self.classes = {key: numbers[of_group] for key, of_group in models.items()}
         self.retested: list[int] = []
+        self.table: Observations | None = None  # of retests
 
     def measure(self, longer: bool = False) -> Observations:
         keys = list(self.groups)
@@ -44,12 +46,20 @@ class AllReduce(RungMeasurement):
         seconds, self.noise = measure_first(self.sample, [groups], self.plan.samples, self.plan, longer)
         return tabulate([pairs_of(keys)], seconds, self.siblings, self.plan)
 
-    def retest(self, suspects: Sequence[PartName]) -> Observations:
+    def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
         """Retest suspects and a few others, one ring at a time."""
         self.retested += [key for _, key in suspects if key not in self.retested]
-        keys = [*self.retested, *self.others(self.retested)]
-        seconds = self.sample_in_turn([self.groups[key] for key in keys])
-        return tabulate([pairs_of([key]) for key in keys], seconds, self.siblings, self.plan, retested=True)
+        keys = [*(key for _, key in suspects), *self.others(self.retested)]
+
+        def look(found: RetestSamples, samples: int) -> None:
+            for key in keys:
+                found.add(pairs_of([key]), self.sample([self.groups[key]], samples))
+
+        table, left = look_until_clear(
+            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe
+        )
+        self.table = joined(self.table, table.of(np.isin(table.a, [key for _, key in suspects])))
+        return self.table, left
 
     def others(self, suspects: Sequence[int]) -> list[int]:
         """Return a few groups to compare the suspects with."""
@@ -58,12 +68,6 @@ class AllReduce(RungMeasurement):
             siblings = [key for key, kind in self.classes.items() if kind == one and key not in suspects]
             found += siblings[:OTHERS]
         return found
-
-    def sample_in_turn(self, groups: Sequence[Ints]) -> list[Seconds]:
-        """Measure one ring at a time, with the repeats of a retest."""
-        return measure_again(
-            self.sample, [[ranks] for ranks in groups], self.noise, self.plan, self.probe.wait
-        )
 
     def sample(self, groups: Sequence[Ints], samples: int) -> Seconds:
         """Return (groups, samples) seconds, scaled to `ring_bytes` on each link.
@@ -120,11 +124,19 @@ class AllReduce(RungMeasurement):
         """
         others = self.others(self.retested) or self.others([rail])
         rings = [self.topology.at[hosts, key] for key in [rail, *others]]
-        seconds = self.sample_in_turn([ranks[ranks >= 0] for ranks in rings if (ranks >= 0).sum() > 1])
-        own, *siblings = row_medians(np.concatenate(seconds)).tolist()
-        slower = math.log(own / np.median(siblings)) if siblings else 0.0
-        threshold = ratio_threshold(self.noise, seconds[0].shape[1], self.plan.tolerance)
-        return 0.0 if slower <= threshold else slower
+        rings = [ranks[ranks >= 0] for ranks in rings if (ranks >= 0).sum() > 1]
+        parts: list[list[Seconds]] = [[] for _ in rings]
+        for samples in looks(self.noise, self.plan.retest_span * LOCATE_SPAN, self.plan, self.probe):
+            for ranks, part in zip(rings, parts, strict=True):
+                part.append(self.sample([ranks], samples))
+            seconds = np.concatenate([np.concatenate(part, axis=1) for part in parts])
+            own, *siblings = row_medians(seconds).tolist()
+            slower = math.log(own / np.median(siblings)) if siblings else 0.0
+            count = seconds.shape[1]
+            limit = clear_threshold(math.sqrt(2) * self.noise, count, -math.log(self.plan.critical))
+            if self.plan.quick_looks and slower < limit:
+                return 0.0
+        return 0.0 if slower <= ratio_threshold(self.noise, count, self.plan.tolerance) else slower
 
 
 def pairs_of(keys: Sequence[int]) -> Ints:

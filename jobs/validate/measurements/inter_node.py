@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import healthy_pairs, row_medians
+from jobs.measure.outliers import healthy_pairs, row_medians, samples_to_clear
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
@@ -20,8 +20,21 @@ from jobs.validate.localize.set_cover import (
     numbered_kind,
     part_kind,
 )
-from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_first, repeats_needed, spaced_repeats
-from jobs.validate.measurements.schedule import inter_node_rounds, isolated_rounds, split_round
+from jobs.validate.measurements.repeats import (
+    RETEST_REPEATS,
+    joined,
+    measure_first,
+    repeats_needed,
+    spaced_repeats,
+    unclear_suspects,
+)
+from jobs.validate.measurements.schedule import (
+    both_ways,
+    inter_node_rounds,
+    isolated_rounds,
+    matched_rounds,
+    split_round,
+)
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
@@ -29,7 +42,12 @@ from jobs.validate.topology import Ints, Topology
 PARTNERS = 4  # of each suspect in a retest
 CONTROLS = 8  # healthy ranks that are measured with the suspects
 LINKS = ("link", "link one way")
+BETWEEN = (*LINKS, "path")  # kinds that may rest on a single pair of flows
+SCREENED_HOSTS = 8  # from which on there are enough others
+SCREENS = 4  # of suspects of these kinds, at most
+SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at most
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
+LEAST_BYTES = 4 << 20
 CROWDED = 0.25  # share of the flows that must be faster for fewer at once to be worth their time
 
 
@@ -48,8 +66,11 @@ class InterNode(RungMeasurement):
         self.at_once = max(topology.hosts // 4, min(topology.hosts // 2, 2))  # flows of a retest's round
         self.suspects = set(faults)  # ranks
         self.shares: SlowShares | None = None
-        self.flows: list[Ints] = []  # of retests
+        self.screened: Observations | None = None  # suspects that were cleared
+        self.isolated: Observations | None = None
+        self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
+        self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
         self.crowded = False  # fewer flows at once than `max_subrounds` allows would be faster still
 
@@ -67,12 +88,28 @@ class InterNode(RungMeasurement):
     def measure(self, longer: bool = False) -> Observations:
         rounds = list(inter_node_rounds(self.topology, self.plan))
         samples = max(self.plan.samples, math.ceil(self.plan.samples_per_nic / len(rounds)))
-        self.subrounds = self.subrounds or self.subrounds_needed(rounds)
+        if not self.subrounds:
+            self.nbytes = self.bytes_in_time(rounds[0])
+            self.subrounds = self.subrounds_needed(rounds)
         if self.subrounds > 1:  # flows of a retest must not share an uplink either: one on each rail
             self.at_once = min(self.at_once, 4)
         rounds = [some for each in rounds for some in split_round(each, self.topology, self.subrounds)]
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
-        return tabulate(rounds, seconds, self.siblings, self.plan)
+        self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+        return self.first
+
+    def bytes_in_time(self, flows: Ints) -> int:
+        """Return how much a flow moves so that it takes no longer than the plan's `transfer_seconds`.
+
+        The plan's size, or halves of it, but at least LEAST_BYTES: where the network is slow, a transfer of
+        fewer bytes shows the rate as well.
+        """
+        measured = self.sample(flows, 1)
+        if np.isnan(measured).all():
+            return self.nbytes
+        seconds = float(np.nanmedian(measured))
+        halves = max(math.ceil(math.log2(max(seconds / self.plan.transfer_seconds, 1))), 0)
+        return max(self.nbytes >> halves, min(self.nbytes, LEAST_BYTES))
 
     def subrounds_needed(self, rounds: Sequence[Ints]) -> int:
         """Return into how many each round must be split so that NICs, not shared uplinks, limit its flows.
@@ -104,25 +141,98 @@ class InterNode(RungMeasurement):
             for (a, b), log in zip(part.tolist(), of_part, strict=True)
         }
 
-    def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """Retest suspects, one flow per host at a time, with healthy ranks as siblings in the same rounds."""
-        self.suspects |= {rank for name in suspects for rank in self.ranks(name)}
-        flows = [flow for name in suspects for flow in self.suspect_flows(name, self.suspects)]
-        flows += self.control_flows(
-            self.suspects, cross=any(self.topology.gpu[a] != self.topology.gpu[b] for a, b in flows)
-        )
-        wanted = list(dict.fromkeys(flows))
+    def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
+        """Screen pairs; retest what remains, and other suspects, one flow per host at a time over the span.
+
+        Healthy ranks are their siblings in the same rounds.
+        """
+        # NICs that are slow for part of the time are not: a look at once may clear them.
+        pairs = [name for name in suspects if name[0] in BETWEEN]
+        others = [name for name in suspects if name[0] not in BETWEEN]
+        self.suspects |= {rank for name in others for rank in self.ranks(name)}
+        left = others + self.screen(pairs)
+        self.suspects |= {rank for name in left for rank in self.ranks(name)}
+        flows = {name: self.suspect_flows(name, self.suspects) for name in left}
+        cross = any(self.topology.gpu[a] != self.topology.gpu[b] for of in flows.values() for a, b in of)
+        controls = self.control_flows(self.suspects, cross)
         samples = max(self.plan.retest_samples // RETEST_REPEATS, 3) * repeats_needed(
             self.noise, self.plan.retest_samples, self.plan
         )
-        for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span, self.probe.wait):
+        for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span, self.probe) if left else ():
+            wanted = list(dict.fromkeys([*(flow for name in left for flow in flows[name]), *controls]))
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):
                 table = np.array(met, np.int64)
                 self.flows.append(table)
                 self.seconds.append(self.sample(table, samples))
-        return tabulate(self.flows, self.seconds, self.retest_siblings, self.plan, retested=True)
+            self.isolated = tabulate(self.flows, self.seconds, self.retest_siblings, self.plan, retested=True)
+        if left:
+            assert self.isolated is not None
+            left = self.unclear(self.isolated, left)
+        if self.isolated is None:
+            assert self.screened is not None  # there were suspects
+            return self.screened, left
+        return joined(self.screened, self.isolated), left
+
+    def unclear(self, table: Observations, names: Sequence[PartName]) -> list[PartName]:
+        """Return the suspects that may be slow; those that may be slow for part of the time always may."""
+        flaps = [name for name in names if name[0] == "flap"]
+        others = [name for name in names if name[0] != "flap"]
+        return [*flaps, *unclear_suspects(table, self.part_kinds(table), others, self.noise, self.plan)]
+
+    def screen(self, names: Sequence[PartName]) -> list[PartName]:
+        """Measure suspects again, many at once, with other neighbours each time. Returns those not cleared.
+
+        Of flows that were slow once, nearly all collided by chance. Goes on while more than half are cleared.
+        Without others to compare them with, all remain.
+        """
+        if self.topology.hosts < SCREENED_HOSTS or not self.plan.quick_looks:
+            return list(names)
+        size = self.topology.ranks
+        flows = {name: self.suspect_flows(name, self.suspects) for name in names}
+        times, most = SCREEN_SAMPLES
+        needed = times * samples_to_clear(self.noise, -math.log(self.plan.critical))
+        samples = min(max(math.ceil(needed), self.plan.samples), most)
+        left = list(names)
+        for _ in range(SCREENS):
+            if not left:
+                break
+            wanted = np.array([flow for name in left for flow in flows[name]], np.int64)
+            controls = np.array(self.control_flows(self.suspects, cross=False), np.int64)
+            pairs = [*matched_rounds(controls, size, self.random)]
+            pairs += [self.with_controls(each) for each in matched_rounds(wanted, size, self.random)]
+            rounds = [
+                part for each in pairs for part in split_round(both_ways(each), self.topology, self.subrounds)
+            ]
+            seconds = [self.sample(each, samples) for each in rounds]
+            suspected = {a * size + b for a, b in wanted.tolist()}
+
+            def siblings(a: Ints, b: Ints, suspected: set[int] = suspected) -> Siblings:
+                trusted = ~np.isin(a * size + b, list(suspected))
+                return Siblings(self.topology.flow_kind(a, b), None, 0.2, trusted)
+
+            table = tabulate(rounds, seconds, siblings, self.plan, retested=True)
+            before, left = left, self.unclear(table, left)
+            cleared = {a * size + b for name in set(before) - set(left) for a, b in flows[name]}
+            cleared -= {a * size + b for name in left for a, b in flows[name]}
+            fine = table.of(np.isin(table.a * size + table.b, list(cleared)))
+            self.screened = joined(self.screened, fine.with_slow_samples(self.first))
+            if 2 * len(left) > len(before):
+                break
+        return left
+
+    def with_controls(self, pairs: Ints) -> Ints:
+        """Return pairs with pairs of other ranks to compare them with."""
+        idle = np.ones(self.topology.ranks, bool)
+        idle[pairs] = False
+        idle[list(self.suspects)] = False
+        ranks = self.random.permutation(np.flatnonzero(idle))
+        ranks = ranks[np.argsort(self.topology.gpu[ranks], kind="stable")]
+        others = np.stack([ranks[:-1], ranks[1:]], axis=1)[::2]  # of one rail, nearly all
+        others = others[self.topology.gpu[others[:, 0]] == self.topology.gpu[others[:, 1]]]
+        count = max(CONTROLS, len(pairs) // 4)
+        return np.concatenate([pairs, self.random.permutation(others)[:count]])
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.probe.flows([(a, b) for a, b in flows.tolist()], self.nbytes, samples)

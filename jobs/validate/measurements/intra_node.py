@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from jobs.measure.outliers import healthy_pairs
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
-from jobs.validate.measurements.repeats import measure_again, measure_first
+from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
 from jobs.validate.measurements.schedule import intra_node_rounds, isolated_rounds
 from jobs.validate.measurements.single_gpu import MANY_HOSTS
 from jobs.validate.plan import Plan
@@ -32,22 +32,18 @@ class IntraNode(RungMeasurement):
         self.nbytes = plan.pair_bytes
         self.move = probe.copies if what == "copies" else probe.flows
         self.random = np.random.default_rng(plan.seed)
-        self.retested: set[int] = set()  # hosts
+        self.retested: Observations | None = None
 
     def measure(self, longer: bool = False) -> Observations:
         rounds = list(intra_node_rounds(self.topology))
         seconds, self.noise = measure_first(self.sample, rounds, self.plan.samples, self.plan, longer)
         return tabulate(rounds, seconds, self.siblings, self.plan)
 
-    def retest(self, suspects: Sequence[PartName]) -> Observations:
+    def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
         """Retest all pairs of the suspects' hosts and of a few others, one flow per host at a time."""
-        self.retested |= {host for name in suspects for host in self.hosts(name)}
-        others = [
-            host
-            for host in self.random.permutation(self.topology.hosts).tolist()
-            if host not in self.retested
-        ]
-        chosen = [*sorted(self.retested), *others[:MANY_HOSTS]]
+        hosts = {host for name in suspects for host in self.hosts(name)}
+        others = [host for host in self.random.permutation(self.topology.hosts).tolist() if host not in hosts]
+        chosen = [*sorted(hosts), *others[:MANY_HOSTS]]
         flows = [
             (int(a), int(b))
             for host in chosen
@@ -56,8 +52,17 @@ class IntraNode(RungMeasurement):
             if a != b
         ]
         rounds = [np.array(met, np.int64) for met in isolated_rounds(flows, self.topology, len(flows))]
-        seconds = measure_again(self.sample, rounds, self.noise, self.plan, self.probe.wait)
-        return tabulate(rounds, seconds, self.siblings, self.plan, retested=True)
+
+        def look(found: RetestSamples, samples: int) -> None:
+            for flows in rounds:
+                found.add(flows, self.sample(flows, samples))
+
+        table, left = look_until_clear(
+            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe
+        )
+        own = np.isin(self.topology.host[table.a], list(hosts))
+        self.retested = joined(self.retested, table.of(own))
+        return self.retested, left
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.move([(a, b) for a, b in flows.tolist()], self.nbytes, samples)

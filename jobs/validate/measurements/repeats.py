@@ -1,37 +1,39 @@
-"""How often to measure: noisier measurements take more samples, spread over more time."""
+"""How often to measure: noisier measurements take more samples; suspects are looked at again over some time.
+
+A retest is sequential: it ends if its first looks clear all suspects (`outliers.clear_threshold`). Only what
+is still slow is looked at over the plan's span.
+"""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from jobs.measure.outliers import MEDIAN_ERROR, sample_noise, samples_needed
+from jobs.measure.outliers import MEDIAN_ERROR, clear_threshold, sample_noise, samples_needed
+from jobs.validate.localize.observations import Observations, Siblings, tabulate
+from jobs.validate.localize.set_cover import PartKind, PartName, rows_through
 from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Seconds
+from jobs.validate.probe.api import Probe, Seconds
+from jobs.validate.probe.metered import TimeUpError
+from jobs.validate.topology import Ints
 
-RETEST_REPEATS = 5  # passes of a retest over all its rounds
+RETEST_REPEATS = 5  # looks of a retest over the plan's span, at least
 LONG_SAMPLES, MOST_SAMPLES = 48, 384  # samples of a longer first measurement
 
 Round = TypeVar("Round")
-Wait = Callable[[float], None]
 Measure = Callable[[Round, int], Seconds]  # a round, samples -> seconds
 
 
-def spaced_repeats(count: int, span: float, wait: Wait | None = None) -> Iterator[int]:
-    """Yield 0 to count - 1, waiting before each so that all take at least `span` seconds.
-
-    wait: as in `Probe`; None sleeps.
-    """
-    begin, waited = time.monotonic(), 0.0
+def spaced_repeats(count: int, span: float, probe: Probe) -> Iterator[int]:
+    """Yield 0 to `count` - 1, waiting before each so that all take at least `span` seconds."""
+    begin = probe.clock()
     for number in range(count):
-        # In a model, time passes by waiting only.
-        pause = max(span * (number + 1) / count - max(time.monotonic() - begin, waited), 0)
-        (wait or time.sleep)(pause)
-        waited += pause
+        pause = span * (number + 1) / count - (probe.clock() - begin)
+        if pause > 0:
+            probe.wait(pause)
         yield number
 
 
@@ -40,22 +42,19 @@ def measure_repeatedly(
     rounds: Sequence[Round],
     samples: int,
     count: int = 1,
-    span: float = 0.0,
-    wait: Wait | None = None,
 ) -> list[Seconds]:
     """Measure all rounds `count` times. Returns the seconds of each round, with the samples of all repeats.
 
-    A temporary disturbance (other work, heat) thus affects few samples of a part. span: as in
-    `spaced_repeats`.
+    A temporary disturbance (other work, heat) thus affects few samples of a part.
     """
-    parts = [[measure(each, samples) for each in rounds] for _ in spaced_repeats(count, span, wait)]
+    parts = [[measure(each, samples) for each in rounds] for _ in range(count)]
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
 def measure_first(
     measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan, longer: bool = False
 ) -> tuple[list[Seconds], float]:
-    """Measure all rounds, with more repeats if they are noisy.
+    """Measure all rounds, with more repeats if they are noisy and there is time.
 
     longer: as many samples as show a part at the critical rate, at least LONG_SAMPLES and at most
     MOST_SAMPLES. Returns the seconds of each round, and the noise as
@@ -69,7 +68,10 @@ def measure_first(
         count = max(count, math.ceil(wanted / samples))
     if count == 1:
         return once, noise
-    more = measure_repeatedly(measure, rounds, samples, count - 1)
+    try:
+        more = measure_repeatedly(measure, rounds, samples, count - 1)
+    except TimeUpError:
+        return once, noise
     whole = [np.concatenate(both, axis=1) for both in zip(once, more, strict=True)]
     return whole, max(noise, noise_of_rounds(whole, samples))
 
@@ -86,14 +88,77 @@ def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:
     return max(sample_noise(rows), common)
 
 
-def measure_again(
-    measure: Measure[Round], rounds: Sequence[Round], noise: float, plan: Plan, wait: Wait | None = None
-) -> list[Seconds]:
-    """Measure all rounds as a retest: with more repeats if they are noisy, over the plan's span."""
+def looks(noise: float, span: float, plan: Plan, probe: Probe) -> Iterator[int]:
+    """Yield the samples of each look of a retest; noisy measurements take more looks."""
     count = RETEST_REPEATS * repeats_needed(noise, plan.retest_samples, plan)
-    return measure_repeatedly(
-        measure, rounds, max(plan.retest_samples // RETEST_REPEATS, 3), count, plan.retest_span, wait
-    )
+    for _ in spaced_repeats(count, span, probe):
+        yield samples_of_look(plan)
+
+
+def samples_of_look(plan: Plan) -> int:
+    return max(plan.retest_samples // RETEST_REPEATS, 3)
+
+
+class RetestSamples:
+    """Samples of rounds that are measured again and again."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[bytes, tuple[Ints, list[Seconds]]] = {}
+
+    def add(self, flows: Ints, seconds: Seconds) -> None:
+        """flows: (rows, 2), of a round. seconds: (rows, samples)."""
+        self.rounds.setdefault(flows.tobytes(), (flows, []))[1].append(seconds)
+
+    def table(self, siblings: Callable[[Ints, Ints], Siblings], plan: Plan) -> Observations:
+        flows = [flows for flows, _ in self.rounds.values()]
+        seconds = [np.concatenate(parts, axis=1) for _, parts in self.rounds.values()]
+        return tabulate(flows, seconds, siblings, plan, retested=True)
+
+
+def look_until_clear(
+    look: Callable[[RetestSamples, int], None],
+    siblings: Callable[[Ints, Ints], Siblings],
+    part_kinds: Callable[[Observations], list[PartKind]],
+    suspects: Collection[PartName],
+    noise: float,
+    plan: Plan,
+    probe: Probe,
+) -> tuple[Observations, list[PartName]]:
+    """Retest suspects: look at once, and if that does not clear all of them, for as long as the plan's span.
+
+    look: adds so many more samples of all rounds. siblings: as `tabulate` takes them. part_kinds: as of
+    `RungMeasurement`. Returns the table, and the suspects that are not clear.
+    """
+    found = RetestSamples()
+    for _ in range(plan.quick_looks):
+        look(found, samples_of_look(plan))
+    if plan.quick_looks:
+        table = found.table(siblings, plan)
+        if not unclear_suspects(table, part_kinds(table), suspects, noise, plan):
+            return table, []
+    found = RetestSamples()  # what loads a suspect now should not be half of its samples
+    for samples in looks(noise, plan.retest_span, plan, probe):
+        look(found, samples)
+    table = found.table(siblings, plan)
+    return table, unclear_suspects(table, part_kinds(table), suspects, noise, plan)
+
+
+def joined(before: Observations | None, later: Observations) -> Observations:
+    """Return the table of all retests. before: of those before the last one."""
+    return later if before is None else before.updated(later)
+
+
+def unclear_suspects(
+    table: Observations, kinds: Sequence[PartKind], suspects: Iterable[PartName], noise: float, plan: Plan
+) -> list[PartName]:
+    """Return the suspects that may be slow: of a slow part, `slow_share` of the measurements are slow."""
+    clear = table.level < clear_threshold(noise, table.count, -math.log(plan.critical))
+    return [
+        name
+        for name in suspects
+        if np.count_nonzero(clear[through := rows_through(kinds, name)])
+        <= (1 - plan.slow_share) * np.count_nonzero(through)
+    ]
 
 
 def repeats_needed(noise: float, samples: int, plan: Plan) -> int:

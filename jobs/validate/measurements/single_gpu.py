@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
-from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
-from jobs.validate.measurements.repeats import measure_again, measure_first
+from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind, rows_through
+from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
 from jobs.validate.topology import Ints, Topology
@@ -26,22 +26,31 @@ class SingleGpu(RungMeasurement):
         self.probe, self.topology, self.plan, self.what, self.faults = probe, topology, plan, what, faults
         sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
         self.nbytes = sizes.get(what, plan.copy_bytes)
+        self.retested: Observations | None = None
 
     def measure(self, longer: bool = False) -> Observations:
         seconds, self.noise = measure_first(self.sample, [self.what], self.plan.samples, self.plan, longer)
-        return self.table(seconds, retested=False)
+        ranks = np.arange(self.topology.ranks, dtype=np.int64)
+        return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.siblings, self.plan)
 
-    def retest(self, suspects: Sequence[PartName]) -> Observations:
-        """Retest all ranks: they do not disturb each other, and the others are the siblings."""
-        seconds = measure_again(self.sample, [self.what], self.noise, self.plan, self.probe.wait)
-        return self.table(seconds, retested=True)
+    def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
+        """Measure all ranks: they do not disturb each other, and the others are the suspects' siblings."""
+        ranks = np.arange(self.topology.ranks, dtype=np.int64)
+        rows = np.stack([ranks, ranks], axis=1)
+
+        def look(found: RetestSamples, samples: int) -> None:
+            found.add(rows, self.sample(self.what, samples))
+
+        table, left = look_until_clear(
+            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe
+        )
+        kinds = self.part_kinds(table)
+        own = np.logical_or.reduce([rows_through(kinds, name) for name in suspects])
+        self.retested = joined(self.retested, table.of(own))
+        return self.retested, left
 
     def sample(self, what: SingleRankOp, samples: int) -> Seconds:
         return self.probe.single_rank(what, self.nbytes, samples)
-
-    def table(self, seconds: list[Seconds], retested: bool) -> Observations:
-        ranks = np.arange(self.topology.ranks, dtype=np.int64)
-        return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.siblings, self.plan, retested)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare GPUs of the same model, those with the same number on other hosts if there are many."""

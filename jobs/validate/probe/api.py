@@ -108,6 +108,9 @@ class Probe(Protocol):
     def wrong_data(self) -> Sequence[WrongData]:
         """Return the wrong data found since the last call. Measurements check some of the data they move."""
 
+    def clock(self) -> float:
+        """Return the seconds since some moment, by the time that measurements and `wait` take."""
+
     def wait(self, seconds: float) -> None:
         """Let time pass between measurements."""
 

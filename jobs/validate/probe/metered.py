@@ -1,26 +1,42 @@
-"""A probe wrapper that counts and times calls."""
+"""A probe wrapper that counts and times calls, and makes none after its time is up."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
 
 
+class TimeUpError(Exception):
+    """No time is left for a measurement; it was not made."""
+
+
 class MeteredProbe:
-    """rounds: calls. messages: (flows + ring members) x samples. seconds: time spent measuring."""
+    """rounds: calls. messages: (flows + ring members) x samples. seconds: time that measurements took by the
+    probe's clock; computed: by this process's.
+
+    left: returns the seconds left; without any, calls raise TimeUpError. A call that has begun is finished.
+    """
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
         self.hosts, self.places = probe.hosts, probe.places
         self.unit, self.unavailable = probe.unit, probe.unavailable
-        self.counters, self.wrong_data, self.wait = probe.counters, probe.wrong_data, probe.wait
+        self.counters, self.wrong_data, self.clock = probe.counters, probe.wrong_data, probe.clock
         self.copies_unavailable = probe.copies_unavailable
+        self.left: Callable[[], float] = lambda: math.inf
         self.reset()
 
     def reset(self) -> None:
-        self.rounds, self.messages, self.seconds = 0, 0, 0.0
+        self.rounds, self.messages, self.seconds, self.computed = 0, 0, 0.0, 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Wait, unless the time would be up before the end."""
+        if seconds >= self.left():
+            raise TimeUpError
+        self.probe.wait(seconds)
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.single_rank(what, nbytes, samples), 0)
@@ -35,9 +51,12 @@ class MeteredProbe:
         return self.timed(lambda: self.probe.rings(groups, nbytes, samples), sum(map(len, groups)) * samples)
 
     def timed(self, call: Callable[[], Seconds], messages: int) -> Seconds:
-        begin = time.perf_counter()
+        if self.left() <= 0:
+            raise TimeUpError
+        begin, computing = self.clock(), time.perf_counter()
         result = call()
-        self.seconds += time.perf_counter() - begin
+        self.seconds += self.clock() - begin
+        self.computed += time.perf_counter() - computing
         self.rounds += 1
         self.messages += messages
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,11 +16,12 @@ from runner.comm.api import Control
 from runner.comm.collectives.api import Call, Collectives, Pointer
 
 Flows = Sequence[tuple[int, int]]
-Groups = tuple[tuple[int, ...], ...]
+Ranks = tuple[int, ...]
+Groups = tuple[Ranks, ...]
 Partners = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
 NO_PARTNERS: Partners = (None, None)
 SIGNAL = 16  # bytes of the untimed message before the timed one; not part of its buffer
-OPEN_SETS = 4  # sets of groups whose communicators stay open; each uses GPU memory
+OPEN_GROUPS = 4  # groups of a rank whose communicators stay open; each uses GPU memory
 
 
 def flow(buffers: ProbeBuffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
@@ -122,44 +123,77 @@ def ring(buffers: ProbeBuffers, group: Collectives | None, number: int, nbytes: 
 
 
 class RingCommunicators:
-    """Communicators of groups, opened on first use; the most recently used sets of groups stay open."""
+    """Communicators of groups of ranks, opened on first use and kept for the next.
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self._open: OrderedDict[Groups, tuple[Control, Collectives | None]] = OrderedDict()
+    A rank keeps those of the OPEN_GROUPS groups that it was in last; all ranks in rank order are `everyone`,
+    which is open and is not closed. Every rank knows which groups of the world are open, so that their
+    members close one in the same order without a message.
+    """
+
+    def __init__(self, world: World, everyone: Collectives) -> None:
+        self.world, self.everyone = world, everyone
+        self._used: OrderedDict[Ranks, None] = OrderedDict()  # least recently used first, same on all ranks
+        self._mine: dict[Ranks, tuple[Control, Collectives]] = {}
 
     @property
     def groups(self) -> list[Collectives]:
         """This rank's groups, most recently used first."""
-        return [group for _, group in reversed(self._open.values()) if group is not None]
+        return [self._mine[ranks][1] for ranks in reversed(self._used) if ranks in self._mine]
 
     def __contains__(self, groups: Groups) -> bool:
         """Return whether the communicators of these groups are open."""
-        return groups in self._open
+        return not self._missing(groups)
 
     def of(self, groups: Groups) -> Collectives | None:
-        """Return this rank's group, with ranks in the order given, or None. Collective."""
-        if groups not in self._open:
+        """Return this rank's group, with ranks in the order given, or None. Collective.
+
+        groups: disjoint.
+        """
+        if missing := self._missing(groups):
             # Close first: there may be too little memory for both.
-            while len(self._open) >= OPEN_SETS:
-                self._close(*self._open.popitem(last=False)[1])
-            mine = group_of(groups, self.world.rank)
-            place = 0 if mine is None else groups[mine].index(self.world.rank)
-            control = self.world.control.split(len(groups) if mine is None else mine, place)
-            group = None if mine is None else self.world.collectives(control)
-            self._open[groups] = control, group
-        self._open.move_to_end(groups)
-        return self._open[groups][1]
+            self._make_room(missing)
+            self._open(missing)
+        for ranks in groups:
+            if ranks in self._used:
+                self._used.move_to_end(ranks)
+        number = group_of(groups, self.world.rank)
+        if number is None:
+            return None
+        return self._mine[groups[number]][1] if groups[number] in self._mine else self.everyone
 
     def close(self) -> None:
-        """Close all communicators. Collective."""
-        while self._open:
-            self._close(*self._open.popitem(last=False)[1])
+        """Close all communicators that were opened here. Collective."""
+        for ranks in list(self._used):
+            self._close(ranks)
 
-    def _close(self, control: Control, group: Collectives | None) -> None:
-        if group is not None:
+    def _missing(self, groups: Groups) -> Groups:
+        everyone = tuple(range(self.world.size))
+        return tuple(ranks for ranks in groups if ranks not in self._used and ranks != everyone)
+
+    def _make_room(self, missing: Groups) -> None:
+        kept = Counter(rank for ranks in self._used for rank in ranks)
+        for rank in (rank for ranks in missing for rank in ranks):
+            while kept[rank] >= OPEN_GROUPS:
+                oldest = next(ranks for ranks in self._used if rank in ranks)
+                self._close(oldest)
+                kept.subtract(oldest)
+
+    def _open(self, missing: Groups) -> None:
+        mine = group_of(missing, self.world.rank)
+        place = 0 if mine is None else missing[mine].index(self.world.rank)
+        control = self.world.control.split(len(missing) if mine is None else mine, place)
+        if mine is None:
+            control.close()
+        else:
+            self._mine[missing[mine]] = control, self.world.collectives(control)
+        self._used.update(dict.fromkeys(missing))
+
+    def _close(self, ranks: Ranks) -> None:
+        del self._used[ranks]
+        if ranks in self._mine:
+            control, group = self._mine.pop(ranks)
             group.close()
-        control.close()
+            control.close()
 
 
 def group_of(groups: Groups, rank: int) -> int | None:

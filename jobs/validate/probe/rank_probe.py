@@ -45,7 +45,7 @@ class RankProbe:
         self._box = open_box() if cuda else None
         self._buffers = ProbeBuffers(world, group, self._box)
         self._peer_memory = IpcBuffers(world, self._box) if self._box else None
-        self._rings = RingCommunicators(world)
+        self._rings = RingCommunicators(world, group)
         self._gpus = gather_gpu_places(world)
         self._latest = group  # the most recently used communicator
         self._wrong: list[WrongData] = []
@@ -103,6 +103,9 @@ class RankProbe:
                     failure.everywhere = True
                 self.world.control.broadcast((END, (failure,)))
                 self.ended = True
+
+    def clock(self) -> float:
+        return time.monotonic()
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)

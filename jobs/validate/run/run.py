@@ -19,7 +19,7 @@ from jobs.validate.health.alarms import with_not_judged
 from jobs.validate.health.hardware_limits import compute_limits, gather_facts
 from jobs.validate.health.known_rates import known_rates, simulated_facts, with_known, with_shares
 from jobs.validate.ladder.ladder import OnRung
-from jobs.validate.plan import RungName
+from jobs.validate.plan import RungName, for_hosts
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.gpu_places import nvml_place
@@ -66,7 +66,8 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         watching(world, handler, options.timeout, failure=RunError) as progress,
         open_probe(world, progress, partial(read_counters, uuid, number)) as probe,
     ):
-        validation.plan = fit_to_devices(world, options.plan)
+        hosts = len({rank.host_id for rank in world.ranks})
+        validation.plan = fit_to_devices(world, for_hosts(options.plan, hosts))
         if (usual := validation.plan.critical) < options.plan.critical:
             validation.notes.append(
                 f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
@@ -113,7 +114,9 @@ def measure_simulated(
     fleet: SimulatedFleet, options: ValidateOptions, on_rung: OnRung, on_round: Callable[[str], None]
 ) -> Report:
     """Measure a simulated fleet; parameters as of `measure`."""
-    validation = Validation(options, {"meshrun": version("meshrun")}, plan=options.plan)
+    validation = Validation(
+        options, {"meshrun": version("meshrun")}, plan=for_hosts(options.plan, len(fleet.hosts))
+    )
     validation.members = tuple(
         Member(place.rank, fleet.hosts[place.host], place.gpu, "simulated", kind="simulated")
         for place in fleet.places

@@ -13,18 +13,21 @@ from typing import Any
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.health.alarms import add_fleet_alarms, with_not_judged
 from jobs.validate.ladder import costs
-from jobs.validate.ladder.budget import Deadline, fit
-from jobs.validate.ladder.ladder import Ladder, NoTime, OnRung, unlimited
+from jobs.validate.ladder.budget import MOST_SECONDS, Deadline, TimeLimit, fit
+from jobs.validate.ladder.ladder import Ladder, OnRung
 from jobs.validate.ladder.part_rates import BestRates, PartRates, best_rates, matrices, part_rates
 from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
+from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import HardwareLimit, Member, Report
 from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError, tell
+
+BETWEEN = ("host pairs", "rails", "all")  # rungs
 
 
 @dataclass
@@ -43,7 +46,9 @@ class Validation:
 
     def report(self, verdict: Verdict, ended: str = "") -> Report:
         """Return a report of everything so far. ended: why the run ended early, or ""."""
-        ladder = self.ladder
+        ladder, sizes = self.ladder, costs.sizes(self.plan)
+        if ladder:  # which moves fewer bytes between hosts if these take long
+            sizes |= {key: size for key, size in costs.sizes(ladder.plan).items() if key.startswith(BETWEEN)}
         allowed = {one.rung: one.rate for one in self.limits if one.what == "ring"}
         curves = [replace(one, limit=allowed.get(one.rung)) for one in ladder.curves] if ladder else []
         return Report(
@@ -52,7 +57,7 @@ class Validation:
             self.started.isoformat(timespec="seconds"),
             time.monotonic() - self.begin,
             shlex.join(("meshrun", *self.options.words)),
-            self.environment | {"bytes": costs.sizes(self.plan)},
+            self.environment | {"bytes": sizes},
             self.options.simulate or "",
             self.limits,
             tuple(ladder.changes) if ladder else (),
@@ -78,18 +83,21 @@ class Validation:
 def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Callable[[str], None]) -> Report:
     """Climb once, or repeatedly for a soak, within the budget; compare with and save to the baseline.
 
+    Without a budget, each climb ends after MOST_SECONDS.
+
     on_rung: called before each rung. on_round: called with a line about each round of a soak.
     """
     options = validation.options
-    deadline = Deadline(options.budget) if options.budget else None
-    no_time = _fit_budget(validation, probe, deadline) if deadline else unlimited
+    deadline = Deadline(options.budget, probe.clock) if options.budget else None
+    limit = _fit_budget(validation, probe, deadline) if deadline else None
 
     def climb() -> Verdict:
-        validation.ladder = Ladder(probe, validation.plan, on_rung, no_time)
+        usual = TimeLimit(Deadline(MOST_SECONDS, probe.clock))
+        validation.ladder = Ladder(probe, validation.plan, on_rung, limit or usual)
         return validation.ladder.climb()
 
     if options.soak:
-        result = soak(climb, Deadline(options.soak), on_round)
+        result = soak(climb, Deadline(options.soak, probe.clock), on_round)
         validation.environment["soak"] = result.line
         verdict = result.worst
     else:
@@ -112,10 +120,19 @@ def unknown_rates(report: Report) -> str:
     return f"no known rate for {', '.join(unknown)}: only compared with siblings"
 
 
-def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoTime:
-    """Fit the plan to the time. Returns the function that decides whether there is time for a rung."""
+def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> TimeLimit:
+    """Fit the plan to the time. Returns the limit of the climbs."""
     topology = topology_of(probe)
-    calibrated = costs.calibrate(probe, validation.plan)
+    metered = MeteredProbe(probe)
+    metered.left = deadline.left
+    try:
+        calibrated = costs.calibrate(metered, validation.plan)
+    except TimeUpError:
+        raise UserError(
+            "the budget is too short to find out how long measurements take",
+            got=f"{deadline.seconds:.4g} s",
+            hint=f"--budget {math.ceil(4 * deadline.seconds)}s, or fewer --rungs",
+        ) from None
     wanted = validation.plan
     reduced, cuts = fit(wanted, deadline.left(), lambda plan: costs.estimate(plan, topology, calibrated))
     if cuts:
@@ -123,11 +140,7 @@ def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> NoT
     validation.plan = replace(reduced, rungs=wanted.rungs)
     expected = costs.estimate_rungs(reduced, topology, calibrated)  # without the rungs that were dropped
 
-    def no_time(name: RungName) -> str:
-        enough = expected.get(name, math.inf) <= deadline.left()
-        return "" if enough else "no time is left in the budget"
-
-    return no_time
+    return TimeLimit(deadline, expected)
 
 
 def _use_baseline(validation: Validation, report: Report, rates: PartRates, best: BestRates) -> Report:

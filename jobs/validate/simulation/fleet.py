@@ -72,6 +72,10 @@ class SimulatedFleet:
         self._links = [fault for fault in spec.faults if fault.kind in ("link", "oneway")]
         self._neighbours = Neighbours(spec.neighbours, spec.hosts + spec.leaf_switches, rng)
 
+    def clock(self) -> float:
+        """Return the time in the model."""
+        return self.now
+
     def wait(self, seconds: float) -> None:
         """Let time pass in the model."""
         self.now += seconds

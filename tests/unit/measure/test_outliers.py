@@ -131,3 +131,18 @@ def test_healthy_values_that_differ_exceed_their_threshold_in_few_runs(count: in
     runs = [0.03 * random.standard_normal(count) for _ in range(400)]
     raised = sum(bool((one > outliers.group_threshold(one, 0.07)).any()) for one in runs)
     assert raised <= (0.05 if count < 100 else 0.02) * len(runs)
+
+
+def test_looks_until_clear_seldom_clear_a_slow_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of slow parts, at most the stated share is ever cleared; of healthy ones, nearly all."""
+    monkeypatch.setattr(outliers, "FALSE_CLEARANCE", 0.05)
+    random, noise, slow = np.random.default_rng(1), 0.1, 0.105
+    means = np.cumsum(random.normal(0, outliers.MEDIAN_ERROR * noise, (4000, 200)), axis=1) / np.arange(
+        1, 201
+    )
+    limit = outliers.clear_threshold(noise, np.arange(1, 201), slow)
+    cleared = [(means + level < limit).any(axis=1).mean() for level in (slow, 0.0)]
+    assert 0.02 < cleared[0] < 0.05
+    assert cleared[1] > 0.99
+    usual = outliers.samples_to_clear(noise, slow)
+    assert 0.4 < (means[:, round(usual) - 1] < limit[round(usual) - 1]).mean() < 0.6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.validate.localize.observations import Siblings, tabulate
+from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.plan import Plan
 from jobs.validate.topology import Ints
 
@@ -24,3 +24,18 @@ def test_rounds_with_different_numbers_of_samples_are_one_table() -> None:
     assert table.count.tolist() == [4, 4, 6, 5]
     assert table.level.tolist() == pytest.approx([0, np.log(2), 0, 0])
     assert table.failed == {6, 7}
+
+
+def test_slow_samples_of_an_earlier_table_are_kept_unless_all_were_slow() -> None:
+    def table(flows: list[tuple[int, int]], slow: list[int]) -> Observations:
+        fast = np.ones((len(flows), 10))
+        for row, count in zip(fast, slow, strict=True):
+            row[:count] = 3.0
+        alike = Siblings(np.zeros(len(flows), np.int64), None, 0.0)
+        return tabulate([np.array(flows)], [fast], lambda a, b: alike, Plan())
+
+    others = [(number, number + 1) for number in range(10, 30)]
+    earlier = table([(0, 1), (1, 2), (2, 3), *others], [4, 10, 0, *[0] * 20])
+    later = table([(2, 3), (0, 1), (1, 2), (7, 8)], [1, 1, 0, 0]).with_slow_samples(earlier)
+    assert later.slow.tolist() == [1, 5, 0, 0]
+    assert later.count.tolist() == [20, 20, 10, 10]

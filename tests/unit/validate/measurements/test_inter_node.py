@@ -98,4 +98,5 @@ def test_a_mild_constant_loss_is_not_intermittent(fault: str, seed: int) -> None
     fleet = SimulatedFleet(parse_fleet(f"hosts=16,gpus=8,seed={seed},fault={fault}"))
     verdict = climb_ladder(fleet)
     assert "flap" not in [one.kind for one in verdict.findings]
-    assert verdict.status in ("ok", "warning")
+    # A rail this close to the tolerance may show under full load only, where no part of it can be named.
+    assert verdict.status in ("ok", "warning", "unknown" if fault.startswith("rail") else "ok")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,65 +19,41 @@ from jobs.validate.probe.api import Seconds, SingleRankOp
 SAMPLE = 0.1  # seconds
 
 
-class Clock:
-    """A clock that advances when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(repeats, "time", SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep))
-    return clock
-
-
 @pytest.mark.parametrize(
     ("span", "takes", "at"), [(0, 1, [0, 1, 2, 3]), (20, 1, [5, 10, 15, 20]), (20, 7, [5, 12, 19, 26])]
 )
-def test_repeats_are_spread_over_a_time(clock: Clock, span: float, takes: float, at: list[float]) -> None:
-    begin, seen = clock.now, []
-    for number in repeats.spaced_repeats(4, span):
+def test_repeats_are_spread_over_a_time_by_the_probes_clock(
+    span: float, takes: float, at: list[float]
+) -> None:
+    probe, seen = NoisyFleet(0), []
+    for number in repeats.spaced_repeats(4, span, probe):
         assert number == len(seen)
-        seen.append(clock.now - begin)
-        clock.now += takes
+        seen.append(probe.now)
+        probe.now += takes
     assert seen == at
 
 
 class Crowded(NoisyFleet):
     """For the first seconds, another process has the core of each host's last rank."""
 
-    clock: Clock
-    until: float
-
-    def wait(self, seconds: float) -> None:
-        self.clock.sleep(seconds)
+    until: float = 8.0
 
     def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
         columns = []
         for _ in range(samples):
             column = super().single_rank(what, nbytes, 1)
-            if self.clock.now < self.until:
+            if self.now < self.until:
                 column[[place.gpu == 1 for place in self.places]] *= 2
             columns.append(column)
-            self.clock.now += SAMPLE
+            self.now += SAMPLE
         return np.concatenate(columns, axis=1)
 
 
 @pytest.mark.parametrize(("span", "status"), [(0, "critical"), (20, "ok")])
-def test_a_core_that_something_else_has_for_a_while(clock: Clock, span: float, status: str) -> None:
+def test_a_core_that_something_else_has_for_a_while(span: float, status: str) -> None:
     plan = replace(PLAN, tolerance=-math.log(CPU_SHARE), critical=CPU_SHARE, retest_span=span)
     for seed in range(10):
-        fleet = Crowded(seed, sigma=0.05)
-        fleet.clock, fleet.until = clock, clock.now + 8
-        verdict = climb_ladder(fleet, replace(plan, seed=seed))
+        verdict = climb_ladder(Crowded(seed, sigma=0.05), replace(plan, seed=seed))
         assert verdict.status == status, verdict.line
 
 
@@ -106,22 +81,10 @@ def test_a_longer_look_where_noise_hides_who_is_slow(monkeypatch: pytest.MonkeyP
     assert named(20) < 15
 
 
-def test_waiting_in_a_model_takes_the_span_once() -> None:
-    waits: list[float] = []
-    assert list(repeats.spaced_repeats(4, 20.0, waits.append)) == [0, 1, 2, 3]
-    assert sum(waits) == pytest.approx(20, abs=0.5)
-    assert max(waits) == pytest.approx(5, abs=0.5)
-
-
 def test_load_of_a_neighbour_is_no_fault() -> None:
     """For some seconds another job loads a host's NICs, from before the first measurement on."""
 
     class Loaded(NoisyFleet):
-        now = 0.0
-
-        def wait(self, seconds: float) -> None:
-            self.now += seconds
-
         def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
             seconds = super().flows(flows, nbytes, samples)
             busy = [1 in (self.places[a].host, self.places[b].host) for a, b in flows]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
 from jobs.validate.measurements.schedule import (
+    both_ways,
     inter_node_rounds,
     intra_node_rounds,
     isolated_rounds,
+    matched_rounds,
     round_robin,
 )
 from jobs.validate.plan import Plan
@@ -82,3 +85,16 @@ def test_apart_is_one_flow_a_host() -> None:
     for one in rounds:
         hosts = [int(fleet.host[rank]) for flow in one for rank in flow]
         assert len(hosts) == len(set(hosts)) <= 4
+
+
+@pytest.mark.parametrize(("ranks", "count"), [(8, 5), (64, 300), (6, 15)])
+def test_matched_rounds_have_each_pair_once_and_each_rank_once_a_round(ranks: int, count: int) -> None:
+    random = np.random.default_rng(1)
+    flows = np.array([random.choice(ranks, 2, replace=False) for _ in range(count)])
+    rounds = list(matched_rounds(both_ways(flows), ranks, random))
+    for pairs in rounds:
+        assert len(np.unique(pairs)) == pairs.size
+    found = [tuple(pair) for pairs in rounds for pair in pairs.tolist()]
+    assert sorted(found) == sorted({tuple(sorted(flow)) for flow in flows.tolist()})
+    most = max(np.bincount(np.array(found).ravel()))
+    assert most <= len(rounds) <= 2 * most

@@ -158,7 +158,7 @@ def unlike_everything(found: dict[str, Any], size: int) -> list[str]:
 
 def in_groups_of(world: World, groups: tuple[tuple[int, ...], ...]) -> list[int] | None:
     """Return the ranks of this rank's group in communicator order; None without a group."""
-    rings = RingCommunicators(world)
+    rings = RingCommunicators(world, world.collectives(world.control))
     group = rings.of(groups)
     found = None if group is None else group.control.allgather(world.rank)
     rings.close()
@@ -422,31 +422,78 @@ def test_the_order_of_a_ring(groups: tuple[tuple[int, ...], ...]) -> None:
     assert found == [next((list(group) for group in groups if rank in group), None) for rank in range(4)]
 
 
-def test_few_communicators_stay_open() -> None:
-    sets = [((0, 1),), ((1, 0),), ((0,), (1,)), ((1,), (0,)), ((0,),), ((1,),)]
+def journaling(world: World, done: list[str]) -> None:
+    """Write in `done` the size of each group whose communicator is opened or closed on this rank."""
+    open_collectives = world.collectives
+
+    def journaled(control: Any) -> Any:
+        made = open_collectives(control)
+        members = control.allgather(world.rank)
+        close = made.close
+
+        def closed() -> None:
+            done.append(f"close {members}")
+            close()
+
+        done.append(f"open {members}")
+        made.close = closed
+        return made
+
+    world.collectives = journaled
+
+
+def test_few_communicators_stay_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of each rank, the most recently used; those of ranks that are not asked stay as they are."""
+    monkeypatch.setattr("jobs.validate.probe.multi_rank.OPEN_GROUPS", 2)
+    asked_for = [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 1),), ((2, 3), (1, 0)), ((1, 3),), ((0, 1),)]
 
     def body(world: World) -> Any:
         done: list[str] = []
-        open_collectives = world.collectives
-
-        def telling(control: Any) -> Any:
-            made = open_collectives(control)
-            done.append(f"open {asked_for}")
-            made.close = partial(done.append, f"close {asked_for}")
-            return made
-
-        world.collectives = telling
-        rings = RingCommunicators(world)
-        for asked_for in (0, 1, 2, 3, 0, 4, 0, 5, 1):
-            rings.of(sets[asked_for])
+        everyone = world.collectives(world.control)
+        journaling(world, done)
+        rings = RingCommunicators(world, everyone)
+        for groups in asked_for:
+            rings.of(groups)
+        assert rings.of(((0, 1, 2, 3),)) is everyone, "open already"
         rings.close()
         return done
 
-    found = ranks(2, body)
-    # Rank 1 is in no group of set 4, rank 0 in none of set 5.
-    first = ["open 0", "open 1", "open 2", "open 3", "close 1"]
-    assert found[0] == [*first, "open 4", "close 2", "close 3", "open 1", "close 4", "close 0", "close 1"]
-    assert found[1] == [*first, "close 2", "open 5", "close 3", "open 1", "close 0", "close 5", "close 1"]
+    assert ranks(4, body) == [
+        [
+            "open [0, 1]", "open [0, 2]", "close [0, 2]", "open [1, 0]", "close [0, 1]", "close [1, 0]",
+            "open [0, 1]", "close [0, 1]",
+        ],
+        [
+            "open [0, 1]", "open [1, 3]", "close [1, 3]", "open [1, 0]", "close [0, 1]", "open [1, 3]",
+            "close [1, 0]", "open [0, 1]", "close [1, 3]", "close [0, 1]",
+        ],
+        ["open [2, 3]", "open [0, 2]", "close [0, 2]", "close [2, 3]"],
+        ["open [2, 3]", "open [1, 3]", "close [1, 3]", "open [1, 3]", "close [2, 3]", "close [1, 3]"],
+    ]  # fmt: skip
+
+
+def test_a_retest_opens_no_communicator_again() -> None:
+    """Of six rings measured together, each is measured five times more by itself: more than stay open."""
+    groups = [[2 * pair, 2 * pair + 1] for pair in range(6)]
+
+    def body(world: World) -> list[str]:
+        done: list[str] = []
+        journaling(world, done)
+
+        def script(probe: RankProbe) -> None:
+            probe.rings(groups, KIB, 1)
+            for _ in range(5):
+                for group in groups:
+                    probe.rings([group], KIB, 1)
+            probe.rings([range(12)], KIB, 1)
+            assert probe.wrong_data() == []
+
+        lead_or_follow(world, script)
+        return done
+
+    for rank, done in enumerate(ranks(12, body)):
+        own, everyone = groups[rank // 2], list(range(12))
+        assert done == [f"open {everyone}", f"open {own}", f"close {own}", f"close {everyone}"]
 
 
 def test_it_measures_inside_lead_only() -> None:
@@ -692,7 +739,7 @@ def test_what_is_under_way_is_aborted_first() -> None:
 
         return lead_or_follow(world, script, progress) or []
 
-    found = ranks(2, body)[0]
+    found = ranks(3, body)[0]
     assert found[0] == "second"
     assert found[3] == "all"
     assert sorted(found[:3]) == sorted(found[3:]) == ["all", "first", "second"]
