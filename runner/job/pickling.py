@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -17,14 +18,14 @@ def dumps(value: Any) -> bytes:
         return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
-    """Keeps the files of functions, which errors name: from version 3.1.3 on, cloudpickle leaves them out."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, CodeType):
-            return _code_of_file, (value.co_filename, *self.dispatch_table[CodeType](value))
-        return super().reducer_override(value)
+def _reduced(code: CodeType) -> tuple[Any, ...]:
+    """Reduce as cloudpickle does, but keep the file: errors name it, and version 3.1.3 leaves it out."""
+    return _code_of_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
 
 
 def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
     return make(*arguments).replace(co_filename=file)
+
+
+_TABLE = ChainMap({CodeType: _reduced}, cloudpickle.Pickler.dispatch_table)
+_Pickler: Any = type("_Pickler", (cloudpickle.Pickler,), {"dispatch_table": _TABLE})

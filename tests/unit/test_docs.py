@@ -22,10 +22,12 @@ from scipy import ndimage
 import meshrun
 from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
+from runner.comm.threads import run_ranks
 from runner.errors import UserError
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
+from runner.world.world import open_world
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -85,6 +87,17 @@ def test_the_jobs_pages_examples_compute_what_they_say() -> None:
     assert shown["spread"](array, scale=3.0) == {"spread": 3 * (array.max() - array.min())}
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_jobs_pages_power_spectrum_is_numpys(tmp_path: Path, ranks: int) -> None:
+    array = np.random.default_rng(5).random((7, 10))
+    np.save(tmp_path / "in.npy", array)
+    power, places = jobs_of_the_page()["power"], (tmp_path / "in.npy", tmp_path / "out.npy")
+    done = run_ranks(ranks, lambda comm: run(power, *places, world=open_world("cpu", control=comm)))
+    expected = abs(np.fft.fft2(array)) ** 2
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-12)
+    assert done[0]["result"]["total"] == pytest.approx(expected.sum())
+
+
 def run_commands(
     page: Path, folder: Path, ends: Mapping[str, Collection[int]] = MappingProxyType({})
 ) -> dict[str, subprocess.CompletedProcess[str]]:
@@ -105,6 +118,28 @@ def run_commands(
         assert done.returncode in ends.get(command, (0,)), f"{command}\n{done.stderr}"
         ended[command] = done
     return ended
+
+
+@pytest.mark.nightly
+def test_the_commands_of_the_page_on_transforms_succeed(tmp_path: Path) -> None:
+    array = np.random.default_rng(4).standard_normal((12, 10, 8))
+    np.save(tmp_path / "in.npy", array)
+    assert len(run_commands(ROOT / "docs" / "transforms.md", tmp_path)) == 4
+    np.testing.assert_allclose(np.load(tmp_path / "back.npy"), array, atol=1e-12)
+    np.testing.assert_array_equal(np.load(tmp_path / "turned.npy"), array.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_transforms_pages_low_pass_keeps_low_frequencies(tmp_path: Path, ranks: int) -> None:
+    names: dict[str, Any] = {"meshrun": meshrun}
+    for code in blocks(ROOT / "docs" / "transforms.md", "python"):
+        exec(code, names)
+    rows, columns = np.mgrid[:20, :30] * 2 * np.pi
+    low, high = np.cos(rows / 20) + np.sin(columns / 15), np.cos(rows / 4)
+    np.save(tmp_path / "in.npy", low + high)
+    places = (tmp_path / "in.npy", tmp_path / "out.npy")
+    run_ranks(ranks, lambda comm: run(names["low_pass"], *places, world=open_world("cpu", control=comm)))
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), low, atol=1e-12)
 
 
 @pytest.mark.nightly
