@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
+import over_cupy
 import pytest
 
 from runner.comm.api import Control
@@ -20,10 +21,6 @@ from runner.device.api import Device, NotCapturable
 from runner.device.raw.memory import Memory
 from runner.pipeline.steps import halo_path
 
-OVER_CUPY = (
-    "runner.comm.peer_arrays", "runner.device.cuda", "runner.device.copy_streams",
-    "runner.device.raw.cuda_memory",
-)  # fmt: skip
 GPUS = [Device("cuda", "a GPU", index, uuid=f"GPU-{index}") for index in range(2)]
 
 
@@ -37,13 +34,9 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.cuda.runtime.CUDARuntimeError = CudaError
     for name, module in (("cupy", made), ("cupy.cuda", made.cuda)):
         monkeypatch.setitem(sys.modules, name, module)
-    for name in OVER_CUPY:
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    over_cupy.forget()
     yield made
-    for name in OVER_CUPY:  # nobody else's: they have this CuPy
-        if sys.modules.pop(name, None) is not None:
-            package, _, module = name.rpartition(".")
-            delattr(sys.modules[package], module)
+    over_cupy.forget()
 
 
 class Box:

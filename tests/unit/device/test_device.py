@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import numpy as np
+import over_cupy
 import pytest
 
 from runner.device import cpu
@@ -69,10 +70,9 @@ def test_ranges_are_named_where_cupy_can(available: bool, monkeypatch: pytest.Mo
     cupy.cuda.nvtx = MagicMock(spec=["available", *(["RangePush", "RangePop"] if available else [])])
     cupy.cuda.nvtx.available = available
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.delitem(sys.modules, "runner.device.copy_streams", raising=False)
+    over_cupy.forget()
     copies = importlib.import_module("runner.device.copy_streams")
-    monkeypatch.delitem(sys.modules, "runner.device.copy_streams")  # nobody else's: it has this CuPy
-    delattr(sys.modules["runner.device"], "copy_streams")
+    over_cupy.forget()
     with copies.CudaCopyStreams(0, MagicMock()).named("chunk 3"):
         inside = list(cupy.cuda.nvtx.method_calls)
     assert inside == ([call.RangePush("chunk 3")] if available else [])

@@ -1,0 +1,18 @@
+"""Modules that import CuPy, for tests with a CuPy that is made up."""
+
+from __future__ import annotations
+
+import sys
+
+NAMES = (
+    "runner.comm.peer_arrays", "runner.device.cuda", "runner.device.copy_streams", "runner.device.nvrtc",
+    "runner.device.raw.cuda_memory",
+)  # fmt: skip
+
+
+def forget() -> None:
+    """Have whoever needs them import them again: those that are loaded have the CuPy of their test."""
+    for name in NAMES:
+        if sys.modules.pop(name, None) is not None:
+            package, _, module = name.rpartition(".")
+            delattr(sys.modules[package], module)
