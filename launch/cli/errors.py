@@ -15,6 +15,7 @@ import click
 ROOMS = ("meshrun", "runner", "jobs")  # our other packages, whose names users also give to folders
 # The option as typed, and the number that may follow.
 RANKS = re.compile(r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)")
+RESTARTS = {"--on-failure": "--on-failure resume", "--max-restarts": "--max-restarts 3"}
 LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
 
 
@@ -95,7 +96,7 @@ def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: cli
 def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
     """The error as one line with a hint. words: the command line; empty if the command starts no ranks."""
     ctx = _context(mistake)
-    if typed := _misplaced_ranks(mistake, ctx, words):
+    if typed := _misplaced_ranks(mistake, ctx, words) or _misplaced_restarts(mistake, ctx):
         return typed
     message = single_line(mistake.format_message()).rstrip(".")
     end = "" if message.endswith("?") else "."
@@ -136,6 +137,17 @@ def _misplaced_ranks(mistake: BaseException, ctx: click.Context | None, words: S
     count = count or "".join(words[at + 1 : at + 2])
     typed = shlex.join(["meshrun", "-n", count if count.isdecimal() else "N", *rest])
     return f"{first.option_name}, the number of ranks, goes before the command. Try: {typed}"
+
+
+def _misplaced_restarts(mistake: BaseException, ctx: click.Context | None) -> str | None:
+    """The message for --on-failure after the command instead of before it; None for other errors."""
+    first = _first(mistake)
+    if not (isinstance(first, click.NoSuchOption) and first.option_name in RESTARTS) or ctx is None:
+        return None
+    return (
+        f"{first.option_name} goes before the command. "
+        f"Try: meshrun -n N {' '.join(RESTARTS.values())} {ctx.command_path.partition(' ')[2]} ..."
+    )
 
 
 def single_line(text: object) -> str:

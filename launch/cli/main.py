@@ -46,6 +46,20 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 @click.option(
     "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
 )
+@click.option(
+    "--on-failure",
+    type=click.Choice(["stop", "resume"]),
+    default="stop",
+    metavar="stop|resume",
+    help="Of -n: if a rank is killed, end the run, or continue with the others.  [default: stop]",
+)
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=1),
+    default=3,
+    metavar="N",
+    help="Of --on-failure resume: end the run after so many lost ranks.  [default: 3]",
+)
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", nargs=2, type=int, hidden=True)
@@ -64,6 +78,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 def command(
     ctx: click.Context,
     ranks: int | None,
+    on_failure: str,
+    max_restarts: int,
     run_dir: str | None,
     host_timeout: float,
     expect: tuple[int, int] | None,
@@ -87,10 +103,13 @@ def command(
         if ranks > 1 and run_dir is None and not _is_rank(launched):
             from launch.mpi.local import start
 
-            answer = partial(conclude, words)
-            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words, conclude=answer))
+            answer, debug = partial(conclude, words), "--debug" in words
+            restarts = _restarts(on_failure, max_restarts, words)
+            ctx.exit(start(ranks, words, terminal_columns(), debug=debug, conclude=answer, restarts=restarts))
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
+    if on_failure == "resume" and not {*words} & {*HELP}:
+        raise click.UsageError("--on-failure resume: this command starts no ranks; add -n N, 2 or more")
     ctx.obj = CliContext(
         ranks,
         run_dir,
@@ -101,6 +120,15 @@ def command(
         colour if launched else sys.stdout.isatty(),
         words,
     )
+
+
+def _restarts(on_failure: str, most: int, words: Sequence[str]) -> int:
+    """Return how often to start again after a lost rank."""
+    if on_failure == "stop":
+        return 0
+    if words[0] != "run":
+        raise click.UsageError(f"--on-failure resume continues a `run`; `{words[0]}` has nothing to continue")
+    return most
 
 
 def _is_rank(launched: DetectedLauncher | None) -> bool:

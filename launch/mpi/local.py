@@ -13,6 +13,7 @@ from launch.mpi.rank_command import PROGRAM, run_options
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, no_answer
+from launch.supervise.restarts import with_restarts
 from launch.supervise.supervisor import supervise
 
 RANK_BYTES = 16 << 20  # least private memory of a rank with Python, NumPy and MPI
@@ -26,11 +27,13 @@ def start(
     program: Sequence[str] = PROGRAM,
     debug: bool = False,
     conclude: Conclude = no_answer,
+    restarts: int = 0,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    debug: also show the launcher's own messages. conclude: as for `judge`.
+    debug: also show the launcher's own messages. conclude: as for `judge`. restarts: how often to start again
+    with a rank less after one was lost, for a command `run`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -40,15 +43,18 @@ def start(
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
     check_capacity(ranks)
 
-    def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-        ours = [*run_options(str(run), columns), "-n", str(ranks)]
-        environment = launcher.environment(ranks, os.environ, sockets)
-        return [*launcher.command(ranks, bar=columns is not None), *program, *ours, *words], {
-            **environment,
-            RUN_MARK: str(run),
-        }
+    def run(ranks: int, words: Sequence[str], restartable: bool) -> int:
+        def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
+            ours = [*run_options(str(run), columns), "-n", str(ranks)]
+            environment = launcher.environment(ranks, os.environ, sockets)
+            return [*launcher.command(ranks, bar=columns is not None), *program, *ours, *words], {
+                **environment,
+                RUN_MARK: str(run),
+            }
 
-    return supervise(prepare, columns, debug=debug, conclude=conclude)
+        return supervise(prepare, columns, debug=debug, conclude=conclude, restartable=restartable)
+
+    return with_restarts(run, ranks, words, restarts)
 
 
 def check_capacity(ranks: int) -> None:

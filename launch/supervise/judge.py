@@ -139,6 +139,17 @@ def _judge(
     return run.exit_status(), why
 
 
+def lost_rank(run: RunDirectory, outcome: Outcome) -> Killed | None:
+    """Return the rank whose loss ended the run: killed by a signal, before any other failure.
+
+    None if the run was complete, was interrupted, or failed in another way, as it would again.
+    """
+    killed, failure = _killed(run, outcome), run.failure()
+    if outcome.interrupted or run.record() is not None or killed is None:
+        return None
+    return killed if failure is None or failure["rank"] == killed.rank else None
+
+
 def _silent(hosts: Sequence[str]) -> str:
     from runner.errors import RunError
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, end_strays
-from launch.supervise.judge import Conclude, Explain, Outcome, judge, no_answer
+from launch.supervise.judge import Conclude, Explain, Outcome, judge, lost_rank, no_answer
 from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
 
@@ -36,6 +36,15 @@ SHORT = 24  # longest path, in characters; launchers append up to 70
 EXEC_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
 
 
+class RankLostError(Exception):
+    """A rank was lost, and the others can go on without it; the sentence. resumable: the run has kept results
+    with which it continues."""
+
+    def __init__(self, sentence: str, resumable: bool) -> None:
+        super().__init__(sentence)
+        self.resumable = resumable
+
+
 def supervise(
     prepare: Callable[[Path, Path], tuple[list[str], dict[str, str]]],
     columns: int | None = None,
@@ -45,6 +54,7 @@ def supervise(
     clean_up_hosts: Callable[[Path, Path, float], list[str]] | None = None,
     explain: Explain | None = None,
     conclude: Conclude = no_answer,
+    restartable: bool = False,
 ) -> int:
     """Run a launcher to its end, judge the run and clean up after it; returns the run's exit status.
 
@@ -52,7 +62,7 @@ def supervise(
     with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
     ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
     two and the seconds since the start, and returns those that do not answer. explain, conclude: as for
-    `judge`.
+    `judge`. restartable: raise RankLostError if the run can go on without a rank, instead of judging it.
     """
     from runner.system.launcher import working_directory
     from runner.world.run_status import RunDirectory, RunLines
@@ -70,6 +80,9 @@ def supervise(
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
+        if restartable and (killed := lost_rank(run, outcome)):
+            run.remove_leftovers()
+            raise RankLostError(killed.sentence, resumable=bool(run.recovery_hint()))
         status = judge(run, outcome, debug, lost, explain, conclude)
         succeeded = status == outcome.status == 0
         return status

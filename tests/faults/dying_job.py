@@ -31,6 +31,7 @@ held = told != int(victim) and place not in ("nowhere", "begin", "rename", "rena
 if told != int(victim):
     place = "nowhere"
 calls, chunks = itertools.count(1), itertools.count(1)
+(notes / f"pid-{told}").write_text(str(os.getpid()))
 pause = float(os.environ.get("PAUSE", "0.01"))  # so that every rank gets some chunks
 pause *= float(os.environ.get("SLOWER", "1")) if told == 0 else 1
 

@@ -254,6 +254,28 @@ def test_n_behind_the_command_is_told_its_place(refused: Callable[..., str], typ
     assert sentence.endswith(f", the number of ranks, goes before the command. Try: {meant}")
 
 
+@pytest.mark.usefixtures("job_file", "calls")
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("run edges.py:edges a b --on-failure resume", "--on-failure goes before the command. "
+         "Try: meshrun -n N --on-failure resume --max-restarts 3 run edges.py:edges ..."),
+        ("run edges.py:edges a b --max-restarts 2", "--max-restarts goes before the command. "
+         "Try: meshrun -n N --on-failure resume --max-restarts 3 run edges.py:edges ..."),
+        ("--on-failure resume run edges.py:edges a b", "--on-failure resume: this command starts no ranks; "
+         "add -n N, 2 or more. Try: meshrun --help"),
+        ("-n 1 --on-failure resume run edges.py:edges a b", "--on-failure resume: this command starts no "
+         "ranks; add -n N, 2 or more. Try: meshrun --help"),
+        ("-n 2 --on-failure resume selftest", "--on-failure resume continues a `run`; `selftest` has nothing "
+         "to continue. Try: meshrun --help"),
+        ("-n 2 --on-failure again run edges.py:edges a b", "'again' is not one of 'stop', 'resume'"),
+        ("-n 2 --on-failure resume --max-restarts 0 run edges.py:edges a b", "0 is not in the range x>=1"),
+    ],
+)  # fmt: skip
+def test_on_failure_needs_ranks_to_start(refused: Callable[..., str], typed: str, sentence: str) -> None:
+    assert sentence in refused(*typed.split())
+
+
 @pytest.mark.usefixtures("job_file")
 def test_n_of_what_no_ranks_run_is_no_option(refused: Callable[..., str]) -> None:
     assert refused("jobs", "-n", "2") == "meshrun: No such option '-n'. Try: meshrun jobs --help"
@@ -349,7 +371,8 @@ def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
 def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     words = ("run", "edges.py:edges", "in.npy", "out.npy", "--gain", "2", "--debug")
     assert main(["-n", "4", *words]) == 0
-    assert calls.started == [(4, words, {"debug": True})]
+    assert main(["-n", "4", "--on-failure", "resume", "--max-restarts", "2", *words]) == 0
+    assert calls.started == [(4, words, {"debug": True, "restarts": n}) for n in (0, 2)]
     assert calls.ran == []
 
 

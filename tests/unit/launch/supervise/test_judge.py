@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.slurm.followed_job import task_end
-from launch.supervise.judge import MEMORY, Outcome, judge
+from launch.supervise.judge import MEMORY, Outcome, judge, lost_rank
 from runner.world.run_status import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
@@ -153,3 +153,21 @@ def test_the_unfinished_output_goes(run: RunDirectory, tmp_path: Path) -> None:
     run.note_partial(partial)
     judge(run, outcome(137, KILLED))
     assert not partial.exists()
+
+
+def test_a_killed_rank_is_lost_and_the_others_may_go_on(run: RunDirectory) -> None:
+    lost = lost_rank(run, outcome(137, KILLED))
+    assert lost is not None
+    assert lost.rank == 1
+    fail(run, rank=1)  # it said so itself
+    assert lost_rank(run, outcome(137, KILLED)) == lost
+
+
+@pytest.mark.parametrize("why", ["complete", "interrupted", "another failure", "an exit status"])
+def test_what_is_no_loss_of_a_rank(run: RunDirectory, why: str) -> None:
+    if why == "complete":
+        run.complete({})
+    if why == "another failure":
+        fail(run, rank=0)
+    by = signal.SIGINT if why == "interrupted" else None
+    assert lost_rank(run, outcome(137, LEFT if why == "an exit status" else KILLED, interrupted=by)) is None
