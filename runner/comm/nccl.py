@@ -20,7 +20,7 @@ import cupy
 
 from runner.comm.api import Control
 from runner.comm.collective_call import gather_calls
-from runner.comm.collectives.api import Tuning
+from runner.comm.collectives.api import NcclTuning
 from runner.errors import RunError, UserError, first_line
 from runner.system.launcher import variables
 
@@ -204,7 +204,7 @@ class Communicator:
         *,
         cta_policy: int | None = None,
         peers: int | None = None,
-        tuning: Tuning | None = None,
+        tuning: NcclTuning | None = None,
     ) -> None:
         self.nccl = load()
         self.size, self.rank = size, rank

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.comm.collectives.api import Choice
+from runner.comm.collectives.api import NcclChoice
 from runner.system.launcher import variables
 
 # As NCCL_ALGO and NCCL_PROTO spell them, in the order of NCCL's numbers (src/init.cc).
@@ -35,19 +35,21 @@ SYMMETRIC = re.compile(r"\[Symmetric\]: \d+ Bytes -> Kernel \w+?_(?P<kernel>\w+)
 COPIED = re.compile(r"\[(?:Hierarchical CE|Copy Engine)\]: \d+ Bytes -> (?P<call>.+)")
 
 
-def choices(log: str) -> list[Choice]:
+def choices(log: str) -> list[NcclChoice]:
     """Return the choices in the text of a log, in its order; other lines are skipped."""
     return [found for line in log.splitlines() if (found := _choice(line)) is not None]
 
 
-def _choice(line: str) -> Choice | None:
+def _choice(line: str) -> NcclChoice | None:
     if found := CHOSEN.search(line):
         channels = None if found["first"] is None else int(found["last"]) - int(found["first"]) + 1
-        return Choice(_name(found["algorithm"], ALGORITHMS), _name(found["protocol"], PROTOCOLS), channels)
+        return NcclChoice(
+            _name(found["algorithm"], ALGORITHMS), _name(found["protocol"], PROTOCOLS), channels
+        )
     if found := SYMMETRIC.search(line):
-        return Choice("Symmetric", found["kernel"], int(found["channels"]))
+        return NcclChoice("Symmetric", found["kernel"], int(found["channels"]))
     if found := COPIED.search(line):
-        return Choice("CopyEngine", found["call"].strip().replace(" ", ""), None)
+        return NcclChoice("CopyEngine", found["call"].strip().replace(" ", ""), None)
     return None
 
 
@@ -60,12 +62,12 @@ def _name(logged: str, names: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def logged_choices(reset: Callable[[], object]) -> Iterator[list[Choice]]:
+def logged_choices(reset: Callable[[], object]) -> Iterator[list[NcclChoice]]:
     """Turn NCCL's log on; at the end fill the list with what it says, and turn the log off.
 
     reset: ncclResetDebugInit, after which NCCL reads its NCCL_DEBUG variables again at its next message.
     """
-    found: list[Choice] = []
+    found: list[NcclChoice] = []
     with tempfile.TemporaryDirectory(prefix="meshrun-nccl-") as folder:
         log = Path(folder, "log")
         # %: NCCL expands %h and %p in the name.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runner.comm.api import Arrays, Control
-from runner.comm.collectives.api import Collectives, Tuning
+from runner.comm.collectives.api import Collectives, NcclTuning
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
@@ -105,7 +105,7 @@ def open_collectives(
     cta_policy: int | None,
     peers: int | None,
     null_stream: bool,
-    tuning: Tuning | None,
+    tuning: NcclTuning | None,
     transport: Literal["nccl", "mpi"] | None,
 ) -> Collectives:
     """Collectives on raw memory among a group's ranks, each on its device; transport: None for the default.

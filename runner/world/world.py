@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from runner.comm.api import Control
 from runner.comm.collective_call import collective_call, gather_calls, on_root
-from runner.comm.collectives.api import Collectives, Tuning
+from runner.comm.collectives.api import Collectives, NcclTuning
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
@@ -107,7 +107,7 @@ class World(Group):
         cta_policy: int | None = None,
         peers: int | None = None,
         null_stream: bool = False,
-        tuning: Tuning | None = None,
+        tuning: NcclTuning | None = None,
         transport: Literal["nccl", "mpi"] | None = None,
     ) -> Collectives:
         """Collectives on raw device memory among the ranks of `group`. Collective.

@@ -11,7 +11,7 @@ import pytest
 
 from jobs import kernels
 from jobs.bench.lessons.matmul import lesson as matmul
-from jobs.bench.lessons.matmul.methods import PRECISIONS, Precision, ProductShape, launch
+from jobs.bench.lessons.matmul.methods import PRECISIONS, LessonPrecision, ProductShape, launch
 from jobs.bench.lessons.protocol import Context
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -32,7 +32,7 @@ def on_gpu(array: Any) -> Any:
     return cupy.asarray(array.view(f"u{array.itemsize}"))
 
 
-def excess(c: Any, a: Any, b: Any, precision: Precision) -> float:
+def excess(c: Any, a: Any, b: Any, precision: LessonPrecision) -> float:
     """The largest error as a part of what rounding allows an element: k eps |A| |B|, and its own rounding."""
     exact, scale = a.astype(float) @ b.astype(float), abs(a.astype(float)) @ abs(b.astype(float))
     allowed = (a.shape[1] * precision.sums + 2 * precision.inputs + precision.results) * scale
@@ -40,7 +40,7 @@ def excess(c: Any, a: Any, b: Any, precision: Precision) -> float:
     return float(np.where(np.isfinite(error), error / allowed, np.inf).max())
 
 
-def product(run: Any, planned: Any, shape: ProductShape, precision: Precision) -> float:
+def product(run: Any, planned: Any, shape: ProductShape, precision: LessonPrecision) -> float:
     """`excess` of a poisoned result, infinite where something beside it was written."""
     m, n, _ = shape
     a, b = factors(shape, precision.dtype)

@@ -15,7 +15,7 @@ from itertools import count
 
 from jobs.bench.collectives.checks import check, chosen_call, compare, prepare
 from jobs.bench.collectives.observe import observed_choices, observed_traffic
-from jobs.bench.collectives.results import Group, Iterations, PlacementResult, RankMismatch, ResultRow
+from jobs.bench.collectives.results import Iterations, PlacementResult, RankMismatch, ResultRow, SplitGroup
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import bandwidths
 from jobs.bench.collectives.timing import CallTimes, bound_call, clock, start_of
@@ -96,7 +96,7 @@ def grouped_figures(
     by_rank: Sequence[float],
     findings: Sequence[RankMismatch] | None,
     average: Callable[[Sequence[float]], float],
-) -> tuple[Group, ...]:
+) -> tuple[SplitGroup, ...]:
     """Compute the figures of each color, averaged over its own ranks; empty if there is only one color.
 
     nccl-tests averages over all ranks whatever the split: one slow group of eight makes the average an eighth
@@ -112,7 +112,7 @@ def grouped_figures(
         counts = bench.operation.counts(point.elements, point.datatype, len(ranks), bench.traffic)
         algbw, busbw = bandwidths(bench.operation, counts, point.datatype, len(ranks), seconds)
         wrong = None if findings is None else sum(found.count for found in findings if found.rank in ranks)
-        groups.append(Group(color, ranks, seconds, algbw, busbw, wrong))
+        groups.append(SplitGroup(color, ranks, seconds, algbw, busbw, wrong))
     return tuple(groups)
 
 

@@ -10,14 +10,14 @@ from jobs.bench.collectives.results import WireTraffic
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.timing import steps_of
 from meshrun import World
-from runner.comm.collectives.api import Choice
+from runner.comm.collectives.api import NcclChoice
 from runner.system.gpu_counters import nvlink_traffic
 from runner.system.network_counters import ip_traffic, rdma_traffic
 
 Counts = Mapping[tuple[str, str, str], tuple[float, float]]  # (kind, owner, wire): bytes sent, received
 
 
-def observed_choices(bench: Bench, point: Point) -> tuple[Choice, ...] | None:
+def observed_choices(bench: Bench, point: Point) -> tuple[NcclChoice, ...] | None:
     """Make one step (-m calls) and return what the library of the first rank chose for it; collective.
 
     None if --show-tuning was not given.
@@ -29,7 +29,7 @@ def observed_choices(bench: Bench, point: Point) -> tuple[Choice, ...] | None:
     with group.observed() if group.rank == 0 else nullcontext() as found:
         group.issue(step)
         group.wait()
-    chosen: tuple[Choice, ...] = bench.everyone.broadcast(tuple(found or ()))
+    chosen: tuple[NcclChoice, ...] = bench.everyone.broadcast(tuple(found or ()))
     return chosen
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runner.comm.collectives.api import Choice
+from runner.comm.collectives.api import NcclChoice
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Iterations:
 
 
 @dataclass(frozen=True)
-class Group:
+class SplitGroup:
     """One group's figures, if the ranks were split. color: nccl-tests' group number.
 
     ranks: world ranks in it. seconds: averaged, as -a says, over its own ranks only. busbw: GB/s.
@@ -142,10 +142,10 @@ class PlacementResult:
     findings: tuple[RankMismatch, ...] = ()
     iterations: Iterations | None = None
     arrival_skew: tuple[float, ...] = ()
-    groups: tuple[Group, ...] = ()
+    groups: tuple[SplitGroup, ...] = ()
     wire: float | None = None
     wire_percent: float | None = None
-    choices: tuple[Choice, ...] | None = None
+    choices: tuple[NcclChoice, ...] | None = None
     traffic: tuple[WireTraffic, ...] | None = None
 
 

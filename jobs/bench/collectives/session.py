@@ -17,7 +17,7 @@ from meshrun import World
 from runner.comm.api import Control
 from runner.comm.clock import clock_offsets
 from runner.comm.collective_call import collective_call
-from runner.comm.collectives.api import Buffer, Collectives, Datatype, Tuning
+from runner.comm.collectives.api import Buffer, Collectives, Datatype, NcclTuning
 from runner.errors import UserError
 from runner.system import links
 from runner.system.launcher import environment
@@ -129,7 +129,7 @@ def opened(
     name: str,
     progress: MeasurementProgress,
     colors: Sequence[int],
-    tuning: Tuning | None = None,
+    tuning: NcclTuning | None = None,
     transport: Transport | None = None,
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.

@@ -27,7 +27,7 @@ from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import open_record
 from jobs.measure.watchdog import watching
 from meshrun import World
-from runner.comm.collectives.api import Tuning
+from runner.comm.collectives.api import NcclTuning
 from runner.errors import RunError, UserError
 from runner.world.failure import FailureHandler
 
@@ -104,7 +104,7 @@ def tunable(options: BenchOptions) -> tuple[str, ...]:
     return found
 
 
-def candidates(operation: str, channels: Sequence[int], library: int) -> list[Tuning]:
+def candidates(operation: str, channels: Sequence[int], library: int) -> list[NcclTuning]:
     """Return the settings of an operation, without NCCL's own choice; library: NCCL's version, as 22809.
 
     Later versions get them for this operation only, so that what is set in the end is what was measured.
@@ -115,9 +115,9 @@ def candidates(operation: str, channels: Sequence[int], library: int) -> list[Tu
         for algorithm in ALGORITHMS[operation]
         for protocol in PROTOCOLS.get(algorithm, ("Simple",))
     ]
-    found = [Tuning(algorithm, protocol) for algorithm, protocol in pairs]
-    found += [Tuning(channels=count) for count in channels]
-    return found + [Tuning(*pair, count) for count in channels for pair in pairs]
+    found = [NcclTuning(algorithm, protocol) for algorithm, protocol in pairs]
+    found += [NcclTuning(channels=count) for count in channels]
+    return found + [NcclTuning(*pair, count) for count in channels for pair in pairs]
 
 
 def measure_tunings(
@@ -154,7 +154,7 @@ def measure_tunings(
     return result
 
 
-def record_rows(result: TuningSweep, tuning: Tuning, rows: Sequence[ResultRow]) -> None:
+def record_rows(result: TuningSweep, tuning: NcclTuning, rows: Sequence[ResultRow]) -> None:
     for row in rows:
         key = RowKey(row.size, row.count, row.datatype, row.reduction, row.root)
         placed = row.out_of_place
@@ -165,7 +165,7 @@ def record_rows(result: TuningSweep, tuning: Tuning, rows: Sequence[ResultRow]) 
 
 
 def measure_one(
-    world: World, handler: FailureHandler, options: BenchOptions, operation: str, tuning: Tuning
+    world: World, handler: FailureHandler, options: BenchOptions, operation: str, tuning: NcclTuning
 ) -> tuple[Header | None, list[ResultRow], str]:
     """Measure one setting in a communicator of its own; also returns why it cannot be used, or "".
 
@@ -196,7 +196,7 @@ def attempt(bench: Bench) -> None:
     bench.progress.done()
 
 
-def other_choice(tuning: Tuning, rows: Sequence[ResultRow]) -> str:
+def other_choice(tuning: NcclTuning, rows: Sequence[ResultRow]) -> str:
     """Say what NCCL used in place of the setting; "" if it followed, or if its log says nothing."""
     wanted = output.plain(tuning)
     for row in rows:

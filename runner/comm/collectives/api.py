@@ -146,7 +146,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Choice:
+class NcclChoice:
     """What a library chose for one operation. algorithm, protocol: names as in NCCL_ALGO and NCCL_PROTO, or
     the kind and name of another kernel. channels: thread blocks; None if unknown."""
 
@@ -156,7 +156,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Tuning:
+class NcclTuning:
     """How a library is to carry out operations; None for its own choice. algorithm, protocol: as in NCCL_ALGO
     and NCCL_PROTO. channels: thread blocks, neither more nor fewer."""
 
@@ -261,7 +261,7 @@ class Collectives(Protocol):
         poll: called periodically while work is in progress.
         """
 
-    def observed(self) -> AbstractContextManager[list[Choice] | None]:
+    def observed(self) -> AbstractContextManager[list[NcclChoice] | None]:
         """Make calls inside it: afterwards the list has the library's choices for them, in order; it is empty
         if this rank's library did not report any. None if the library cannot report."""
 

@@ -15,7 +15,7 @@ import cupy
 
 from runner.comm import nccl
 from runner.comm.api import Control
-from runner.comm.collectives.api import Buffer, Choice, Function, Tuning
+from runner.comm.collectives.api import Buffer, Function, NcclChoice, NcclTuning
 from runner.comm.collectives.call_batch import BUILT
 from runner.comm.collectives.nccl_calls import NcclCalls
 from runner.comm.nccl_log import logged_choices
@@ -75,7 +75,7 @@ class NcclCollectives:
         *,
         cta_policy: int | None = None,
         peers: int | None = None,
-        tuning: Tuning | None = None,
+        tuning: NcclTuning | None = None,
     ) -> None:
         self.control, self.rank, self.size = control, control.rank, control.size
         self.library = nccl.version_number()
@@ -173,7 +173,7 @@ class NcclCollectives:
             if poll is not None:
                 poll()
 
-    def observed(self) -> AbstractContextManager[list[Choice] | None]:
+    def observed(self) -> AbstractContextManager[list[NcclChoice] | None]:
         reset = nccl.debug_reset()
         return nullcontext() if reset is None else logged_choices(reset)
 

@@ -670,7 +670,7 @@ tell([[vars(one) for one in first], second, os.environ["NCCL_DEBUG"], "NCCL_DEBU
 def test_a_communicator_s_own_tuning(stub: Stub) -> None:
     """Its variables are set only while it opens; what NCCL does not have fails at the first call."""
     body = """
-from runner.comm.collectives.api import Tuning
+from runner.comm.collectives.api import NcclTuning
 os.environ["NCCL_ALGO"] = "NVLS"
 def made(tuning):
     one = NcclCollectives(ThreadComm(), stream, tuning=tuning)
@@ -678,8 +678,9 @@ def made(tuning):
         error = refused(one.issue, [one.bind(Call("all_reduce", send, recv, 8, DATATYPES["float"]))])
     left = os.environ["NCCL_ALGO"], "NCCL_PROTO" in os.environ
     return [*map(vars, choices), error[:2], *left]
-joining = noted(lambda: joined(0, 4, tuning=Tuning(channels=12)))
-tell([made(Tuning("TREE", "LL")), made(None), made(Tuning()), made(Tuning("TREE", "LL128")), joining])
+joining = noted(lambda: joined(0, 4, tuning=NcclTuning(channels=12)))
+tunings = NcclTuning("TREE", "LL"), None, NcclTuning(), NcclTuning("TREE", "LL128")
+tell([*map(made, tunings), joining])
 """
     left = [["nothing", 0], "NVLS", False]
 

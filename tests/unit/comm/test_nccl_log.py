@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.comm.collectives.api import Choice
+from runner.comm.collectives.api import NcclChoice
 from runner.comm.nccl_log import choices
 
 PREFIX = "node7:4242:4250 [3] NCCL INFO "
@@ -15,34 +15,37 @@ PREFIX = "node7:4242:4250 [3] NCCL INFO "
     [
         (
             "AllReduce: 1024 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}",
-            Choice("Ring", "LL", 2),
+            NcclChoice("Ring", "LL", 2),
         ),
         (
             "AllReduce: 8589934592 Bytes -> Algo NVLS_TREE proto SIMPLE channel{Lo..Hi}={0..23}",
-            Choice("NVLSTree", "Simple", 24),
+            NcclChoice("NVLSTree", "Simple", 24),
         ),
         (
             "Broadcast: 64 Bytes -> Algo COLLNET_DIRECT proto LL128 channel{Lo..Hi}={4..4}",
-            Choice("CollNetDirect", "LL128", 1),
+            NcclChoice("CollNetDirect", "LL128", 1),
         ),
         # 2.23, and 2.21: numbers, and no channels
-        ("AllGather: 64 Bytes -> Algo 6 proto 2 time 12.120000", Choice("PAT", "Simple", None)),
-        ("64 Bytes -> Algo 0 proto 1 time 12.120000", Choice("Tree", "LL128", None)),
+        ("AllGather: 64 Bytes -> Algo 6 proto 2 time 12.120000", NcclChoice("PAT", "Simple", None)),
+        ("64 Bytes -> Algo 0 proto 1 time 12.120000", NcclChoice("Tree", "LL128", None)),
         # Names that this version of the parser does not know are passed on
-        ("AllReduce: 64 Bytes -> Algo STAR proto LL256 channel{Lo..Hi}={0..0}", Choice("STAR", "LL256", 1)),
-        ("AllReduce: 64 Bytes -> Algo 9 proto 7 time 1.0", Choice("9", "7", None)),
+        (
+            "AllReduce: 64 Bytes -> Algo STAR proto LL256 channel{Lo..Hi}={0..0}",
+            NcclChoice("STAR", "LL256", 1),
+        ),
+        ("AllReduce: 64 Bytes -> Algo 9 proto 7 time 1.0", NcclChoice("9", "7", None)),
         (
             "AllReduce [Symmetric]: 4096 Bytes -> Kernel AllReduce_RSxLDMC_AGxSTMC nchannels 16 nthreads 512 "
             "nWorks 1",
-            Choice("Symmetric", "RSxLDMC_AGxSTMC", 16),
+            NcclChoice("Symmetric", "RSxLDMC_AGxSTMC", 16),
         ),
         (
             "AllGather [Copy Engine]: 4096 Bytes -> cudaMemcpyBatchAsync",
-            Choice("CopyEngine", "cudaMemcpyBatchAsync", None),
+            NcclChoice("CopyEngine", "cudaMemcpyBatchAsync", None),
         ),
     ],
 )
-def test_each_form_of_line(line: str, choice: Choice) -> None:
+def test_each_form_of_line(line: str, choice: NcclChoice) -> None:
     assert choices(PREFIX + line + "\n") == [choice]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from jobs.bench.collectives.results import Group, Header, RankMismatch, ResultRow
+from jobs.bench.collectives.results import Header, RankMismatch, ResultRow, SplitGroup
 
 
 def names(measured: ResultRow, header: Header) -> str:
@@ -48,7 +48,7 @@ def _wrong(place: str, wrong: RankMismatch) -> str:
     return text if wrong.source is None else f"{text}, data of rank {wrong.source}"
 
 
-def _group(place: str, group: Group) -> str:
+def _group(place: str, group: SplitGroup) -> str:
     wrong = "N/A" if group.wrong is None else group.wrong
     return (
         f"group {group.color} (ranks {_ranges(group.ranks)}) {place}: {_microseconds(group.seconds)}, "
@@ -56,7 +56,7 @@ def _group(place: str, group: Group) -> str:
     )
 
 
-def _extremes(place: str, groups: Sequence[Group]) -> list[str]:
+def _extremes(place: str, groups: Sequence[SplitGroup]) -> list[str]:
     if not groups:
         return []
     ordered = sorted(groups, key=lambda group: group.busbw)

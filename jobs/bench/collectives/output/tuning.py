@@ -14,12 +14,12 @@ from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
 from jobs.bench.collectives.output.reader import RowKey
 from jobs.measure.plots import Sheet, label_ticks, save
 from jobs.measure.sizes import size_name
-from runner.comm.collectives.api import Choice, Tuning
+from runner.comm.collectives.api import NcclChoice, NcclTuning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OWN = Tuning()  # NCCL's own choice
+OWN = NcclTuning()  # NCCL's own choice
 CERTAIN = 4.0  # standard errors
 COLUMNS = (
     ("size", "(B)", 12),
@@ -46,32 +46,32 @@ class TuningSweep:
 
     operation: str
     backend: str
-    seconds: dict[Tuning, dict[RowKey, list[float]]] = field(default_factory=dict)
+    seconds: dict[NcclTuning, dict[RowKey, list[float]]] = field(default_factory=dict)
     gigabytes: dict[RowKey, float] = field(default_factory=dict)
-    choices: dict[RowKey, tuple[Choice, ...]] = field(default_factory=dict)
-    refused: dict[Tuning, str] = field(default_factory=dict)
+    choices: dict[RowKey, tuple[NcclChoice, ...]] = field(default_factory=dict)
+    refused: dict[NcclTuning, str] = field(default_factory=dict)
 
-    def busbw(self, tuning: Tuning, key: RowKey) -> float:
+    def busbw(self, tuning: NcclTuning, key: RowKey) -> float:
         """GB/s, of the median over rounds."""
         seconds = statistics.median(self.seconds[tuning][key])
         return self.gigabytes[key] / seconds if seconds else 0.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TuningVerdict:
     """One row. noise: the least gain that is reported. faster: gains of what is faster than NCCL's own choice
     beyond noise: of speed, own / its - 1. slower: what is slower beyond noise."""
 
     noise: float
-    faster: Mapping[Tuning, float] = field(default_factory=dict)
-    slower: frozenset[Tuning] = frozenset()
+    faster: Mapping[NcclTuning, float] = field(default_factory=dict)
+    slower: frozenset[NcclTuning] = frozenset()
 
     @property
-    def best(self) -> Tuning | None:
+    def best(self) -> NcclTuning | None:
         return max(self.faster, key=lambda tuning: self.faster[tuning], default=None)
 
 
-def judge(seconds: Mapping[Tuning, Sequence[float]]) -> Verdict:
+def judge(seconds: Mapping[NcclTuning, Sequence[float]]) -> TuningVerdict:
     """Compare the times of one row with those of NCCL's own choice.
 
     The logarithms of the two times of a round are subtracted, so that what changes from round to round for
@@ -85,30 +85,30 @@ def judge(seconds: Mapping[Tuning, Sequence[float]]) -> Verdict:
         if tuning != OWN
     }
     if not differences:
-        return Verdict(math.inf)
+        return TuningVerdict(math.inf)
     pooled = statistics.fmean(statistics.variance(values) for values in differences.values())
     least = CERTAIN * math.sqrt(pooled / rounds)
     means = {tuning: statistics.fmean(values) for tuning, values in differences.items()}
     faster = {tuning: math.expm1(mean) for tuning, mean in means.items() if mean > least}
     slower = frozenset(tuning for tuning, mean in means.items() if mean < -least)
-    return Verdict(math.expm1(least), faster, slower)
+    return TuningVerdict(math.expm1(least), faster, slower)
 
 
-def verdicts(sweep: TuningSweep) -> dict[RowKey, Verdict]:
+def verdicts(sweep: TuningSweep) -> dict[RowKey, TuningVerdict]:
     return {
         key: judge({tuning: rows[key] for tuning, rows in sweep.seconds.items()}) for key in sweep.gigabytes
     }
 
 
-def plain(tuning: Tuning) -> Tuning:
+def plain(tuning: NcclTuning) -> NcclTuning:
     """The tuning without the operation that it is for: "Tree" of "allreduce:Tree"."""
     algorithm, protocol = (
         None if word is None else word.rpartition(":")[2] for word in (tuning.algorithm, tuning.protocol)
     )
-    return Tuning(algorithm, protocol, tuning.channels)
+    return NcclTuning(algorithm, protocol, tuning.channels)
 
 
-def name(tuning: Tuning) -> str:
+def name(tuning: NcclTuning) -> str:
     """Such as "Ring/LL/8": algorithm, protocol, channels; only what is set."""
     bare = plain(tuning)
     words = [word for word in (bare.algorithm, bare.protocol) if word is not None]
@@ -116,7 +116,7 @@ def name(tuning: Tuning) -> str:
     return "/".join(words) or "NCCL's choice"
 
 
-def variables(tuning: Tuning) -> str:
+def variables(tuning: NcclTuning) -> str:
     """The environment variables that have the tuning's effect on every communicator of a process."""
     words = {
         "NCCL_ALGO": tuning.algorithm,
@@ -127,7 +127,7 @@ def variables(tuning: Tuning) -> str:
     return " ".join(f"{variable}={value}" for variable, value in words.items() if value is not None)
 
 
-def render(sweep: TuningSweep, found: Mapping[RowKey, Verdict]) -> str:
+def render(sweep: TuningSweep, found: Mapping[RowKey, TuningVerdict]) -> str:
     """Format the table and the sentences below it."""
     rounds = len(next(iter(sweep.seconds[OWN].values())))
     lines = [
@@ -155,16 +155,16 @@ def render(sweep: TuningSweep, found: Mapping[RowKey, Verdict]) -> str:
     return "\n".join([*lines, "#"]) + "\n"
 
 
-def _figures(sweep: TuningSweep, tuning: Tuning, key: RowKey) -> tuple[str, str]:
+def _figures(sweep: TuningSweep, tuning: NcclTuning, key: RowKey) -> tuple[str, str]:
     return (
         figure(statistics.median(sweep.seconds[tuning][key]) * 1e6, 9),
         figure(sweep.busbw(tuning, key), 7),
     )
 
 
-def advice(found: Mapping[RowKey, Verdict]) -> list[str]:
+def advice(found: Mapping[RowKey, TuningVerdict]) -> list[str]:
     """Say what to set: a setting that is faster for some sizes and slower for none, else by size."""
-    gains: dict[Tuning, list[float]] = {}
+    gains: dict[NcclTuning, list[float]] = {}
     for verdict in found.values():
         for tuning, gain in verdict.faster.items():
             gains.setdefault(tuning, []).append(100 * gain)
@@ -192,7 +192,7 @@ def _range(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(values), max(values))))
 
 
-def document(sweep: TuningSweep, found: Mapping[RowKey, Verdict]) -> dict[str, Any]:
+def document(sweep: TuningSweep, found: Mapping[RowKey, TuningVerdict]) -> dict[str, Any]:
     """Convert to JSON. Times in seconds, by round; gain and noise as fractions."""
     return {
         "operation": sweep.operation,
@@ -215,7 +215,7 @@ def document(sweep: TuningSweep, found: Mapping[RowKey, Verdict]) -> dict[str, A
     }
 
 
-def draw(sweeps: Sequence[tuple[TuningSweep, Mapping[RowKey, Verdict]]], target: str) -> None:
+def draw(sweeps: Sequence[tuple[TuningSweep, Mapping[RowKey, TuningVerdict]]], target: str) -> None:
     """Draw a heat map of each operation: bandwidth over that of NCCL's own choice, by setting and size.
 
     A difference beyond noise is in bold. Raises UserError as `jobs.measure.plots.save`.
@@ -252,6 +252,6 @@ def draw(sweeps: Sequence[tuple[TuningSweep, Mapping[RowKey, Verdict]]], target:
     save(figures, Path(target), title, [Sheet(heads, rows)])
 
 
-def _share(sweep: TuningSweep, tuning: Tuning, key: RowKey) -> float:
+def _share(sweep: TuningSweep, tuning: NcclTuning, key: RowKey) -> float:
     own = sweep.busbw(OWN, key)
     return 100 * sweep.busbw(tuning, key) / own if own else math.nan

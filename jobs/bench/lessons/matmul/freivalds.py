@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.lessons import pseudorandom
-from jobs.bench.lessons.matmul.methods import DOUBLE, Matrices, Precision, ProductShape
+from jobs.bench.lessons.matmul.methods import DOUBLE, LessonPrecision, Matrices, ProductShape
 
 DEVIATIONS = 8.0  # standard deviations that a sum of random signs stays within, except for one in 10^13
 SPREAD = 16.0  # standard deviation of integer products: bfloat16 holds 16 of these, 256, exactly
 LARGEST = 1 << 20  # largest number in r, for integer products
 
 
-def fill(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision, *, exact: bool) -> None:
+def fill(
+    xp: Any, matrices: Matrices, shape: ProductShape, precision: LessonPrecision, *, exact: bool
+) -> None:
     """Fill the factors with random numbers: -1, 0, 1 if `exact`, else uniform in [-1, 1)."""
     probability = min(0.5, SPREAD / math.sqrt(shape[2]))
     for seed, words in enumerate((matrices.a, matrices.b), 1):
@@ -30,7 +32,7 @@ def fill(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision,
             words[first : first + index.size] = _stored(values, precision, words.dtype)
 
 
-def wrong_rows(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision) -> int:
+def wrong_rows(xp: Any, matrices: Matrices, shape: ProductShape, precision: LessonPrecision) -> int:
     """Count the rows of the product of `exact` factors that have a wrong element, with one random r.
 
     A wrong row is missed with a probability of 2^-21.
@@ -46,7 +48,7 @@ def wrong_rows(xp: Any, matrices: Matrices, shape: ProductShape, precision: Prec
     return wrong
 
 
-def error(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision) -> float:
+def error(xp: Any, matrices: Matrices, shape: ProductShape, precision: LessonPrecision) -> float:
     """Return the largest |C r - A (B r)| of a row for random signs r, relative to the row of |A| times the
     2-norms of B's rows; infinite if any is NaN. At most `bound` if only rounding contributes."""
     bits = pseudorandom.mixed(xp.arange(shape[1], dtype=xp.uint64) + np.uint64(9 << 48))
@@ -62,7 +64,7 @@ def error(xp: Any, matrices: Matrices, shape: ProductShape, precision: Precision
     return largest
 
 
-def bound(shape: ProductShape, precision: Precision) -> float:
+def bound(shape: ProductShape, precision: LessonPrecision) -> float:
     """Return the largest `error` that rounding explains.
 
     An element's error is at most k eps (|A| |B|), eps being that of the sums, plus the rounding of inputs and
@@ -75,7 +77,7 @@ def bound(shape: ProductShape, precision: Precision) -> float:
     )
 
 
-def _stored(values: Any, precision: Precision, words: Any) -> Any:
+def _stored(values: Any, precision: LessonPrecision, words: Any) -> Any:
     """Convert float32 values to the bits of the precision's elements."""
     if precision.name != "bfloat16":
         return values.astype(precision.dtype).view(words)
@@ -85,13 +87,13 @@ def _stored(values: Any, precision: Precision, words: Any) -> Any:
     )
 
 
-def _float64(words: Any, precision: Precision) -> Any:
+def _float64(words: Any, precision: LessonPrecision) -> Any:
     if precision.name == "bfloat16":
         return (words.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     return words.view(precision.dtype).astype(np.float64)
 
 
-def _blocks(words: Any, rows: int, columns: int, precision: Precision) -> Iterator[Any]:
+def _blocks(words: Any, rows: int, columns: int, precision: LessonPrecision) -> Iterator[Any]:
     """Yield whole rows of a matrix, as float64."""
     step = max(1, pseudorandom.BLOCK // columns)
     for begin in range(0, rows, step):
@@ -99,7 +101,7 @@ def _blocks(words: Any, rows: int, columns: int, precision: Precision) -> Iterat
         yield _float64(part, precision).reshape(-1, columns)
 
 
-def _rows(matrices: Matrices, shape: ProductShape, precision: Precision) -> Iterator[tuple[Any, Any]]:
+def _rows(matrices: Matrices, shape: ProductShape, precision: LessonPrecision) -> Iterator[tuple[Any, Any]]:
     """Yield rows of A and the same rows of C, as float64."""
     m, n, k = shape
     step = max(1, pseudorandom.BLOCK // max(n, k))
@@ -109,5 +111,5 @@ def _rows(matrices: Matrices, shape: ProductShape, precision: Precision) -> Iter
         yield a, _float64(matrices.c[begin * n : end * n], precision).reshape(-1, n)
 
 
-def _times(xp: Any, words: Any, rows: int, columns: int, precision: Precision, vector: Any) -> Any:
+def _times(xp: Any, words: Any, rows: int, columns: int, precision: LessonPrecision, vector: Any) -> Any:
     return xp.concatenate([block @ vector for block in _blocks(words, rows, columns, precision)])

@@ -10,8 +10,8 @@ from jobs.bench.lessons.matmul.methods import (
     TILES,
     CpuProducts,
     GpuProducts,
+    LessonPrecision,
     Matrices,
-    Precision,
     ProductShape,
     TimedProduct,
 )
@@ -44,7 +44,7 @@ def _products(
     context: Context,
     device: CpuProducts | GpuProducts,
     shape: ProductShape,
-    precision: Precision,
+    precision: LessonPrecision,
     matrices: Matrices,
     mismatches: list[str],
 ) -> list[TimedProduct]:

@@ -21,7 +21,7 @@ ProductShape = tuple[int, int, int]  # m, n, k
 
 
 @dataclass(frozen=True)
-class Precision:
+class LessonPrecision:
     """dtype: of the elements. inputs, results: largest relative error of rounding an input before it is
     multiplied, and a sum before it is stored. sums: largest relative error of an addition."""
 
@@ -36,11 +36,11 @@ SINGLE, DOUBLE = 2.0**-23, 2.0**-52
 PRECISIONS = {
     precision.name: precision
     for precision in (
-        Precision("float32", np.dtype(np.float32), 0.0, SINGLE, 0.0),
-        Precision("tf32", np.dtype(np.float32), 2.0**-10, SINGLE, 0.0),
-        Precision("float16", np.dtype(np.float16), 0.0, SINGLE, 2.0**-11),
-        Precision("bfloat16", np.dtype(ml_dtypes.bfloat16), 0.0, SINGLE, 2.0**-8),
-        Precision("float64", np.dtype(np.float64), 0.0, DOUBLE, 0.0),
+        LessonPrecision("float32", np.dtype(np.float32), 0.0, SINGLE, 0.0),
+        LessonPrecision("tf32", np.dtype(np.float32), 2.0**-10, SINGLE, 0.0),
+        LessonPrecision("float16", np.dtype(np.float16), 0.0, SINGLE, 2.0**-11),
+        LessonPrecision("bfloat16", np.dtype(ml_dtypes.bfloat16), 0.0, SINGLE, 2.0**-8),
+        LessonPrecision("float64", np.dtype(np.float64), 0.0, DOUBLE, 0.0),
     )
 }
 # kernel -> rows and columns of a block's tile, threads of a block
@@ -53,7 +53,7 @@ KERNELS = {
 }
 
 
-def launch(method: str, precision: Precision, shape: ProductShape, *addresses: int) -> Launch:
+def launch(method: str, precision: LessonPrecision, shape: ProductShape, *addresses: int) -> Launch:
     """Plan a kernel that multiplies (m, k) by (k, n). method: naive, tiled or, for float32, register."""
     m, n, k = shape
     down, across, threads = TILES[method]
@@ -103,7 +103,7 @@ class GpuProducts(GpuDevice):
     PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 
     @contextmanager
-    def matrices(self, shape: ProductShape, precision: Precision) -> Iterator[Matrices]:
+    def matrices(self, shape: ProductShape, precision: LessonPrecision) -> Iterator[Matrices]:
         m, n, k = shape
         itemsize = precision.dtype.itemsize
         memories = [
@@ -143,7 +143,7 @@ class CpuProducts(HostDevice):
     PRECISIONS = ("float32", "float64")
 
     @contextmanager
-    def matrices(self, shape: ProductShape, precision: Precision) -> Iterator[Matrices]:
+    def matrices(self, shape: ProductShape, precision: LessonPrecision) -> Iterator[Matrices]:
         m, n, k = shape
         a, b, c = (np.empty(size, precision.dtype) for size in ((m, k), (k, n), (m, n)))
 

@@ -18,7 +18,7 @@ from jobs.bench.collectives.output.nccl_tests_json import json_line
 from jobs.bench.collectives.results import WireTraffic
 from jobs.bench.collectives.session import Bench, Point
 from meshrun import World
-from runner.comm.collectives.api import DATATYPES, Choice
+from runner.comm.collectives.api import DATATYPES, NcclChoice
 from runner.errors import UserError
 from runner.world.watchdog.watchdog import MeasurementProgress
 
@@ -43,15 +43,15 @@ class Telling:
         def made() -> None:
             self.made += 1
             if self.open is not None:
-                self.open.append(Choice("Ring", "LL" if call.count < 16 else "Simple", call.count))
+                self.open.append(NcclChoice("Ring", "LL" if call.count < 16 else "Simple", call.count))
             make()
 
         return made
 
     @contextmanager
-    def observed(self) -> Iterator[list[Choice]]:
+    def observed(self) -> Iterator[list[NcclChoice]]:
         assert self.rank == 0
-        found: list[Choice] = []
+        found: list[NcclChoice] = []
         self.open = found
         yield found
         self.open = None
@@ -81,7 +81,7 @@ def test_each_row_has_the_choice_of_one_call_on_every_rank(rows: Any) -> None:
     for header, measured, _ in rows(Telling, show_tuning=True):
         assert any("from NCCL's log" in sentence for sentence in header.assumptions)
         for row, choice in zip(
-            measured, [Choice("Ring", "LL", 2), Choice("Ring", "Simple", 32)], strict=True
+            measured, [NcclChoice("Ring", "LL", 2), NcclChoice("Ring", "Simple", 32)], strict=True
         ):
             assert row.out_of_place.choices == row.in_place.choices == (choice,)
 

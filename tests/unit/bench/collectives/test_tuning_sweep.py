@@ -18,12 +18,12 @@ from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.timing import CallTimes
 from jobs.measure.exit_codes import WrongResults
 from meshrun import World
-from runner.comm.collectives.api import Choice, Tuning
+from runner.comm.collectives.api import NcclChoice, NcclTuning
 from runner.device.api import Device
 from runner.errors import RunError, UserError
 from runner.world.failure import FailureHandler
 
-OWN = Tuning()
+OWN = NcclTuning()
 CONTEXT = SimpleNamespace(colour=False, columns=None, words=("bench",))
 GPU = Device("cuda", "a GPU", memory=80 << 30, compute_capability=90)
 
@@ -39,21 +39,21 @@ class Nccl:
     spoils: str | None = None  # algorithm whose results are wrong
     refuses = ("allreduce:CollNetDirect", "allreduce:CollNetChain")
 
-    def __init__(self, inner: Any, tuning: Tuning) -> None:
+    def __init__(self, inner: Any, tuning: NcclTuning) -> None:
         self.inner, self.tuning, self.open = inner, tuning, None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     @property
-    def used(self) -> Choice:
+    def used(self) -> NcclChoice:
         algorithm, protocol = (
             (word or own).rpartition(":")[2]
             for word, own in ((self.tuning.algorithm, "Ring"), (self.tuning.protocol, "Simple"))
         )
         if (algorithm, protocol) == ("Tree", "LL128"):  # not followed
             algorithm = "Ring"
-        return Choice(algorithm, protocol, self.tuning.channels or 24)
+        return NcclChoice(algorithm, protocol, self.tuning.channels or 24)
 
     def bind(self, call: Any) -> Any:
         make = self.inner.bind(call)
@@ -70,14 +70,14 @@ class Nccl:
         return made
 
     @contextmanager
-    def observed(self) -> Iterator[list[Choice]]:
-        found: list[Choice] = []
+    def observed(self) -> Iterator[list[NcclChoice]]:
+        found: list[NcclChoice] = []
         self.open = found
         yield found
         self.open = None
 
 
-def quick_tree(tuning: Tuning, size: int, turn: int) -> float:
+def quick_tree(tuning: NcclTuning, size: int, turn: int) -> float:
     """Seconds of the call in the n-th communicator: Tree with LL is 20 % faster, Ring with LL is slower."""
     seconds = 1e-5 * (1 + size / 1e4) * (1 + 0.004 * (turn % 3))
     return seconds * {"Tree/LL": 1 / 1.2, "Ring/LL": 1.5}.get(tuning_sweep.output.name(tuning), 1.0)
@@ -91,20 +91,20 @@ def swept(
 
     def run(
         operation: str = "all_reduce",
-        times: Callable[[Tuning, int, int], float] = quick_tree,
+        times: Callable[[NcclTuning, int, int], float] = quick_tree,
         channels: tuple[int, ...] = (),
         plot: str | None = None,
         nccl: type[Nccl] = Nccl,
         **settings: Any,
-    ) -> tuple[str, dict[str, Any], list[Tuning]]:
+    ) -> tuple[str, dict[str, Any], list[NcclTuning]]:
         chosen = {"minbytes": 16, "maxbytes": 256, "stepfactor": 16, "iters": 1, "warmup_iters": 0} | settings
         file = str(tmp_path / "sweep.json")
         options = BenchOptions(
             (operation,), SweepSettings(**chosen), channels=channels, output_file=file,
             plot=plot and str(tmp_path / plot), sweep_tuning=True,
         )  # fmt: skip
-        opened: list[Tuning] = []
-        turns: Counter[tuple[int, Tuning]] = Counter()
+        opened: list[NcclTuning] = []
+        turns: Counter[tuple[int, NcclTuning]] = Counter()
 
         def clock(bench: Any, point: Any) -> CallTimes:
             timing.clock(bench, point)  # whose calls are checked too
@@ -116,7 +116,7 @@ def swept(
             world.ranks = tuple(replace(rank, device=GPU) for rank in world.ranks)
             plain = world.collectives
 
-            def collectives(group: Any, *, tuning: Tuning, **ignored: Any) -> Nccl:
+            def collectives(group: Any, *, tuning: NcclTuning, **ignored: Any) -> Nccl:
                 turns[world.rank, tuning] += 1
                 if world.rank == 0:
                     opened.append(tuning)
@@ -157,8 +157,9 @@ def test_what_nccl_refuses_or_does_not_follow_is_said_and_not_tried_again(swept:
     text, _, opened = swept()
     assert "# not usable: CollNetDirect/Simple: invalid usage" in text
     assert "# not usable: Tree/LL128: NCCL used Ring/LL128 for 16 B" in text
+    refused = NcclTuning("allreduce:Tree", "allreduce:LL128")
     assert Counter(opened) == {
-        tuning: 1 if tuning.algorithm in Nccl.refuses or tuning == Tuning("allreduce:Tree", "allreduce:LL128")
+        tuning: 1 if tuning.algorithm in Nccl.refuses or tuning == refused
         else 4
         for tuning in (OWN, *tuning_sweep.candidates("all_reduce", (), 22809))
     }  # fmt: skip
@@ -182,7 +183,7 @@ def test_wrong_data_is_no_gain(swept: Any, capsys: pytest.CaptureFixture[str]) -
 
 def test_channels_are_swept_on_request(swept: Any) -> None:
     _, _, opened = swept("broadcast", channels=(4, 16))
-    ring = [Tuning("broadcast:Ring", f"broadcast:{protocol}") for protocol in ("LL", "LL128", "Simple")]
+    ring = [NcclTuning("broadcast:Ring", f"broadcast:{protocol}") for protocol in ("LL", "LL128", "Simple")]
     assert {*opened} == {
         *(replace(one, channels=count) for one in (OWN, *ring) for count in (None, 4, 16)),
     }
@@ -222,5 +223,5 @@ def test_cpus_have_no_algorithms(on_ranks: Any) -> None:
 
 def test_older_libraries_get_names_without_the_operation() -> None:
     assert tuning_sweep.candidates("reduce", (), 22399) == [
-        Tuning("Ring", "LL"), Tuning("Ring", "LL128"), Tuning("Ring", "Simple")
+        NcclTuning("Ring", "LL"), NcclTuning("Ring", "LL128"), NcclTuning("Ring", "Simple")
     ]  # fmt: skip

@@ -18,8 +18,8 @@ from jobs.bench.lessons.matmul import lesson as matmul
 from jobs.bench.lessons.matmul.lesson import sentences
 from jobs.bench.lessons.matmul.methods import (
     PRECISIONS,
+    LessonPrecision,
     Matrices,
-    Precision,
     ProductShape,
     TimedProduct,
     launch,
@@ -118,7 +118,7 @@ def test_on_a_cpu() -> None:
     assert all(value is not None for row in lesson.tables[0].rows for value in row)
 
 
-def opened(shape: ProductShape, precision: Precision, *, exact: bool) -> Matrices:
+def opened(shape: ProductShape, precision: LessonPrecision, *, exact: bool) -> Matrices:
     m, n, k = shape
     words = f"u{precision.dtype.itemsize}"
     matrices = Matrices(*(np.empty(count, words) for count in (m * k, k * n, m * n)), operations={})
@@ -126,7 +126,7 @@ def opened(shape: ProductShape, precision: Precision, *, exact: bool) -> Matrice
     return matrices
 
 
-def multiplied(matrices: Matrices, shape: ProductShape, precision: Precision) -> Any:
+def multiplied(matrices: Matrices, shape: ProductShape, precision: LessonPrecision) -> Any:
     """The right product, as the precision's elements; changes to it are changes to `matrices.c`."""
     dtype = precision.dtype if precision.name == "float64" else np.float32
     m, n, k = shape

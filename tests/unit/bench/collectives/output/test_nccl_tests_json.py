@@ -11,13 +11,13 @@ from jobs.bench.collectives.config import SweepSettings
 from jobs.bench.collectives.output.nccl_tests_json import json_line, record
 from jobs.bench.collectives.results import (
     Footer,
-    Group,
     Header,
     Iterations,
     PlacementResult,
     RankDevice,
     RankMismatch,
     ResultRow,
+    SplitGroup,
 )
 from jobs.measure.record_file import recorded_environment
 
@@ -44,7 +44,7 @@ ROW = ResultRow(
         None,
         by_rank=(9e-6, 11e-6),
         findings=(RankMismatch(0, "c7", "GPU 3", 1, 2, "1", "2", None, 2),),
-        groups=(Group(1, (0,), 10e-6, 1.5, 2.5, 1),),
+        groups=(SplitGroup(1, (0,), 10e-6, 1.5, 2.5, 1),),
         wire=3.5,
         arrival_skew=(0.0, 2e-6),
     ),

@@ -24,17 +24,17 @@ from jobs.bench.collectives.output.nccl_tests_text import (
 from jobs.bench.collectives.results import (
     Footer,
     GpuMemoryUse,
-    Group,
     Header,
     Iterations,
     PlacementResult,
     RankDevice,
     RankMismatch,
     ResultRow,
+    SplitGroup,
     WireTraffic,
     time_statistics,
 )
-from runner.comm.collectives.api import Choice
+from runner.comm.collectives.api import NcclChoice
 
 HEADER = Header(
     program="all_reduce_perf",
@@ -103,7 +103,7 @@ def test_columns_of_counted_bytes() -> None:
 
 
 def test_columns_of_the_library_s_choice() -> None:
-    one, other = Choice("NVLSTree", "Simple", 24), Choice("Ring", "Simple", 24)
+    one, other = NcclChoice("NVLSTree", "Simple", 24), NcclChoice("Ring", "Simple", 24)
     told = replace(of(20, 1, 1.5), choices=(one, other))
     measured = ResultRow(8, 2, "float", "sum", -1, told, replace(told, choices=()))
     text = row(SweepSettings(), measured, (TUNING,))
@@ -312,9 +312,9 @@ def test_errors_come_last() -> None:
 
 WRONG = RankMismatch(1, "c7", "GPU 3", 12, 4711, "1.5 (0x3fc00000)", "2.5 (0x40200000)", 0, 1)
 GROUPS = (
-    Group(0, (0, 1, 2, 8), 10e-6, 20.0, 30.0, 0),
-    Group(1, (3, 5, 7), 20e-6, 10.0, 12.5, None),
-    Group(2, (4,), 3e-3, 9.0, 15.0, 4),
+    SplitGroup(0, (0, 1, 2, 8), 10e-6, 20.0, 30.0, 0),
+    SplitGroup(1, (3, 5, 7), 20e-6, 10.0, 12.5, None),
+    SplitGroup(2, (4,), 3e-3, 9.0, 15.0, 4),
 )
 
 

@@ -11,13 +11,13 @@ from jobs.bench.collectives.output.names import names
 from jobs.bench.collectives.output.nccl_tests_text import footer, header, row
 from jobs.bench.collectives.results import (
     Footer,
-    Group,
     Header,
     Iterations,
     PlacementResult,
     RankDevice,
     RankMismatch,
     ResultRow,
+    SplitGroup,
 )
 
 GIB = 1 << 30
@@ -33,7 +33,7 @@ HEADER = Header(
     ("all_reduce: ring assumed (Ring)",),
 )
 FINDING = RankMismatch(3, "gpu-node-1", "GPU 1", 12, 4711, "1.5 (0x3fc00000)", "2.5 (0x40200000)", 2, 1)
-GROUPS = (Group(0, (0, 1), 1e-5, 1.0, 2.0, 0), Group(1, (2, 3), 2e-5, 1.0, 1.0, 0))
+GROUPS = (SplitGroup(0, (0, 1), 1e-5, 1.0, 2.0, 0), SplitGroup(1, (2, 3), 2e-5, 1.0, 1.0, 0))
 
 
 def measured(time_us: float, algbw: float, busbw: float, wrong: int | None, timed: bool) -> PlacementResult:

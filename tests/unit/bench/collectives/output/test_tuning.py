@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jobs.bench.collectives.output.reader import RowKey
-from jobs.bench.collectives.output.tuning import OWN, Verdict, advice, judge, name, variables
-from runner.comm.collectives.api import Tuning
+from jobs.bench.collectives.output.tuning import OWN, TuningVerdict, advice, judge, name, variables
+from runner.comm.collectives.api import NcclTuning
 
-OTHERS = [Tuning(f"Algorithm{number}", "LL") for number in range(10)]
+OTHERS = [NcclTuning(f"Algorithm{number}", "LL") for number in range(10)]
 
 
-def drawn(seed: int, noise: float, fast: float = 1.0, rounds: int = 4) -> dict[Tuning, list[float]]:
+def drawn(seed: int, noise: float, fast: float = 1.0, rounds: int = 4) -> dict[NcclTuning, list[float]]:
     """Times of 11 tunings: log-normal noise, drift from round to round, and one that is faster."""
     generator = np.random.default_rng(seed)
     drift = 1 + 0.2 * generator.random(rounds)
@@ -46,37 +46,37 @@ def test_alone_nothing_is_told() -> None:
     assert judge({OWN: [1.0, 1.1, 1.2]}).best is None
 
 
-def rows(*verdicts: Verdict) -> dict[RowKey, Verdict]:
+def rows(*verdicts: TuningVerdict) -> dict[RowKey, TuningVerdict]:
     return {
         RowKey(1024 << number, 256 << number, "float", "sum", -1): one for number, one in enumerate(verdicts)
     }
 
 
-TREE, RING = Tuning("allreduce:Tree", "allreduce:LL"), Tuning(channels=8)
-NOTHING = Verdict(0.02)
+TREE, RING = NcclTuning("allreduce:Tree", "allreduce:LL"), NcclTuning(channels=8)
+NOTHING = TuningVerdict(0.02)
 
 
 def test_nothing_to_set() -> None:
-    assert advice(rows(NOTHING, Verdict(0.051))) == [
+    assert advice(rows(NOTHING, TuningVerdict(0.051))) == [
         "Set nothing: no setting is faster than NCCL's own choice beyond noise (2 to 5.1 %)"
     ]
 
 
 def test_the_setting_that_gains_most_and_is_never_slower_is_for_all_sizes() -> None:
     """Also where it is not the fastest."""
-    both = Verdict(0.02, {TREE: 0.3, RING: 0.1})
-    assert advice(rows(both, Verdict(0.02, {TREE: 0.25}), NOTHING)) == [
+    both = TuningVerdict(0.02, {TREE: 0.3, RING: 0.1})
+    assert advice(rows(both, TuningVerdict(0.02, {TREE: 0.25}), NOTHING)) == [
         "To set: NCCL_ALGO=allreduce:Tree NCCL_PROTO=allreduce:LL: faster by 25 to 30 % in 2 of 3 rows, "
         "slower in none beyond noise"
     ]
-    assert advice(rows(both, both, Verdict(0.02, {}, frozenset({TREE})))) == [
+    assert advice(rows(both, both, TuningVerdict(0.02, {}, frozenset({TREE})))) == [
         "To set: NCCL_MIN_CTAS=8 NCCL_MAX_CTAS=8: faster by 10 % in 2 of 3 rows, slower in none beyond noise"
     ]
 
 
 def test_settings_by_size_where_each_is_slower_somewhere() -> None:
-    tree = Verdict(0.02, {TREE: 0.1}, frozenset({RING}))
-    ring = Verdict(0.02, {RING: 0.1}, frozenset({TREE}))
+    tree = TuningVerdict(0.02, {TREE: 0.1}, frozenset({RING}))
+    ring = TuningVerdict(0.02, {RING: 0.1}, frozenset({TREE}))
     assert advice(rows(tree, tree, NOTHING, ring))[1:3] == [
         "  1 KiB to 2 KiB: NCCL_ALGO=allreduce:Tree NCCL_PROTO=allreduce:LL",
         "  8 KiB: NCCL_MIN_CTAS=8 NCCL_MAX_CTAS=8",
@@ -86,7 +86,7 @@ def test_settings_by_size_where_each_is_slower_somewhere() -> None:
 def test_names_and_variables() -> None:
     assert name(OWN) == "NCCL's choice"
     assert name(TREE) == "Tree/LL"
-    assert name(Tuning("Ring", "Simple", 4)) == "Ring/Simple/4 channels"
-    assert variables(Tuning("Ring", "Simple", 4)) == (
+    assert name(NcclTuning("Ring", "Simple", 4)) == "Ring/Simple/4 channels"
+    assert variables(NcclTuning("Ring", "Simple", 4)) == (
         "NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_MIN_CTAS=4 NCCL_MAX_CTAS=4"
     )
