@@ -1,0 +1,148 @@
+"""Every figure that needs several GPUs of one host, in one go: each benchmark with a limit of time.
+
+    python benchmarks/whole_box.py --gpus 4 --out DIR [--only steps halo ...] [--limit 240] [--list]
+        [--nccl-tests DIR --libnccl DIR] [--nvbandwidth FILE]
+
+Each part is a command of its own, printed before it runs; what it prints goes to DIR/PART.txt and its figures
+to DIR/PART.json. A part that fails or takes longer than the limit is reported, and the others go on. In the
+end the parts' own tables are printed once more, and a table of the parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LAST = 24  # lines of a part that are printed again
+OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command. json: whether it writes its figures with --json."""
+
+    name: str
+    words: Sequence[str]
+    json: bool = True
+
+
+@dataclass(frozen=True)
+class Done:
+    """A part that was run. why: it gave no figures, or ""."""
+
+    part: Part
+    seconds: float
+    why: str
+    lines: Sequence[str]
+
+
+def script(name: str, *words: str) -> list[str]:
+    return [sys.executable, str(HERE / f"{name}.py"), *words]
+
+
+def on_ranks(ranks: int, words: Sequence[str]) -> list[str]:
+    return ["mpirun", "--bind-to", "none", "-n", str(ranks), *words]
+
+
+def meshrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "launch", *words]
+
+
+def counts(gpus: int) -> list[str]:
+    """Return 1, 2, 4, ... up to the number of GPUs."""
+    return [str(1 << power) for power in range(gpus.bit_length()) if 1 << power <= gpus]
+
+
+def parts(options: argparse.Namespace) -> list[Part]:
+    """Return all parts, in the order of their worth: a lease may end early."""
+    gpus, ranks = options.gpus, counts(options.gpus)
+    found = [
+        Part("steps", script("step_scaling", "--ranks", *ranks, "--rounds", "2")),
+        Part("halo", on_ranks(gpus, script("halo_device"))),
+        Part("weak", on_ranks(gpus, script("weak_scaling"))),
+        Part("stream", on_ranks(gpus, script("stream_device"))),
+        Part("validate", script("validate_real", "--device", "cuda", "--ranks", str(gpus), "--runs", "5",
+                                "--faults", "healthy", "busy", "off-nvlink")),
+        Part("restart", script("restart", "--device", "cuda", "--ranks", str(gpus), "--runs", "5")),
+        Part("local", meshrun("launch", "local", "-j", str(gpus), "--", "selftest"), json=False),
+        Part("doctor", meshrun("-n", str(gpus), "doctor")),
+        Part("preflight", script("preflight", "--ranks", str(gpus), "--device", "cuda")),
+    ]  # fmt: skip
+    if options.nccl_tests:
+        theirs = ["--nccl-tests", options.nccl_tests, "--libnccl", options.libnccl, "--ranks", str(gpus)]
+        found.insert(2, Part("bench", script("nccl_tests", *theirs)))
+    if options.nvbandwidth:
+        found.append(
+            Part("copy", script("nvbandwidth", "--nvbandwidth", options.nvbandwidth, "--ranks", str(gpus)))
+        )
+    return found
+
+
+def main() -> int:
+    options = arguments()
+    chosen = [part for part in parts(options) if not options.only or part.name in options.only]
+    if options.list:
+        for part in chosen:
+            print(part.name, *part.words)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    done = [run(part, options) for part in chosen]
+    for one in done:
+        print(f"\n=== {one.part.name}", *one.lines, sep="\n")
+    print("\npart        seconds  result")
+    for one in done:
+        print(f"{one.part.name:10} {one.seconds:8.1f}  {one.why or 'measured'}")
+    return int(any(one.why for one in done))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--gpus", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", metavar="PART")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a part")
+    parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
+    parser.add_argument("--nccl-tests", help="folder of nccl-tests' programs")
+    parser.add_argument("--libnccl", default="", help="folder of the libnccl that both sides use")
+    parser.add_argument("--nvbandwidth", help="nvbandwidth's program")
+    return parser.parse_args()
+
+
+def run(part: Part, options: argparse.Namespace) -> Done:
+    """Run a part; all its processes end with it."""
+    words = [*part.words, *(["--json", str(options.out / f"{part.name}.json")] if part.json else [])]
+    print("$", *words, flush=True)
+    begin, why = time.monotonic(), ""
+    log = options.out / f"{part.name}.txt"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**OPEN_MPI, **os.environ},
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(options.limit)
+            why = f"exit status {status}" if status else ""
+        except subprocess.TimeoutExpired:
+            why = f"longer than {options.limit:g} s"
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+    lines = log.read_text(errors="replace").splitlines()[-LAST:]
+    return Done(part, time.monotonic() - begin, why, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
