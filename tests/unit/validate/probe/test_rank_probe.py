@@ -1001,6 +1001,7 @@ LADDER = Plan(
 def test_the_whole_ladder(slow: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four ranks on two hosts climb it to a verdict."""
     clock = simulated_clock(monkeypatch)
+    monkeypatch.setattr(RankProbe, "wait", lambda probe, seconds: None)  # between retests
     slow_alone(monkeypatch, lambda world: clock.spend(0.001 * (world.rank == slow)))
     hosts = ["a", "b"]
     verdict = ranks(4, lambda world: lead_or_follow(world, lambda probe: climb_ladder(probe, LADDER)), hosts)[
