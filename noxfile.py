@@ -1,7 +1,7 @@
 """Run all checks, in three tiers; each session has its own environment.
 
 nox              lint and types, unit tests, faults, three ranks on Open MPI: before every commit
-.ci/run          that, and the sessions hosts, mpich and first_command
+.ci/run          that, and the sessions hosts, mpich, docs and first_command
 nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
 """
 
@@ -73,10 +73,29 @@ def first_command(session: nox.Session) -> None:
     session.run("python", "tests/first_command.py")
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site of docs/ into site/; a dead link, a page that no menu has, or a file from elsewhere fails."""
+    # ruff: lays out the signatures of the Python reference.
+    session.install("mkdocs-material>=9.6,<10", "mkdocs<2", "mkdocstrings-python>=2,<3", "ruff>=0.15", ".")
+    session.run(
+        "mkdocs", "build", "--strict", "--quiet", "--site-dir", "site", env={"NO_MKDOCS_2_WARNING": "1"}
+    )
+    session.run("python", "docs/site.py", "site")
+
+
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Run everything."""
-    for name in ("lint", f"full({OPEN_MPI})", f"full({MPICH})", "lowest", "lowest_zarr", "first_command"):
+    for name in (
+        "lint",
+        f"full({OPEN_MPI})",
+        f"full({MPICH})",
+        "lowest",
+        "lowest_zarr",
+        "docs",
+        "first_command",
+    ):
         session.notify(name)
 
 
