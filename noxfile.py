@@ -1,11 +1,14 @@
 """Run all checks, in three tiers; each session has its own environment.
 
 nox              lint and types, unit tests, faults, three ranks on Open MPI: before every commit
-.ci/run          that, and the sessions hosts, mpich and first_command
+.ci/run          that, and the sessions hosts, mpich, docs and first_command
 nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
 """
 
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import nox
 
@@ -73,10 +76,66 @@ def first_command(session: nox.Session) -> None:
     session.run("python", "tests/first_command.py")
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site of docs/ into site/; a dead link, an orphan, or a file from elsewhere fails."""
+    generator = ("mkdocs-material>=9.6,<10", "mkdocs<2", "mkdocstrings-python>=2,<3")
+    session.install(*generator, "ruff>=0.15", ".")  # ruff lays out the signatures of the Python reference
+    quietly = {"NO_MKDOCS_2_WARNING": "1"}
+    session.run("mkdocs", "build", "--strict", "--quiet", "--site-dir", "site", env=quietly)
+    session.run("python", "docs/site.py", "site")
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build the sdist and both wheels into dist/, and try each in an empty environment of each Python."""
+    session.install("build>=1.2")
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", "dist")  # the wheel is built from the sdist
+    session.run("python", "-m", "build", "--wheel", "--outdir", "dist", env={"MESHRUN_PURE_WHEEL": "1"})
+    made = sorted(path.name for path in Path("dist").iterdir())
+    kinds = ["-".join(name.removesuffix(".whl").split("-")[2:5]) for name in made if name.endswith(".whl")]
+    if len(made) != 3 or not kinds[0].startswith("cp310-abi3-") or kinds[1] != "py3-none-any":
+        session.error(f"expected an sdist, a wheel for cp310-abi3 and one for py3-none-any, not {made}")
+    pythons = [name for minor in range(10, 15) if works(name := f"python3.{minor}")]
+    for python in pythons:
+        for name in made:
+            place = Path(session.create_tmp(), f"{python}-{name}")
+            session.run(python, "-m", "venv", "--clear", str(place), external=True)
+            package = Path("dist", name).absolute().as_uri()
+            installed = str(place / "bin" / "pip"), "install", "--quiet", f"meshrun[mpi] @ {package}"
+            session.run(*installed, external=True)
+            session.run(str(place / "bin" / "python"), "tests/smoke.py", "2", external=True)
+    session.log(f"{', '.join(made)} work on {', '.join(pythons)}")
+
+
+def works(python: str) -> bool:
+    """Whether this Python is on PATH and starts; pyenv's shims also exist for versions not in use."""
+    path = shutil.which(python)
+    return (
+        path is not None and not subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode
+    )
+
+
+@nox.session
+def licenses(session: nox.Session) -> None:
+    """List the licence of every package that meshrun installs, with its extras; an unknown one fails."""
+    session.install("pip-licenses>=5", ".[mpi,plot,kubernetes,zarr,hdf5,fft,tiff]")
+    session.run("pip-licenses", "--order=license", "--fail-on=UNKNOWN", *session.posargs)
+
+
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Run everything."""
-    for name in ("lint", f"full({OPEN_MPI})", f"full({MPICH})", "lowest", "lowest_zarr", "first_command"):
+    for name in (
+        "lint",
+        f"full({OPEN_MPI})",
+        f"full({MPICH})",
+        "lowest",
+        "lowest_zarr",
+        "docs",
+        "first_command",
+    ):
         session.notify(name)
 
 

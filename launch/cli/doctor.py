@@ -9,6 +9,7 @@ import click
 
 from launch.cli.cli_context import CliContext
 from launch.cli.params import DEVICES
+from launch.settings import read_settings
 
 if TYPE_CHECKING:
     from runner.world.world import DeviceChoice
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
 def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:
-    """Show the hardware and software of every rank, and all problems.
+    """Show the hardware and software of every rank, the settings in force, and all problems.
 
     \b
     meshrun doctor                                     this machine
@@ -39,4 +40,5 @@ def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debu
     # A single process loads no MPI; a child process finds the library that ranks would load.
     library = mpi_library.loaded() if detect_launcher() is None else None
     json = None if file is None else named("--json", file)
-    return main(cli_context.started, device, json, debug, str(library or ""))
+    settings = [(one.name, str(one.value), one.source) for one in read_settings()]
+    return main(cli_context.started, device, json, debug, str(library or ""), settings)

@@ -25,9 +25,37 @@ from launch.cli.params import (
 from launch.cli.plugins import conclude
 from launch.cli.slurm import slurm
 from launch.mpi import ssh_hosts
+from launch.settings import TARGETS, defaults, read_settings
 
 
-@click.group(subcommand_metavar="TARGET [OPTIONS] -- COMMAND ...", options_metavar="", no_args_is_help=False)
+class Targets(click.Group):
+    """The targets. Settings of a site and a user are defaults of their options, and name the usual one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        settings = read_settings()
+        usual = next((one for one in settings if one.name == "launcher"), None)
+        if usual is not None and args[0].startswith("-"):
+            if usual.value not in self.commands:
+                known = ", ".join(sorted(self.commands))
+                raise click.UsageError(
+                    f"{usual.source}: launcher is {usual.value!r}; expected one of {known}", ctx
+                )
+            args = [str(usual.value), *args]
+        name, target, rest = super().resolve_command(ctx, args)
+        if target is not None and name in TARGETS:
+            ctx.default_map = {name: defaults(settings, name, target)}
+        return name, target, rest
+
+
+@click.group(
+    cls=Targets,
+    subcommand_metavar="[TARGET] [OPTIONS] -- COMMAND ...",
+    options_metavar="",
+    no_args_is_help=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 def launch() -> None:
     """Start the ranks of COMMAND, such as `bench all_reduce`, on one or several hosts.
 
@@ -37,6 +65,8 @@ def launch() -> None:
     meshrun launch mpirun --hostfile hosts --print -- selftest
     meshrun launch slurm -j 2x8 --partition gpu -- run laplacian in.npy out.npy
     meshrun launch kubernetes -j 2x8 --image IMAGE -- bench all_reduce
+
+    Without TARGET, the launcher of the settings is used: meshrun doctor shows them.
     """
 
 

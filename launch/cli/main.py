@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from launch import completion
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
@@ -191,10 +192,13 @@ def call(cli_context: CliContext, folder: Path) -> int:
 
 
 command.add_command(selftest)
+command.add_command(completion.completion)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, 1 for a failed run, 2 for a usage error, 130 for Ctrl-C."""
+    if completion.VARIABLE in os.environ and arguments is None:
+        return completion.answer(command)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     debug = "--debug" in words
     try:

@@ -24,7 +24,7 @@ SUMMARIES = {
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
 # Commands that no ranks run.
-WITHOUT_RANKS = (("jobs",), ("launch",), ("plan",), ("bench", "compare"), ("bench", "plot"))
+WITHOUT_RANKS = (("jobs",), ("completion",), ("launch",), ("plan",), ("bench", "compare"), ("bench", "plot"))
 VALUES = {"--colour": 0, "--expect": 2}  # number of values of options before the command; others have one
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
@@ -9,11 +10,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from PIL import Image, ImageSequence
@@ -22,6 +25,7 @@ from scipy import ndimage
 import meshrun
 from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
+from launch.cli.main import main
 from runner.comm.threads import run_ranks
 from runner.errors import UserError
 from runner.plan.step_options import StepOptions
@@ -30,16 +34,31 @@ from runner.run.execute import Options, run
 from runner.world.world import open_world
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+LESSONS = sorted(path for room in ("tutorials", "coming-from") for path in (DOCS / room).glob("*.md"))
+SIDES = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]], "float32")[..., None]
+FAULT = "meshrun validate --simulate hosts=16,gpus=8,fault=nic:h3:1:0.6"
 
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def save_programs(page: Path, folder: Path) -> list[str]:
+    """Save the page's Python blocks that begin with `# NAME.py` under that name; returns the names."""
+    named = [(re.match(r"# (\w+\.py)\n", code), code) for code in blocks(page, "python")]
+    for name, code in named:
+        if name:
+            (folder / name[1]).write_text(code)
+    return [name[1] for name, _ in named if name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_python_examples_define_what_they_show(page: Path) -> None:
     for number, code in enumerate(blocks(page, "python")):
+        if "import meshrun" not in code and code.startswith("# "):
+            continue  # a program, which the page's commands run
         compiled = compile(code, f"{page.name}[{number}]", "exec")
         exec(compiled, {"meshrun": meshrun})
 
@@ -211,7 +230,10 @@ def test_the_steps_pages_commands_make_its_pictures(tmp_path: Path) -> None:
     assert len(run_commands(ROOT / "docs" / "steps.md", tmp_path)) > 8
     assert (tmp_path / "calm.npy").exists()
     assert not (tmp_path / "u.npy.checkpoint").exists()
-    for shown in sorted((ROOT / "docs" / "images").iterdir()):
+    text = (ROOT / "docs" / "steps.md").read_text()
+    pictures = {ROOT / "docs" / name for name in re.findall(r"images/[\w.-]+", text)}
+    assert len(pictures) > 6
+    for shown in sorted(pictures):
         assert shown.stat().st_size < 150_000
         made = tmp_path / shown.name
         if shown.name.startswith("gray_scott"):
@@ -228,12 +250,38 @@ def frames_of(path: Path) -> Any:
 
 @pytest.mark.mpi_library
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
-    (example,) = blocks(ROOT / "README.md", "python")
-    (tmp_path / "edges.py").write_text(example)
+    assert save_programs(ROOT / "README.md", tmp_path) == ["edges.py", "cooling.py"]
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
-    commands = run_commands(ROOT / "README.md", tmp_path)
-    assert len(commands) > 3
-    assert {path.name for path in tmp_path.iterdir()} >= {"edges.npy", "blurred.png", "log.npy"}
+    commands = run_commands(ROOT / "README.md", tmp_path, {FAULT: [EXIT["critical"]]})
+    assert len(commands) == 4
+    with Image.open(tmp_path / "photo.jpg") as photo:
+        picture = np.pad(np.asarray(photo, "float32"), ((1, 1), (1, 1), (0, 0)), mode="edge")
+    down, right = picture[2:, 1:-1] - picture[:-2, 1:-1], picture[1:-1, 2:] - picture[1:-1, :-2]
+    edges = np.load(tmp_path / "edges.npy")
+    np.testing.assert_allclose(edges, 0.5 * np.hypot(down, right), rtol=1e-5)
+    plate = edges
+    for _ in range(200):
+        plate = plate + 0.2 * (ndimage.correlate(plate, SIDES, mode="reflect") - 4 * plate)
+    np.testing.assert_allclose(np.load(tmp_path / "cooled.npy"), plate, rtol=1e-3)
+    assert len(frames_of(tmp_path / "cooling.webp")) == 11
+    (sentence,) = re.findall(r"^CRITICAL: .*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert commands[FAULT].stdout.splitlines()[0] == sentence
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", LESSONS, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_the_commands_of_tutorials_succeed(tmp_path: Path, page: Path) -> None:
+    """Each page in a folder of its own, with the programs that it shows and a photograph."""
+    programs = save_programs(page, tmp_path)
+    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    critical = f"{FAULT} --html verdict.html -J verdict.json"
+    commands = run_commands(page, tmp_path, {critical: [EXIT["critical"]]})
+    assert commands or page.name == "index.md"
+    used = " ".join(commands)
+    assert [name for name in programs if name not in used] == []
+    if page.name == "mpi4py.md":
+        by_hand, ours = np.load(tmp_path / "by_hand.npy"), np.load(tmp_path / "cooled.npy")
+        np.testing.assert_allclose(ours, by_hand, rtol=1e-5)
 
 
 def documented(heading: str) -> set[str]:
@@ -267,5 +315,127 @@ def test_every_key_of_the_record_is_documented_and_no_other(tmp_path: Path) -> N
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            if not target.startswith("http"):
+            if not target.startswith(("http", "mailto:")):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_python_reference_has_every_public_name() -> None:
+    listed = re.findall(r"^::: meshrun\.(\w+)$", (DOCS / "reference" / "python.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(meshrun.__all__)
+    assert [name for name in listed if len(docstring_of(name)) < 20] == []
+
+
+def docstring_of(name: str) -> str:
+    """The docstring of a public name, from its source: some need a GPU's libraries to be imported."""
+    path = ROOT / (meshrun._MODULE_OF[name].replace(".", "/") + ".py")
+    named = (ast.FunctionDef, ast.ClassDef)
+    found = [one for one in ast.parse(path.read_text()).body if isinstance(one, named) and one.name == name]
+    return ast.get_docstring(found[-1]) or ""
+
+
+@pytest.fixture
+def site() -> Any:
+    spec = spec_from_file_location("docs_site", DOCS / "site.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_finds_what_a_page_loads_from_elsewhere(tmp_path: Path, site: Any) -> None:
+    (tmp_path / "index.html").write_text(
+        '<a href="https://a.example"></a><img src="a.png"><script src="b.js">'
+    )
+    (tmp_path / "a.css").write_text("a { background: url('a.png') }")
+    assert site.loaded_from_elsewhere(tmp_path) == []
+    (tmp_path / "b.html").write_text('<script src="https://a.example/b.js"></script>')
+    (tmp_path / "b.css").write_text("a { background: url('//a.example/a.png') }")
+    assert len(site.loaded_from_elsewhere(tmp_path)) == 2
+
+
+def test_the_site_shows_every_command_and_files_outside_of_docs(site: Any) -> None:
+    page = site.on_page_markdown("# Commands", page_of("reference/commands.md"))
+    for command in ("bench all_reduce", "bench memory transpose", "launch slurm", "run laplacian"):
+        assert re.search(rf"^#+ meshrun {command}$", page, re.MULTILINE), command
+    assert "\b" not in page
+    assert site.outside("steps.md", "../examples/heat.py") == "examples/heat.py"
+    assert site.outside("tutorials/slurm.md", "../../slurm") == "slurm"
+    assert site.outside("tutorials/slurm.md", "../jobs.md") is None
+    shown = site.on_page_markdown("[a](../examples/heat.py) [b](jobs.md#x)", page_of("steps.md"))
+    assert shown == "[a](source/examples/heat.py.page.md) [b](jobs.md#x)"
+    shown = site.on_page_markdown("[b](../docs/jobs.md#x)", page_of("source/benchmarks/README.md"))
+    assert shown == "[b](../../jobs.md#x)"
+
+
+def page_of(uri: str) -> Any:
+    return SimpleNamespace(file=SimpleNamespace(src_uri=uri))
+
+
+SCHEMAS = DOCS / "reference" / "schemas"
+
+
+def schema(kind: str) -> Any:
+    found = json.loads((SCHEMAS / f"{kind}.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(found)
+    return found
+
+
+def faults(kind: str, record: Any) -> list[str]:
+    """What a record has that its schema does not allow or does not name."""
+    wanted = schema(kind)
+    checked = jsonschema.Draft202012Validator(wanted).iter_errors(json.loads(json.dumps(record)))
+    return [one.message for one in checked] + sorted({*record} - {*wanted["properties"]})
+
+
+RUNS = {
+    "once": Options(device="cpu", verify="full"),
+    "in chunks": Options(device="cpu", stream=StreamOptions(chunk_bytes=100)),
+    "in steps": Options(device="cpu", steps=StepOptions(3), verify="sample"),
+    "fused": Options(device="cpu", fuse="require"),
+}
+
+
+@pytest.mark.parametrize("how", RUNS)
+def test_records_of_runs_follow_their_schema(tmp_path: Path, how: str) -> None:
+    np.save(tmp_path / "in.npy", np.ones((8, 5), np.float32))
+    job = meshrun.map_blocks(lambda block: 2 * block)
+    path = tmp_path / "record.json"
+    record = run(job, tmp_path / "in.npy", tmp_path / "out.npy", {}, replace(RUNS[how], json=str(path)))
+    written = json.loads(path.read_text())
+    assert faults("run", written) == []
+    assert {*written} == {*record}
+    for part in ("phases", "ranks", "devices"):
+        assert faults("run", {key: value for key, value in written.items() if key != part}), part
+    assert faults("run", {**written, "seconds": "1"})
+    assert faults("run", {**written, "secnods": 1.0}) == ["secnods"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("plan", "plan laplacian --shape 400x400 --input-dtype uint8 --ranks 2 --json a.json"),
+        (
+            "plan",
+            "plan laplacian --shape 40000x4096 --input-dtype float32 --ranks 8 --gpu h200 --json a.json",
+        ),
+        ("doctor", "doctor --device cpu --json a.json"),
+        ("validate", "validate --simulate hosts=2,gpus=4 --rungs gpu,pairs -J a.json"),
+        ("validate", "validate --simulate hosts=4,gpus=8,fault=nic:h3:1:0.6 -J a.json"),
+        ("validate", "validate --simulate hosts=2,gpus=4,fault=gpu:h1:2:0.6 --keep-going -J a.json"),
+    ],
+)
+def test_other_records_follow_their_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESHRUN_NETWORK", "ib0")  # a setting that doctor shows
+    assert main(words.split()) == (EXIT["critical"] if "fault" in words else 0)
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert faults(kind, record) == []
+    assert faults(kind, {**record, "kind": "other"})
+
+
+def test_every_schema_is_on_its_page() -> None:
+    page = (DOCS / "reference" / "schemas.md").read_text()
+    assert {path.name for path in SCHEMAS.iterdir()} == {*re.findall(r"schemas/(\w+\.json)", page)}

@@ -25,11 +25,17 @@ SCHEMA = 1
 
 
 def main(
-    started: Started, device: DeviceChoice, file: Path | None = None, debug: bool = False, mpi: str = ""
+    started: Started,
+    device: DeviceChoice,
+    file: Path | None = None,
+    debug: bool = False,
+    mpi: str = "",
+    settings: Sequence[tuple[str, str, str]] = (),
 ) -> int:
     """Run one rank of `meshrun doctor`; return the exit status. UserError if `file` cannot be written.
 
-    mpi: the library that ranks would load, if this process is the only one and loads none.
+    mpi: the library that ranks would load, if this process is the only one and loads none. settings: name,
+    value and source of each default that is in force for starting ranks.
     """
     if file is not None:
         check_place(file, "record")
@@ -42,10 +48,16 @@ def main(
 
     def body(world: World, handler: FailureHandler) -> dict[str, Any]:
         surveys, problems = found[0]
-        facts = {"ranks": rows(surveys), "problems": [asdict(problem) for problem in problems]}
+        facts = {
+            "ranks": rows(surveys),
+            "problems": [asdict(problem) for problem in problems],
+            "settings": [dict(zip(("name", "value", "source"), one, strict=True)) for one in settings],
+        }
         record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
             sys.stdout.write(render(surveys))
+            for name, value, source in settings:
+                print(f"setting {name} = {value}  ({source})")
             for problem in problems:
                 print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
             if not problems:

@@ -18,7 +18,7 @@ from runner.run.installation.mutations import MUTATIONS, Mutation
 from runner.run.installation.selftest import Trial
 from runner.system.launcher import RANK_ONLY, VARIABLES, Started
 
-README = Path(__file__).parents[4] / "README.md"
+PROMISES = Path(__file__).parents[4] / "docs" / "explanations" / "promises.md"
 NUMBERS = {"eighteen": 18, "nineteen": 19, "twenty": 20, "twenty-one": 21, "twenty-two": 22}
 NAMED = {mutation.name: mutation for mutation in MUTATIONS}
 
@@ -38,7 +38,7 @@ def test_every_broken_runner_is_noticed(capsys: pytest.CaptureFixture[str]) -> N
     for line in caught:
         got, expected = re.search(r"got (\S+), expected (\S+)", line).groups()
         assert got != expected, line
-    documented = re.search(r"selftest --mutate` breaks the runner in ([\w-]+) ways", README.read_text())
+    documented = re.search(r"selftest --mutate` breaks the runner in ([\w-]+) ways", PROMISES.read_text())
     assert len(caught) == NUMBERS[documented[1]]
     assert lines[len(caught) :] == ["", f"Verification caught all {len(caught)} broken runners."]
 
