@@ -20,7 +20,6 @@ from jobs.transforms.projections import Direction, check_projections
 from runner.errors import UserError
 from runner.pipeline.load import read_block
 from runner.pipeline.store import write_block
-from runner.pipeline.streamed.dispatch import threads_of
 from runner.region import Shape
 from runner.report.units import bytes_text
 from runner.storage.formats.registry import Source
@@ -87,7 +86,7 @@ def fft(
     dtype = world.collective_call(lambda: working_type(input.dtype, kind))
     plan = world.collective_call(lambda: _plan(world, input, chosen, kind, length, decomposition))
     last = half_length(input.shape, chosen, kind, length)
-    local = Local(world.xp, inverse, kind, norm, last, threads_of(world))
+    local = Local(world.xp, inverse, kind, norm, last, world.cores)
     result = local.result_type(dtype, bool(kind))
     itemsize = max(dtype.itemsize, result.itemsize)
     world.collective_call(lambda: _check_memory(world, plan, itemsize, memory))
@@ -102,7 +101,7 @@ def fft(
         block = read_block(world, input, plan.first).astype(dtype, copy=False)
         begin = world.phases.seconds("transform")
         with world.phases("transform"):
-            block = carry_out(plan, groups, local, block)
+            block = carry_out(plan, groups, local, block, overwrite=True)
         seconds = max(world.control.allgather(world.phases.seconds("transform") - begin))
     ordered = world.xp.ascontiguousarray(block.transpose(order)) if order != sorted(order) else block
     write_block(world, ordered, sink, plan.last.transposed(order))

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jobs.transforms.plan import Plan, Real, Transform, plan_transform
+from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
+from jobs.transforms.plan import Passage, Plan, Real, Transform, plan_transform
 from runner.errors import UserError
-from runner.pipeline.streamed.dispatch import threads_of
+from runner.plan.grid import bounds
 from runner.region import Array, Shape
 from runner.world.group import Group
 from runner.world.world import World
@@ -126,8 +127,9 @@ def _transform(
         shape, chosen, ranks, real=real, length=n, decomposition="slab", split=split % x.ndim
     )
     groups: list[Group] = [] if world is None else [world]
-    local = Local(_module(x), inverse, real, norm, n, 1 if world is None else threads_of(world))
-    result = carry_out(plan, groups, local, x.astype(dtype, copy=False))
+    local = Local(_module(x), inverse, real, norm, n, 1 if world is None else world.cores)
+    block = x.astype(dtype, copy=False)
+    result = carry_out(plan, groups, local, block, overwrite=block is not x)
     (last,) = plan.last_splits
     if not keep_order:
         return result, last
@@ -143,7 +145,8 @@ class Local:
         self.module, self.inverse, self.real, self.norm, self.length = module, inverse, real, norm, length
         self._more: dict[str, Any] = {}
         self._fft = module.fft
-        if module is np and importlib.util.find_spec("scipy") is not None:
+        self._scipy = module is np and importlib.util.find_spec("scipy") is not None
+        if self._scipy:
             self._fft, self._more = importlib.import_module("scipy.fft"), {"workers": workers}
 
     @property
@@ -151,8 +154,11 @@ class Local:
         """What transforms, such as "scipy.fft"."""
         return "cuFFT" if self.module is not np else str(self._fft.__name__)
 
-    def __call__(self, block: Array, stage: Transform) -> Array:
-        """Return the transform of a block along the stage's axes, which are whole."""
+    def __call__(self, block: Array, stage: Transform, overwrite: bool = False) -> Array:
+        """Return the transform of a block along the stage's axes, which are whole.
+
+        overwrite: the block is no longer needed, and may be what is returned.
+        """
         if block.size == 0:
             lengths = list(block.shape)
             for axis in stage.axes:
@@ -162,9 +168,12 @@ class Local:
             return self._of("irfft", block, n=self.length, axis=stage.axes[0])
         if stage.half:
             return self._of("rfft", block, axis=stage.axes[0])
+        more = {"overwrite_x": True} if overwrite and self._scipy else {}
         if len(stage.axes) == 1:
-            return self._of("ifft" if self.inverse else "fft", block, axis=stage.axes[0])
-        return self._of("ifftn" if self.inverse else "fftn", block, axes=stage.axes)
+            found = self._of("ifft" if self.inverse else "fft", block, axis=stage.axes[0], **more)
+        else:
+            found = self._of("ifftn" if self.inverse else "fftn", block, axes=stage.axes, **more)
+        return block if more and np.may_share_memory(found, block) else found
 
     def result_type(self, dtype: np.dtype[Any], half: bool) -> np.dtype[Any]:
         """Return the dtype that a transform of a block of `dtype` has."""
@@ -172,25 +181,73 @@ class Local:
             return np.dtype(f"f{dtype.itemsize // 2}")
         return COMPLEX[dtype.itemsize] if dtype.kind == "f" else dtype
 
-    def _of(self, name: str, block: Array, **where: Any) -> Array:
-        return getattr(self._fft, name)(block, norm=self.norm, **where, **self._more)
+    def _of(self, name: str, block: Array, **options: Any) -> Array:
+        return getattr(self._fft, name)(block, norm=self.norm, **options, **self._more)
 
 
-def carry_out(plan: Plan, groups: Sequence[Group], local: Local, block: Array) -> Array:
+def carry_out(
+    plan: Plan, groups: Sequence[Group], local: Local, block: Array, *, overwrite: bool = False
+) -> Array:
     """Return this rank's block after all stages. Collective.
 
-    groups: the ranks along each axis of the plan's grid; none for a single process.
+    groups: the ranks along each axis of the plan's grid; none for a single process. overwrite: the block is
+    no longer needed.
     """
-    for stage in plan.stages:
-        if isinstance(stage, Transform):
-            block = local(block, stage)
+    given = None if overwrite else block
+    for step in plan.steps:
+        if isinstance(step, Transform):
+            block = local(block, step, block is not given)
         else:
-            # The ranks of the group share all of the array that they have together.
-            shared = list(block.shape)
-            shared[stage.old] = stage.shape[stage.old]
-            group = groups[stage.grid_axis]
-            block = group.redistribute(block, stage.old, stage.new, tuple(shared))
+            block = _pass(step, groups[step.exchange.grid_axis], local, block, block is not given)
     return block
+
+
+def _pass(passage: Passage, group: Group, local: Local, block: Array, overwrite: bool) -> Array:
+    """Return the block after an exchange, with the transforms of its parts. Collective."""
+    exchange, along = passage.exchange, passage.along
+    old, new = exchange.old, exchange.new
+    shape, dtype = list(block.shape), np.dtype(block.dtype)
+    shape[old] = exchange.shape[old]  # the ranks of the group share all of the array that they have together
+    for stage in passage.before:
+        dtype = local.result_type(dtype, stage.half)
+        for axis in stage.axes:
+            shape[axis] = stage.shape[axis]
+    parts = count_parts(tuple(shape), old, new, along, group.size, dtype.itemsize)
+    cuts = Cuts(tuple(shape), old, new, along, group.size, parts)
+    start, stop = bounds(shape[new], group.size, group.rank)
+    shape[new] = stop - start
+    moved, kind = list(shape), dtype
+    for stage in passage.after:
+        kind = local.result_type(kind, stage.half)
+        for axis in stage.axes:
+            shape[axis] = stage.shape[axis]
+    result = group.backend.empty(tuple(shape), kind)
+    in_place = shape == moved and kind == dtype
+
+    def ready(number: int) -> Array:
+        part = block[cuts.before(group.rank, number)]
+        for index, stage in enumerate(passage.before):
+            part = local(part, stage, overwrite or index > 0)
+        return part
+
+    def land(number: int) -> Array:
+        place = cuts.after(group.rank, number)
+        if in_place:
+            return result[place]
+        some = list(moved)
+        if place:
+            some[along] = place[along].stop - place[along].start
+        return group.backend.empty(tuple(some), dtype)
+
+    def finish(number: int, part: Array) -> None:
+        landed = part
+        for stage in passage.after:
+            part = local(part, stage, True)
+        if not in_place or part is not landed:
+            result[cuts.after(group.rank, number)] = part
+
+    exchange_in_parts(group, cuts, ready, land, finish)
+    return result
 
 
 def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, length: int | None) -> Shape:

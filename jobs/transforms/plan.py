@@ -49,6 +49,16 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Passage:
+    """An exchange in parts along the axis `along`, and the transforms of each part before and after it."""
+
+    exchange: Exchange
+    along: int
+    before: tuple[Transform, ...]
+    after: tuple[Transform, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """The stages of one transform.
 
@@ -76,6 +86,31 @@ class Plan:
     @property
     def exchanges(self) -> list[Exchange]:
         return [stage for stage in self.stages if isinstance(stage, Exchange)]
+
+    @cached_property
+    def steps(self) -> tuple[Transform | Passage, ...]:
+        """The same transforms and exchanges, in the order in which they are done: those that can be done on
+        parts of the array are, beside the exchange of other parts."""
+        runs: list[list[Transform]] = [[]]
+        for stage in self.stages:
+            if isinstance(stage, Exchange):
+                runs.append([])
+            else:
+                runs[-1].append(stage)
+        splits, steps = list(self.splits), list[Transform | Passage]()
+        run = runs[0]
+        for exchange, following in zip(self.exchanges, runs[1:], strict=True):
+            passages = [
+                _passage(exchange, along, run, following) for along in _cuttable(exchange, self.grid, splits)
+            ]
+            # Most transforms beside the exchange; of equals the outermost axis, whose parts are contiguous.
+            first, passage, run = max(
+                passages,
+                key=lambda one: (_axes(one[1].before) + _axes(one[1].after), -one[1].along),
+            )
+            steps += [*first, passage]
+            splits[exchange.grid_axis] = exchange.new
+        return (*steps, *run)
 
     @property
     def name(self) -> str:
@@ -146,6 +181,48 @@ class Split:
         for axis, parts, place in zip(self.splits, self.grid, places, strict=True):
             start[axis], stop[axis] = bounds(self.shape[axis], parts, place)
         return Region(tuple(start), tuple(stop))
+
+
+def _cuttable(exchange: Exchange, grid: Shape, splits: Sequence[int]) -> list[int]:
+    """Return the axes of which every rank has several cells; if there are none, the one that is split."""
+    parts = {axis: grid[number] for number, axis in enumerate(splits)}
+    parts[exchange.new] = parts[exchange.old]
+    several = [axis for axis, n in enumerate(exchange.shape) if n >= 2 * parts.get(axis, 1)]
+    return several or [exchange.old]
+
+
+def _passage(
+    exchange: Exchange, along: int, run: Sequence[Transform], following: Sequence[Transform]
+) -> tuple[list[Transform], Passage, list[Transform]]:
+    """Return an exchange in parts along an axis, with the transforms to do before and after all parts.
+
+    run, following: the transforms before and after the exchange. A part has not the whole of the axis
+    `along`. If `along` is split, there are no parts while the ranks' ranges of it are together.
+    """
+    first, before, after, last = list[Transform](), list(run), list(following), list[Transform]()
+    if along == exchange.new:
+        first, before = before, []
+    elif along == exchange.old:
+        after, last = [], after
+    whole = [number for number, stage in enumerate(before) if along in stage.axes]
+    if whole:
+        alone, rest = _apart(before[whole[-1]], along)
+        first, before = [*before[: whole[-1]], alone], [*rest, *before[whole[-1] + 1 :]]
+    whole = [number for number, stage in enumerate(after) if along in stage.axes]
+    if whole:
+        alone, rest = _apart(after[whole[0]], along)
+        after, last = [*after[: whole[0]], *rest], [alone, *after[whole[0] + 1 :]]
+    return first, Passage(exchange, along, tuple(before), tuple(after)), last
+
+
+def _apart(stage: Transform, axis: int) -> tuple[Transform, list[Transform]]:
+    """Return the transform along one of a stage's axes, and that along the others."""
+    others = tuple(other for other in stage.axes if other != axis)
+    return replace(stage, axes=(axis,)), [replace(stage, axes=others)] if others else []
+
+
+def _axes(stages: Sequence[Transform]) -> int:
+    return sum(len(stage.axes) for stage in stages)
 
 
 def largest(shape: Shape, grid: Shape, splits: Sequence[int]) -> int:

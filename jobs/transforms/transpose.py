@@ -1,4 +1,4 @@
-"""Permute the axes of an array that is split over ranks: redistribute, then transpose each rank's block."""
+"""Permute the axes of an array that is split over ranks: redistribute in parts, and transpose each part."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from jobs import kernels
+from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from runner.errors import UserError
+from runner.plan.grid import bounds
 from runner.region import Array, Shape
+from runner.world.group import Group
 from runner.world.world import World
 
 EDGE = 128  # cells of a tile's edge on a CPU: two tiles fit the cache
@@ -40,8 +43,39 @@ def transpose(
             raise UserError(
                 "there is no such axis to split", got=to_split, expected=f"{-x.ndim} to {x.ndim - 1}"
             )
-        x = world.redistribute(x, split, order[to_split])
+        shape = world.whole_shape(x, split)
+        return exchanged(world, x, order, split % x.ndim, to_split % x.ndim, shape)
     return permuted(x, order)
+
+
+def exchanged(
+    group: Group, block: Array, order: Sequence[int], split: int, to_split: int, shape: Shape
+) -> Array:
+    """Return this rank's block of the permuted array, split along its axis `to_split`. Collective.
+
+    block: of an array of `shape`, split along `split`. Parts are some rows of each rank's block of the
+    result; while one is on its way, the next is packed, and the one before transposed.
+    """
+    new, rank = order[to_split], group.rank
+    if group.size == 1 or new == split:
+        return permuted(block, order)
+    parts = count_parts(shape, split, new, new, group.size, block.dtype.itemsize)
+    cuts = Cuts(shape, split, new, new, group.size, parts)
+    start, stop = bounds(shape[new], group.size, rank)
+    mine = tuple(stop - start if axis == new else shape[axis] for axis in order)
+    result = group.backend.empty(mine, np.dtype(block.dtype))
+
+    def land(number: int) -> Array:
+        place = cuts.after(rank, number)[new]
+        lengths = (place.stop - place.start if axis == new else n for axis, n in enumerate(shape))
+        return group.backend.empty(tuple(lengths), np.dtype(block.dtype))
+
+    def finish(number: int, part: Array) -> None:
+        rows = cuts.after(rank, number)[new]
+        permuted(part, order, result[(slice(None),) * to_split + (rows,)])
+
+    exchange_in_parts(group, cuts, lambda number: block, land, finish)
+    return result
 
 
 def checked_permutation(shape: Shape, axes: Sequence[int] | None) -> Shape:
@@ -59,28 +93,37 @@ def checked_permutation(shape: Shape, axes: Sequence[int] | None) -> Shape:
     return order
 
 
-def permuted(block: Array, order: Sequence[int]) -> Array:
-    """Return a C-contiguous copy of a block with its axes in this order."""
+def permuted(block: Array, order: Sequence[int], out: Array | None = None) -> Array:
+    """Return a C-contiguous copy of a block with its axes in this order; or fill `out`, and return it."""
     view = block.transpose(order)
+    if out is None:
+        out = _new(block, view.shape)
     if block.size == 0 or view.flags.c_contiguous:
-        return view.copy(order="C")
-    on_gpu = hasattr(block, "__cuda_array_interface__")
-    return _on_gpu(block, view, order) if on_gpu else _in_tiles(view)
+        out[...] = view
+    elif hasattr(block, "__cuda_array_interface__"):
+        _on_gpu(block, view, order, out)
+    else:
+        _in_tiles(view, out)
+    return out
 
 
-def _in_tiles(view: Any) -> Any:
+def _new(block: Array, shape: Shape) -> Array:
+    if isinstance(block, np.ndarray):
+        return np.empty(shape, block.dtype)
+    return block.__class__(shape, block.dtype)
+
+
+def _in_tiles(view: Any, out: Any) -> None:
     """Copy tile by tile where NumPy would read or write a cache line for each cell.
 
     Tiles are cut along the last axis of the result, and along the one whose cells are neighbours in `view`.
     """
-    out = np.empty(view.shape, view.dtype)
     near = min(range(view.ndim), key=lambda axis: (view.shape[axis] == 1, abs(view.strides[axis])))
     last = view.ndim - 1
     steps = [range(0, n, EDGE if axis in (near, last) else max(n, 1)) for axis, n in enumerate(view.shape)]
     for starts in product(*steps):
         tile = tuple(slice(start, start + step.step) for start, step in zip(starts, steps, strict=True))
         out[tile] = view[tile]
-    return out
 
 
 def as_matrix(shape: Shape, order: Sequence[int]) -> tuple[int, int] | None:
@@ -95,18 +138,18 @@ def as_matrix(shape: Shape, order: Sequence[int]) -> tuple[int, int] | None:
     return math.prod(shape[axis] for axis in kept[:turn]), math.prod(shape[axis] for axis in kept[turn:])
 
 
-def _on_gpu(block: Array, view: Array, order: Sequence[int]) -> Array:
+def _on_gpu(block: Array, view: Array, order: Sequence[int], out: Array) -> None:
     """Copy with a kernel that moves tiles, where it applies; otherwise with CuPy's."""
     matrix, word = as_matrix(tuple(block.shape), order), WORD.get(block.dtype.itemsize)
-    if matrix is None or word is None or not block.flags.c_contiguous:
-        return view.copy(order="C")
+    if matrix is None or word is None or not (block.flags.c_contiguous and out.flags.c_contiguous):
+        out[...] = view
+        return
     rows, columns = matrix
-    out = block.__class__(view.shape, block.dtype)
     source, target = (array.reshape(-1).view(word) for array in (block, out))
-    if word == "uint32" and rows % 4 == columns % 4 == 0 and kernels.address(block) % 16 == 0:
+    aligned = kernels.address(block) % 16 == kernels.address(out) % 16 == 0
+    if word == "uint32" and rows % 4 == columns % 4 == 0 and aligned:
         kernel, tile = kernels.load("transpose_vectorised"), (128, 64)
     else:
         kernel, tile = kernels.load("transpose_tiled", kernels.instance("transpose_tiled", word)), (32, 32)
     blocks = math.ceil(rows / tile[0]) * math.ceil(columns / tile[1])
     kernel((blocks,), (256,), (source, target, np.int64(rows), np.int64(columns)))
-    return out

@@ -16,7 +16,7 @@ import numpy as np
 
 import meshrun
 from jobs.transforms.axes import parse_axes
-from jobs.transforms.transpose import checked_permutation, permuted
+from jobs.transforms.transpose import checked_permutation, exchanged
 from runner.errors import RunError, UserError
 from runner.pipeline.load import read_block
 from runner.pipeline.store import write_block
@@ -101,8 +101,7 @@ def transpose_job(
         before = Slab(input.shape, order[0], rows, split, world.size)
         block = read_block(world, input, before)
         with world.phases("transpose", 2 * block.nbytes):
-            block = world.redistribute(block, split, order[0], before.whole.shape)
-            block = permuted(block, order)
+            block = exchanged(world, block, order, split, 0, before.whole.shape)
         write_block(world, block, sink, Slab(shape, 0, rows, 0, world.size))
         del block
     return {"axes": list(order), "passes": passes}

@@ -6,19 +6,35 @@ return before the device is done. Arrays may have any strides: what is not C-con
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from runner.comm.api import Arrays, Control, Message, Operation
+from runner.comm.api import Arrays, Control, Message, Operation, Pending
 from runner.device.api import Backend
 from runner.errors import UserError
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
 
 ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Messages in flight, and what to copy when they have arrived. unpack: (from, to)."""
+
+    messages: Pending
+    unpack: Sequence[tuple[Array, Array]]
+
+    def progress(self) -> None:
+        self.messages.progress()
+
+    def wait(self) -> None:
+        self.messages.wait()
+        for buffer, target in self.unpack:
+            target[...] = buffer
 
 
 @dataclass
@@ -58,6 +74,10 @@ class Group:
         Messages between two ranks arrive in the order sent. The receiver's array has the shape and dtype of
         the sent one, and overlaps with none. Ranks may send to themselves.
         """
+        self.start_exchange(sends, receives).wait()
+
+    def start_exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
+        """Start what `exchange` does; received arrays may be read, and sent ones reused, after `wait`."""
         for peer, _ in (*sends, *receives):
             if not 0 <= peer < self.size:
                 expected = f"0 to {self.size - 1}"
@@ -78,10 +98,30 @@ class Group:
             )
         for source, target in zip(kept, own, strict=True):
             target[...] = source
+        unpack = [
+            (buffer, target)
+            for (_, target), buffer in zip(others, buffers, strict=True)
+            if buffer is not target
+        ]
+        return _Exchange(pending, unpack)
+
+    def exchange_beside(
+        self, work: Callable[[], None], sends: Sequence[Message], receives: Sequence[Message]
+    ) -> None:
+        """Call `work` while messages are exchanged as by `exchange`; it uses none of their arrays.
+
+        On a GPU the messages, with their packing, are issued to a second stream after the work: they start
+        when what was issued before this call is done. On a CPU they start first.
+        """
+        if self.backend.asynchronous:
+            mark = self.backend.mark()
+            work()
+            with self.backend.beside(mark):
+                self.exchange(sends, receives)
+            return
+        pending = self.start_exchange(sends, receives)
+        work()
         pending.wait()
-        for (_, target), buffer in zip(others, buffers, strict=True):
-            if buffer is not target:
-                target[...] = buffer
 
     def send(self, array: Array, to: int) -> None:
         """Send an array to one rank, which calls `receive`.

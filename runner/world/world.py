@@ -70,6 +70,12 @@ class World(Group):
         """Host names, in the order of their first rank."""
         return list({rank.host_id: rank.host for rank in self.ranks}.values())
 
+    @property
+    def cores(self) -> int:
+        """This rank's share of its host's cores, at least 1."""
+        beside = sum(rank.host_id == self.here.host_id for rank in self.ranks)
+        return max((os.cpu_count() or 1) // beside, 1)  # a bound rank's affinity mask has only its own
+
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and print it once. To be called on every rank."""
         self.warnings.append(sentence)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -112,8 +111,7 @@ def share_of_cores(world: World) -> AbstractContextManager[None]:
     """Have this rank's products use its share of the host's cores; on a GPU, nothing."""
     if world.backend.xp is not np:
         return nullcontext()
-    beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    return at_most_blas_threads(max((os.cpu_count() or 1) // beside, 1))
+    return at_most_blas_threads(world.cores)
 
 
 def open_products(

@@ -206,9 +206,7 @@ def _spans(table: Table) -> list[Span]:
 
 def threads_of(world: World) -> int:
     """Return the number of I/O threads: this rank's share of the host's cores, at least 2."""
-    beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    share = (os.cpu_count() or 1) // beside  # not the affinity mask: a bound rank's has only its own cores
-    return max(2, min(len(os.sched_getaffinity(0)), share, MOST_THREADS))
+    return max(2, min(len(os.sched_getaffinity(0)), world.cores, MOST_THREADS))
 
 
 def _nothing() -> None:

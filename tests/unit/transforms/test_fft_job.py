@@ -111,17 +111,17 @@ def test_the_check_notices(files: Files, mutant: str, real: bool, monkeypatch: p
         whole = Local.__call__
         monkeypatch.setattr(Local, "__call__", lambda *arguments: MUTANTS[mutant](whole(*arguments)))
     else:
-        exchange = Group.exchange
+        exchange = Group.start_exchange
 
-        def wrong(self: Group, sends: Any, receives: Any) -> None:
+        def wrong(self: Group, sends: Any, receives: Any) -> Any:
             sends = list(sends)
             first, second = sends[0][1], sends[1][1]
             sends[1] = (sends[1][0], first)
             if mutant == "swapped":
                 sends[0] = (sends[0][0], second)
-            exchange(self, sends, receives)
+            return exchange(self, sends, receives)
 
-        monkeypatch.setattr(Group, "exchange", wrong)
+        monkeypatch.setattr(Group, "start_exchange", wrong)
     with pytest.raises(RunError, match="verification failed: a"):
         run_fft(files, cases.random_array((8, 6), "float32"), 2, "sample", real=real)
     assert not files[1].exists()

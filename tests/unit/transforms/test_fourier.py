@@ -113,16 +113,16 @@ def test_it_is_linear_and_its_inverse_undoes_it() -> None:
 @pytest.mark.parametrize("mutant", ["swapped", "conjugate", "scale", "twice"])
 def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if mutant in ("swapped", "twice"):
-        exchange = World.exchange
+        exchange = World.start_exchange
 
-        def wrong(self: Group, sends: Any, receives: Any) -> None:
+        def wrong(self: Group, sends: Any, receives: Any) -> Any:
             sends = list(sends)
             sends[2] = (2, sends[1][1])
             if mutant == "swapped":
                 sends[1] = (1, sends[2][1])
-            exchange(self, sends, receives)
+            return exchange(self, sends, receives)
 
-        monkeypatch.setattr(World, "exchange", wrong)
+        monkeypatch.setattr(World, "start_exchange", wrong)
     else:
         from jobs.transforms.fourier import Local
 

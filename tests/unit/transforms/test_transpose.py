@@ -123,13 +123,13 @@ def test_an_array_larger_than_memory_passes_in_parts(tmp_path: Path, axes: str) 
 
 @pytest.mark.parametrize("mutant", ["swapped", "twice"])
 def test_the_check_notices(tmp_path: Path, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange = Group.exchange
+    exchange = Group.start_exchange
 
-    def wrong(self: Group, sends: Any, receives: Any) -> None:
+    def wrong(self: Group, sends: Any, receives: Any) -> Any:
         (_, first), (_, second) = sends
-        exchange(self, [(0, second if mutant == "swapped" else first), (1, first)], receives)
+        return exchange(self, [(0, second if mutant == "swapped" else first), (1, first)], receives)
 
-    monkeypatch.setattr(Group, "exchange", wrong)
+    monkeypatch.setattr(Group, "start_exchange", wrong)
     with pytest.raises(
         RunError, match=r"verification failed: cell \[\d, \d\] of the transposed array is wrong"
     ):
