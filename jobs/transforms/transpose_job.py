@@ -10,12 +10,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import meshrun
 from jobs.transforms.axes import parse_axes
+from jobs.transforms.direct import DirectTranspose, open_direct
 from jobs.transforms.forecast import forecast_transpose
 from jobs.transforms.transpose import checked_permutation, exchanged
 from runner.errors import RunError, UserError
@@ -90,7 +91,13 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, axes: str | None) ->
 
 @meshrun.job(name="transpose", verify=_verify, plan=_forecast)
 def transpose_job(
-    world: World, input: Source, create: Any, memory: int, *, axes: str | None = None
+    world: World,
+    input: Source,
+    create: Any,
+    memory: int,
+    *,
+    axes: str | None = None,
+    exchange: Literal["auto", "messages", "direct"] = "auto",
 ) -> dict[str, Any]:
     """Permute the axes of an array, as numpy.transpose.
 
@@ -98,6 +105,8 @@ def transpose_job(
     than their memory passes in several parts.
 
     axes: for each axis of the output, that of the input: 1,0 or 2,0,1. Default: in reverse.
+    exchange: messages, with the next part packed and the last one transposed meanwhile; or direct, between
+        GPUs of one host, a kernel that stores into the other GPUs' memory. auto: messages.
     """
     order = world.collective_call(lambda: checked_permutation(input.shape, parse_axes(axes)))
     if not order:
@@ -106,15 +115,45 @@ def transpose_job(
     sink = create(shape, input.dtype, serial=True)
     split = first_split(input.shape, order, world.size)
     passes = world.collective_call(lambda: count_passes(world, input, sink, order, memory))
+    most = tuple(-(-n // passes) if axis == order[0] else n for axis, n in enumerate(input.shape))
+    direct = _direct(world, most, input.dtype, order) if exchange == "direct" else None
+    if direct is not None:
+        split = 0
     for number in range(passes):
         rows = bounds(shape[0], passes, number)
         before = Slab(input.shape, order[0], rows, split, world.size)
+        after = Slab(shape, 0, rows, 0, world.size)
         block = read_block(world, input, before)
         with world.phases("transpose", 2 * block.nbytes):
-            block = exchanged(world, block, order, split, 0, before.whole.shape)
-        write_block(world, block, sink, Slab(shape, 0, rows, 0, world.size))
+            part = before.whole.shape
+            if direct is None:
+                block = exchanged(world, block, order, split, 0, part)
+            else:
+                columns = math.prod(part[1:])
+                mine = tuple(after[world.rank].shape)
+                block = direct(world.xp.ascontiguousarray(block), part[0], columns).reshape(mine)
+        write_block(world, block, sink, after)
         del block
-    return {"axes": list(order), "passes": passes}
+    if direct is not None:
+        direct.close()
+    return {
+        "axes": list(order),
+        "passes": passes,
+        "exchange": "none" if world.size == 1 else "messages" if direct is None else "direct",
+    }
+
+
+def _direct(world: World, shape: Shape, dtype: np.dtype[Any], order: Shape) -> DirectTranspose:
+    found = open_direct(world, shape, dtype, order)
+    if isinstance(found, str):
+        raise UserError(
+            "--exchange direct is not possible here",
+            got=found,
+            expected="GPUs of one host, and a permutation that turns the axes, such as 1,0",
+            hint="--exchange auto",
+            everywhere=True,
+        )
+    return found
 
 
 @dataclass(frozen=True)
