@@ -1,7 +1,7 @@
 """Transpose a matrix by stores of each GPU into the memory of the others: no packing, no messages.
 
 The ranks of one host open each other's results once. A transpose is one kernel
-(jobs/kernels/transpose_peers.cu) between two all-reductions of one word, all issued to the same stream on each
+(jobs/kernels/transpose_peers.cu) between two all-reductions of one word, all issued to one stream on each
 rank:
 
     1. An all-reduction. No rank stores before every rank's stream has come here: what used the former results

@@ -1,4 +1,4 @@
-"""Transposes that GPUs store into each other's memory: `mpirun -n N python -m pytest tests/gpu/...`, N from 2."""
+"""Transposes that GPUs store into each other's memory, on two ranks or more: tests/gpu on mpirun -n N."""
 
 from __future__ import annotations
 
