@@ -8,8 +8,10 @@ axes            numbers of axes on the command line
 plan            how an array is split at each stage of a transform, by number of ranks and shape
 in_parts        moves a split from axis to axis in parts, beside work on the parts before and after
 fourier         Fourier transforms of blocks, with NumPy's conventions
+forecast        their time and memory, for `meshrun plan`
 fft_job         the job fft, from a file to a file
 projections     its check: sums over the whole output against sums over the input, without any FFT of arrays
 transpose       permutes the axes of blocks
+direct          transposes by stores into other GPUs' memory
 transpose_job   the job transpose, from a file to a file, in passes if the array does not fit memory
 """

@@ -6,20 +6,26 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
+import numpy as np
+
 import meshrun
 from jobs.transforms.axes import parse_axes
+from jobs.transforms.forecast import forecast_transform
 from jobs.transforms.fourier import (
     Local,
     carry_out,
     checked_axes,
     half_length,
+    result_type,
     working_type,
 )
-from jobs.transforms.plan import Decomposition, Plan, Real, plan_transform
+from jobs.transforms.plan import Decomposition, Plan, Real, enough_ranks, plan_transform
 from jobs.transforms.projections import Direction, check_projections
 from runner.errors import UserError
 from runner.pipeline.load import read_block
 from runner.pipeline.store import write_block
+from runner.plan.job_forecast import JobForecast, Place
+from runner.plan.task import ArrayType
 from runner.region import Shape
 from runner.report.units import bytes_text
 from runner.storage.formats.registry import Source
@@ -50,7 +56,28 @@ def _verify(
     return check_projections(world, source, output, direction, order, mode)
 
 
-@meshrun.job(verify=_verify)
+def _forecast(
+    place: Place,
+    inputs: Sequence[ArrayType],
+    *,
+    axes: str | None,
+    inverse: bool,
+    real: bool,
+    length: int | None,
+    decomposition: Decomposition,
+) -> JobForecast:
+    (shape, stored), kind = inputs[0], _real(inverse, real)
+    chosen = checked_axes(shape, parse_axes(axes), kind, length)
+    dtype = working_type(np.dtype(stored), kind)
+    n = half_length(shape, chosen, kind, length)
+    plan = plan_transform(shape, chosen, place.ranks, real=kind, length=n, decomposition=decomposition)
+    result = result_type(dtype, kind)
+    itemsize = max(dtype.itemsize, result.itemsize)
+    _check_memory(place.ranks, plan, itemsize, place.memory, chosen, kind, n, decomposition)
+    return forecast_transform(place, plan, np.dtype(stored), dtype, result, COPIES)
+
+
+@meshrun.job(verify=_verify, plan=_forecast)
 def fft(
     world: World,
     input: Source,
@@ -87,9 +114,11 @@ def fft(
     plan = world.collective_call(lambda: _plan(world, input, chosen, kind, length, decomposition))
     last = half_length(input.shape, chosen, kind, length)
     local = Local(world.xp, inverse, kind, norm, last, world.cores)
-    result = local.result_type(dtype, bool(kind))
+    result = result_type(dtype, kind)
     itemsize = max(dtype.itemsize, result.itemsize)
-    world.collective_call(lambda: _check_memory(world, plan, itemsize, memory))
+    world.collective_call(
+        lambda: _check_memory(world.size, plan, itemsize, memory, chosen, kind, last, decomposition)
+    )
     if plan.busy < world.size and 0 not in plan.shape:
         world.warn(
             f"the array has too few planes for {world.size} ranks: up to {world.size - plan.busy} have none"
@@ -144,13 +173,26 @@ def _groups(world: World, plan: Plan, stack: ExitStack) -> list[Group]:
     return list(grid.groups)
 
 
-def _check_memory(world: World, plan: Plan, itemsize: int, memory: int) -> None:
+def _check_memory(
+    ranks: int,
+    plan: Plan,
+    itemsize: int,
+    memory: int,
+    axes: Shape,
+    real: Real,
+    length: int,
+    decomposition: Decomposition,
+) -> None:
     needed = COPIES * plan.largest_block * itemsize
-    if needed > memory:
-        ranks = -(-world.size * needed // max(memory, 1))
-        raise UserError(
-            f"the transform does not fit the memory of {world.size} rank(s)",
-            got=f"{bytes_text(memory)} a rank",
-            expected=f"{bytes_text(needed)}: {COPIES} blocks of {plan.largest_block:,} cells",
-            hint=f"-n {ranks}, each with as much memory",
-        )
+    if needed <= memory:
+        return
+    most = memory // (COPIES * itemsize)
+    enough = enough_ranks(
+        plan.shape, axes, most, ranks, real=real, length=length, decomposition=decomposition
+    )
+    raise UserError(
+        f"the transform does not fit the memory of {ranks} rank(s)",
+        got=f"{bytes_text(memory)} a rank",
+        expected=f"{bytes_text(needed)}: {COPIES} blocks of {plan.largest_block:,} cells",
+        hint=f"-n {enough}, each with as much memory" if enough else "more memory for each rank",
+    )

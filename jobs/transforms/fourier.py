@@ -177,9 +177,7 @@ class Local:
 
     def result_type(self, dtype: np.dtype[Any], half: bool) -> np.dtype[Any]:
         """Return the dtype that a transform of a block of `dtype` has."""
-        if half and self.real == "inverse":
-            return np.dtype(f"f{dtype.itemsize // 2}")
-        return COMPLEX[dtype.itemsize] if dtype.kind == "f" else dtype
+        return result_type(dtype, self.real if half else "")
 
     def _of(self, name: str, block: Array, **options: Any) -> Array:
         return getattr(self._fft, name)(block, norm=self.norm, **options, **self._more)
@@ -313,6 +311,13 @@ def working_type(dtype: np.dtype[Any], real: Real) -> np.dtype[Any]:
             "a real transform takes real numbers", got=dtype, hint="leave --real out, or use rfft's inverse"
         )
     return wide if real == "forward" or wide.kind == "c" else COMPLEX[wide.itemsize]
+
+
+def result_type(dtype: np.dtype[Any], real: Real) -> np.dtype[Any]:
+    """Return the dtype of the transform of an array of a working type."""
+    if real == "inverse":
+        return np.dtype(f"f{dtype.itemsize // 2}")
+    return COMPLEX[dtype.itemsize] if dtype.kind == "f" else dtype
 
 
 def _module(array: Array) -> Any:

@@ -24,6 +24,7 @@ Real = Literal["", "forward", "inverse"]
 # What a cell of an all-to-all costs, as a multiple of a cell of a transform along one axis. On H200s, with
 # bytes at 4.3 TB/s of memory and 0.34 TB/s of NVLink: 2 / 4.3 to 1 / 0.34, and packing.
 EXCHANGE = 6.0
+RANKS_MOST = 1 << 17  # that are looked at for enough memory
 
 
 @dataclass(frozen=True)
@@ -315,6 +316,32 @@ def plan_transform(
             everywhere=True,
         )
     return best
+
+
+def enough_ranks(
+    shape: Shape,
+    axes: Sequence[int],
+    cells: int,
+    least: int,
+    *,
+    real: Real,
+    length: int,
+    decomposition: Decomposition,
+) -> int | None:
+    """Return a number of ranks, `least` or more, whose blocks have at most so many cells; None if none has.
+
+    Numbers that the blocks need at least are tried one after the other, then in steps of a sixteenth.
+    """
+    ranks = max(least, -(-math.prod(shape) // max(cells, 1)))
+    while cells > 0 and ranks <= RANKS_MOST:
+        try:
+            plan = plan_transform(shape, axes, ranks, real=real, length=length, decomposition=decomposition)
+        except UserError:
+            plan = None
+        if plan is not None and plan.largest_block <= cells:
+            return ranks
+        ranks += max(ranks // 16, 1)
+    return None
 
 
 def _alone(shape: Shape, axes: Sequence[int], real: Real, length: int, split: int) -> Plan:

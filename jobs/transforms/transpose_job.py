@@ -10,18 +10,22 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import meshrun
 from jobs.transforms.axes import parse_axes
+from jobs.transforms.direct import DirectTranspose, open_direct
+from jobs.transforms.forecast import forecast_transpose
 from jobs.transforms.transpose import checked_permutation, exchanged
 from runner.errors import RunError, UserError
 from runner.pipeline.load import read_block
 from runner.pipeline.store import write_block
 from runner.plan.grid import bounds, split_along
+from runner.plan.job_forecast import JobForecast, Place
 from runner.plan.sampling import everything, sample
+from runner.plan.task import ArrayType
 from runner.region import Region, Shape
 from runner.report.units import bytes_text
 from runner.storage.formats.registry import Sink, Source
@@ -78,9 +82,22 @@ def _differing(source: Source, output: Source, order: Shape, box: Region) -> Run
     )
 
 
-@meshrun.job(name="transpose", verify=_verify)
+def _forecast(place: Place, inputs: Sequence[ArrayType], *, axes: str | None) -> JobForecast:
+    shape, dtype = inputs[0]
+    order = checked_permutation(shape, parse_axes(axes))
+    passes = passes_of(shape, np.dtype(dtype), order, place.ranks, place.memory)
+    return forecast_transpose(place, shape, np.dtype(dtype), order, passes, COPIES)
+
+
+@meshrun.job(name="transpose", verify=_verify, plan=_forecast)
 def transpose_job(
-    world: World, input: Source, create: Any, memory: int, *, axes: str | None = None
+    world: World,
+    input: Source,
+    create: Any,
+    memory: int,
+    *,
+    axes: str | None = None,
+    exchange: Literal["auto", "messages", "direct"] = "auto",
 ) -> dict[str, Any]:
     """Permute the axes of an array, as numpy.transpose.
 
@@ -88,6 +105,8 @@ def transpose_job(
     than their memory passes in several parts.
 
     axes: for each axis of the output, that of the input: 1,0 or 2,0,1. Default: in reverse.
+    exchange: messages, with the next part packed and the last one transposed meanwhile; or direct, between
+        GPUs of one host, a kernel that stores into the other GPUs' memory. auto: messages.
     """
     order = world.collective_call(lambda: checked_permutation(input.shape, parse_axes(axes)))
     if not order:
@@ -95,16 +114,46 @@ def transpose_job(
     shape = tuple(input.shape[axis] for axis in order)
     sink = create(shape, input.dtype, serial=True)
     split = first_split(input.shape, order, world.size)
-    passes = world.collective_call(lambda: count_passes(world, input, sink, order, split, memory))
+    passes = world.collective_call(lambda: count_passes(world, input, sink, order, memory))
+    most = tuple(-(-n // passes) if axis == order[0] else n for axis, n in enumerate(input.shape))
+    direct = _direct(world, most, input.dtype, order) if exchange == "direct" else None
+    if direct is not None:
+        split = 0
     for number in range(passes):
         rows = bounds(shape[0], passes, number)
         before = Slab(input.shape, order[0], rows, split, world.size)
+        after = Slab(shape, 0, rows, 0, world.size)
         block = read_block(world, input, before)
         with world.phases("transpose", 2 * block.nbytes):
-            block = exchanged(world, block, order, split, 0, before.whole.shape)
-        write_block(world, block, sink, Slab(shape, 0, rows, 0, world.size))
+            part = before.whole.shape
+            if direct is None:
+                block = exchanged(world, block, order, split, 0, part)
+            else:
+                columns = math.prod(part[1:])
+                mine = tuple(after[world.rank].shape)
+                block = direct(world.xp.ascontiguousarray(block), part[0], columns).reshape(mine)
+        write_block(world, block, sink, after)
         del block
-    return {"axes": list(order), "passes": passes}
+    if direct is not None:
+        direct.close()
+    return {
+        "axes": list(order),
+        "passes": passes,
+        "exchange": "none" if world.size == 1 else "messages" if direct is None else "direct",
+    }
+
+
+def _direct(world: World, shape: Shape, dtype: np.dtype[Any], order: Shape) -> DirectTranspose:
+    found = open_direct(world, shape, dtype, order)
+    if isinstance(found, str):
+        raise UserError(
+            "--exchange direct is not possible here",
+            got=found,
+            expected="GPUs of one host, and a permutation that turns the axes, such as 1,0",
+            hint="--exchange auto",
+            everywhere=True,
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -139,18 +188,17 @@ def first_split(shape: Shape, order: Shape, ranks: int) -> int:
     return max(range(len(shape)), key=lambda axis: (min(shape[axis], ranks), -axis))
 
 
-def count_passes(world: World, source: Source, sink: Sink, order: Shape, split: int, memory: int) -> int:
+def passes_of(shape: Shape, dtype: np.dtype[Any], order: Shape, ranks: int, memory: int) -> int:
     """Return the number of passes whose blocks fit the memory; UserError if there are none."""
-    length, row = source.shape[order[0]], math.prod(source.shape) // max(source.shape[order[0]], 1)
-    if 0 in source.shape:
+    if 0 in shape:
         return 1
+    split = first_split(shape, order, ranks)
+    length, row = shape[order[0]], math.prod(shape) // shape[order[0]]
 
     def needed(passes: int) -> int:
         part = -(-length // passes)
-        cells = max(
-            Slab(source.shape, order[0], (0, part), split, world.size)[0].size, -(-part // world.size) * row
-        )
-        return COPIES * cells * source.dtype.itemsize
+        cells = max(Slab(shape, order[0], (0, part), split, ranks)[0].size, -(-part // ranks) * row)
+        return COPIES * cells * dtype.itemsize
 
     passes = 1
     while needed(passes) > memory and passes < length:
@@ -162,6 +210,12 @@ def count_passes(world: World, source: Source, sink: Sink, order: Shape, split: 
             expected=bytes_text(needed(passes)),
             hint="more ranks, or another order of axes in two runs",
         )
+    return passes
+
+
+def count_passes(world: World, source: Source, sink: Sink, order: Shape, memory: int) -> int:
+    """Return the number of passes; UserError if there are none, or several for files that need one."""
+    passes = passes_of(source.shape, source.dtype, order, world.size, memory)
     serial = [file.path for file in (source, sink) if not file.parallel or (file is sink and file.chunks)]
     if passes > 1 and serial:
         raise UserError(

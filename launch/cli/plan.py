@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from runner.job.declaration import Job
 
 
+RATE = click.FloatRange(min=0, min_open=True)
 RANKS_MOST = 1 << 17  # planning visits every rank's block, which takes seconds
 
 
@@ -103,6 +104,15 @@ class Plans(JobsShown):
             click.Option(
                 ["--device-memory"], type=SIZE,
                 help="GPU memory for each rank.  [default: 80 % of its GPU's]",
+            ),
+            click.Option(
+                ["--exchange-rate"], type=RATE, metavar="GB/S",
+                help="What a rank sends to others of its host, all to all, in 1e9 bytes per second.  "
+                "[default: nominal]",
+            ),
+            click.Option(
+                ["--network-rate"], type=RATE, metavar="GB/S",
+                help="What a rank sends to other hosts.  [default: nominal]",
             ),
             click.Option(["--json"], metavar="FILE", help="Write the plan to FILE."),
         ]  # fmt: skip

@@ -13,6 +13,8 @@ def render(record: Mapping[str, Any]) -> str:
     """The forecast's record, of `runner.run.record.forecast_record` or of `runner.run.planned_steps`."""
     if "steps" in record:
         return _render_steps(record)
+    if "facts" in record:
+        return _render_job(record)
     stages = [
         (
             row["name"],
@@ -35,6 +37,52 @@ def render(record: Mapping[str, Any]) -> str:
     if len(record["by_ranks"]) > 1:
         lines += ["", *_by_ranks(record)]
     return "\n".join([*lines, *(f"  {note}" for note in record.get("notes", ()))]) + "\n"
+
+
+def _render_job(record: Mapping[str, Any]) -> str:
+    """A plan of a job that exchanges arrays among all ranks."""
+    beside = sum(row["beside"] for row in record["stages"]) > 1
+    stages = [
+        (
+            row["name"] + (" *" if row["beside"] and beside else ""),
+            bytes_text(row["amount"]) if row["unit"] == "bytes" else f"{row['amount']:.3g} {row['unit']}",
+            rate_text(row["rate"]) if row["unit"] == "bytes" else f"{row['rate'] / 1e12:.3g} T/s",
+            row["source"],
+            seconds_text(row["seconds"]),
+        )
+        for row in record["stages"]
+    ]
+    share = percent_text(record["memory"] / record["memory_limit"])
+    lines = [
+        _headline(record),
+        "",
+        *(f"  {name}: {value}" for name, value in record["facts"].items()),
+        f"  memory: {bytes_text(record['memory'])} of arrays on a rank, {share} of what it may use",
+        "",
+        *table(("stage of a rank", "amount", "rate", "from", "time"), stages, left=(0, 3)),
+        *(["  * beside each other, in parts"] if beside else []),
+        "",
+        f"  floor in time: {seconds_text(record['seconds'])}; "
+        f"without files: {seconds_text(record['in_memory_seconds'])}",
+    ]
+    if len(record["by_ranks"]) > 1:
+        rows = [
+            (str(row["ranks"]), str(row["hosts"]), row["refused"], "", "", "")
+            if "refused" in row
+            else (
+                str(row["ranks"]),
+                str(row["hosts"]),
+                bytes_text(row["memory"]),
+                seconds_text(row["exchange_seconds"]),
+                seconds_text(row["in_memory_seconds"]),
+                seconds_text(row["seconds"]),
+            )
+            for row in record["by_ranks"]
+        ]
+        heads = ("ranks", "hosts", "memory of one", "exchange", "without files", "time")
+        lines += ["", *table(heads, rows)]
+    notes = [f"  {note}" for note in record.get("notes", ())]
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
 def _render_steps(record: Mapping[str, Any]) -> str:

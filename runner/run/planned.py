@@ -21,6 +21,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType, Task, plan_task
 from runner.report.record import Record
 from runner.run.options import form_of
+from runner.run.planned_job import plan_job
 from runner.run.planned_steps import plan_steps
 from runner.run.record.forecast_record import SCHEMA, record
 from runner.storage.formats.registry import open_source
@@ -61,6 +62,8 @@ def plan_record(
     chunk_bytes: int | None,
     host_memory: int | None,
     device_memory: int | None,
+    exchange_rate: float | None = None,
+    network_rate: float | None = None,
 ) -> Record:
     """Return the forecast of a run as plain values, with notes on what it assumes.
 
@@ -83,13 +86,33 @@ def plan_record(
                 "--cval": cval,
                 "--depth": depth,
                 "--chunk-bytes": chunk_bytes,
+                "--exchange-rate": exchange_rate,
+                "--network-rate": network_rate,
             },
             gpu is None,
         )
+    if job.plan is not None:
+        of_maps = {
+            "--grid": grid,
+            "--boundary": boundary,
+            "--cval": cval,
+            "--depth": depth,
+            "--chunk-bytes": chunk_bytes,
+        }
+        _refuse(job, of_maps)
+        arrays, _, notes = describe_inputs(job, inputs, input_shape, input_dtype)
+        machine, options = _machine(gpu), StreamOptions(None, host_memory, device_memory, None)
+        _check_memory(machine, options)
+        hosts = _hosts(hosts, ranks, machine)
+        found = plan_job(job, arrays, parameters, machine, ranks, hosts, options, exchange_rate, network_rate)
+        found["notes"] = notes + _assumed(found, machine, gpu is None)
+        return found
     if job.kind != "map":
         raise UserError(
-            f"job {job.name} cannot be planned", expected="a job made by map_blocks, or one that takes steps"
+            f"job {job.name} cannot be planned",
+            expected="a job made by map_blocks, one that takes steps, or one with plan=",
         )
+    _refuse(job, {"--exchange-rate": exchange_rate, "--network-rate": network_rate})
     arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)
     machine = _machine(gpu)
     given = job.complete(parameters)
@@ -141,9 +164,7 @@ def _steps_record(
 ) -> Record:
     """Return `plan_record` of a job that takes steps. size: ranks and hosts. of_arrays: options that do not
     apply. unnamed: no GPU is named."""
-    given = next((name for name, value in of_arrays.items() if value is not None), None)
-    if given is not None:
-        raise UserError(f"{given} does not apply to job {job.name}", got=of_arrays[given])
+    _refuse(job, of_arrays)
     if len(inputs) != 1:
         raise UserError(f"job {job.name} takes one input", got=f"{len(inputs)}", expected="INPUT")
     ranks, hosts = size[0], _hosts(size[1], size[0], machine)
@@ -151,6 +172,13 @@ def _steps_record(
     found = plan_steps(job, inputs[0], parameters, machine, ranks, hosts, grid, options)
     found["notes"] = _assumed(found, machine, unnamed)
     return found
+
+
+def _refuse(job: Job, options: dict[str, Any]) -> None:
+    """UserError if one of the options is given, which do not apply to the job."""
+    given = next((name for name, value in options.items() if value is not None), None)
+    if given is not None:
+        raise UserError(f"{given} does not apply to job {job.name}", got=options[given])
 
 
 def describe_inputs(

@@ -20,6 +20,7 @@ INSTANCES: dict[str, tuple[str, ...]] = {
     "strided.cu": ("strided<8>",),
     "touch.cu": ("touch",),
     "transpose_naive.cu": tuple(f"transpose_naive<{word}>" for word in WORDS),
+    "transpose_peers.cu": tuple(f"transpose_peers<{word}>" for word in WORDS),
     "transpose_tiled.cu": tuple(f"transpose_tiled<{word}>" for word in WORDS),
     "transpose_vectorised.cu": (
         FLOAT32["transpose_vectorised"],

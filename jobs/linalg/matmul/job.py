@@ -20,6 +20,8 @@ from jobs.linalg.matmul.products import Products, open_products, share_of_cores
 from jobs.linalg.matmul.ring import multiply_ring
 from jobs.linalg.matmul.summa import Schedule, multiply_summa
 from runner.errors import UserError
+from runner.plan.job_forecast import JobForecast, Place, Stage
+from runner.plan.task import ArrayType
 from runner.region import Shape
 from runner.report.record import Record
 from runner.report.units import bytes_text
@@ -73,7 +75,29 @@ def problem_of(shapes: Shapes, precision: Precision, inputs: Sequence[np.dtype[A
     )  # fmt: skip
 
 
-@meshrun.job(inputs=("a", "b"), verify=check_product)
+def _forecast(place: Place, inputs: Sequence[ArrayType], *, algorithm: str, precision: str) -> JobForecast:
+    (left, of_a), (right, of_b) = ((shape, np.dtype(dtype)) for shape, dtype in inputs)
+    shapes = shapes_of(left, right)
+    rounding = choose(of_a, of_b, precision, gpu=place.gpu)
+    problem = problem_of(shapes, rounding, [of_a, of_b])
+    layout, other = plan.choose(problem, place.ranks, place.memory, algorithm)
+    operations = 2 * math.prod((problem.rows, problem.length, problem.columns))
+    cells = math.prod(left) + math.prod(right) * layout.turns  # each turn reads all of B
+    stages = place.files("read", cells * problem.read / place.ranks)
+    rate = place.products(rounding.name)
+    if rate is not None:
+        share = -(-operations // place.ranks)
+        beside = place.ranks > 1 and place.overlaps
+        stages.append(Stage("multiply", share, rate, share / rate.value, "operations", beside))
+    if layout.received:
+        stages.append(place.exchange(layout.received, place.ranks))
+    stages += place.files("write", math.prod(shapes.result) * problem.result / place.ranks)
+    facts = {**_facts(layout, other, rounding), "operations": operations}
+    pieces = layout.panels or layout.ranks * layout.pieces * layout.turns
+    return JobForecast(shapes.result, str(rounding.result), facts, layout.memory, stages, pieces)
+
+
+@meshrun.job(inputs=("a", "b"), verify=check_product, plan=_forecast)
 def matmul(
     world: World,
     inputs: Sequence[Source],
@@ -163,16 +187,23 @@ def _multiply_blocks(
     out.flush(backend.mark())
 
 
-def _record(
-    world: World, layout: Layout, other: Layout | None, problem: Problem, precision: Precision, seconds: float
-) -> Record:
-    seconds = max(world.control.allgather(seconds))
-    operations = 2 * math.prod((problem.rows, problem.length, problem.columns))
+def _facts(layout: Layout, other: Layout | None, precision: Precision) -> Record:
+    """Return what was chosen, and the bytes of the other algorithm."""
     against = "" if other is None else f"; {other.describe()}: {bytes_text(other.received)}"
     return {
         "algorithm": layout.describe(),
         "precision": f"factors {precision.name}, sums {precision.sums}, result {precision.result}",
         "received": f"{bytes_text(layout.received)} a rank{against}",
+    }
+
+
+def _record(
+    world: World, layout: Layout, other: Layout | None, problem: Problem, precision: Precision, seconds: float
+) -> Record:
+    seconds = max(world.control.allgather(seconds))
+    operations = 2 * math.prod((problem.rows, problem.length, problem.columns))
+    return {
+        **_facts(layout, other, precision),
         "memory": f"{bytes_text(layout.memory)} a rank",
         "operations": operations,
         "seconds": seconds,

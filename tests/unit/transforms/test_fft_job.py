@@ -127,6 +127,20 @@ def test_the_check_notices(files: Files, mutant: str, real: bool, monkeypatch: p
     assert not files[1].exists()
 
 
+def test_so_many_ranks_would_do(files: Files) -> None:
+    """As the error says: that many can, and one less cannot."""
+    array, memory = np.ones((60, 7, 9)), 40 << 10
+    with pytest.raises(UserError, match="does not fit the memory of 2 rank") as refused:
+        run_fft(files, array, 2, "off", host_memory=memory)
+    ranks = int(str(refused.value).rpartition("-n ")[2].partition(",")[0])
+    _, got = run_fft(files, array, ranks, host_memory=memory)
+    cases.close(got, cases.expected("fft", array, (0, 1, 2), "backward"), "complex128", single=False)
+    with pytest.raises(UserError, match=f"does not fit the memory of {ranks - 1} rank"):
+        run_fft(files, array, ranks - 1, "off", host_memory=memory)
+    with pytest.raises(UserError, match="Try: more memory for each rank"):
+        run_fft(files, array, 2, "off", host_memory=1)
+
+
 REFUSED = [
     (1, (4, 4), "f8", {"axes": "2"}, r"there is no axis 2: got shape \(4, 4\), expected -2 to 1"),
     (1, (4, 4), "f8", {"axes": "x"}, "--axes does not parse: got 'x', expected numbers such as 0,2 or -1"),

@@ -162,6 +162,14 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
             "2048x2048x1024 cells do not fit the memory of 4 rank(s): got 165,889,485,000 bytes a rank",
         ),
         ("airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200", "Try: at least 6 GPUs"),
+        ("laplacian in.npy --ranks 2 --network-rate 5", "--network-rate does not apply to job laplacian"),
+        ("airflow cylinder --ranks 2 --exchange-rate 5", "--exchange-rate does not apply to job airflow"),
+        ("fft in.npy --ranks 2 --grid 2x1", "--grid does not apply to job fft"),
+        ("fft in.npy --ranks 2 --exchange-rate 0", "0.0 is not in the range"),
+        ("fft in.npy --ranks 2 --axes 7", "there is no axis 7"),
+        ("fft in.npy --ranks 2 --host-memory 1K --gpu cpu", "does not fit the memory of 2 rank(s)"),
+        ("transpose in.npy --ranks 2 --axes 1", "the axes are no permutation"),
+        ("matmul in.npy --ranks 2", "job matmul takes 2 inputs: got 1 file"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
         ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
@@ -193,6 +201,46 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "halos of a rank and step" in printed
     assert "1 GPU would do" in printed
+
+
+def test_a_transform_is_planned_by_its_exchanges(capsys: pytest.CaptureFixture[str]) -> None:
+    """1024^3 complex64 on 2 H200: half of each rank's 4.3 GB goes to the other, beside two of three axes."""
+    words = "fft --shape 1024x1024x1024 --dtype complex64 --ranks 16 --gpu h200 --json plan.json"
+    assert main(["plan", *words.split()]) == 0
+    plan = json.loads(Path("plan.json").read_text())
+    assert (plan["hosts"], plan["facts"]["process_grid"]) == (2, [16])
+    assert plan["memory"] == 4 * 8 * 1024**3 / 16
+    (exchange,) = [row for row in plan["stages"] if row["name"] == "exchange"]
+    block = 8 * 1024**3 / 16
+    assert exchange["amount"] == block * 15 / 16
+    far = block * 8 / 16  # to the other host's 8 ranks, at the network's rate
+    assert exchange["seconds"] == pytest.approx(far / 50e9 + 15 * 7e-6)
+    assert exchange["beside"]
+    moved = sum(row["amount"] for row in plan["stages"] if row["name"] == "transform")
+    assert moved == 2 * 3 * block
+    assert [row["ranks"] for row in plan["by_ranks"]] == [1, 2, 4, 8, 16]
+    assert plan["by_ranks"][-1]["seconds"] == plan["seconds"] > plan["in_memory_seconds"]
+    assert main(["plan", *words.split(), "--network-rate", "25"]) == 0
+    slower = json.loads(Path("plan.json").read_text())
+    assert slower["in_memory_seconds"] > 1.5 * plan["in_memory_seconds"]
+    assert "25 GB/s  as given" in capsys.readouterr().out
+
+
+def test_a_transpose_and_a_product_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(
+        capsys, "transpose", "--shape", "40000x40000", "--dtype", "float64", "--ranks", "2", "--gpu", "h200",
+        "--device-memory", "8G",
+    )  # fmt: skip
+    assert "passes: 4" in found
+    words = "matmul --shape 8192x8192 --dtype float32 --ranks 4 --gpu h200 --json plan.json"
+    assert "summa on 2x2 ranks" in planned(capsys, *words.split())
+    plan = json.loads(Path("plan.json").read_text())
+    (product,) = [row for row in plan["stages"] if row["name"] == "multiply"]
+    assert product["amount"] == 2 * 8192**3 / 4
+    unknown = planned(capsys, *words.replace("h200", "t4").split())
+    assert "multiply" not in unknown  # no rate of its products is known
+    one = planned(capsys, *words.replace("ranks 4", "ranks 1").replace("h200", "cpu").split())
+    assert "exchange" not in one
 
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:
