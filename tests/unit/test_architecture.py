@@ -32,7 +32,14 @@ MOST_FILES = 14  # of a room; more are two rooms
 GROUND = FLOORS[0]  # files, not rooms: each may import those before it
 
 # Inside launch/, likewise: a module may import what is in its own room, and the rooms in lower lines.
-LAUNCH_ROOMS = (("__main__",), ("cli",), ("slurm", "kubernetes"), ("mpi",), ("supervise",), ("spec", "settings", "completion"))
+LAUNCH_ROOMS = (
+    ("__main__",),
+    ("cli",),
+    ("slurm", "kubernetes"),
+    ("mpi",),
+    ("supervise",),
+    ("spec", "settings", "completion"),
+)
 
 CUPY = ("runner/device/*.py", "runner/comm/*.py")
 MPI4PY = ("runner/comm/*.py", "runner/world/*.py")

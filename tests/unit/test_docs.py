@@ -23,11 +23,13 @@ from PIL import Image, ImageSequence
 from scipy import ndimage
 
 import meshrun
+from jobs.bench.command_base import BAD_USAGE
+from jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
 from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
 from launch.cli.main import main
 from runner.comm.threads import run_ranks
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
@@ -439,3 +441,19 @@ def test_other_records_follow_their_schema(
 def test_every_schema_is_on_its_page() -> None:
     page = (DOCS / "reference" / "schemas.md").read_text()
     assert {path.name for path in SCHEMAS.iterdir()} == {*re.findall(r"schemas/(\w+\.json)", page)}
+
+
+def test_the_table_of_exit_statuses_is_that_of_the_code() -> None:
+    lines = (DOCS / "reference" / "exit-statuses.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    heads = table[0]
+    rows = {cells[0]: dict(zip(heads, cells, strict=True)) for cells in table}
+    validate, bench, run_row = rows["`validate`"], rows["`bench`"], rows["`run`"]
+    for word, status in EXIT.items():
+        assert validate[str(status)].startswith(word)
+    assert "usage error" in bench[str(BAD_USAGE)]
+    assert "no progress" in bench[str(Stuck.exit_code)]
+    assert "wrong data" in bench[str(WrongResults.exit_code)]
+    assert "needs a GPU" in bench[str(NeedsGpu.exit_code)]
+    assert "usage error" in run_row[str(UserError.exit_code)]
+    assert "failed" in run_row[str(RunError.exit_code)]
