@@ -335,14 +335,40 @@ def docstring_of(name: str) -> str:
     return ast.get_docstring(found[-1]) or ""
 
 
-@pytest.fixture
-def site() -> Any:
-    spec = spec_from_file_location("docs_site", DOCS / "site.py")
+def program_of_docs(name: str) -> Any:
+    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def site() -> Any:
+    return program_of_docs("site")
+
+
+def test_the_gallery_shows_the_pictures_that_its_program_makes() -> None:
+    pictures = program_of_docs("pictures")
+    made = {f"{name}-{scheme}.png" for name in pictures.PAGES for scheme in pictures.SCHEMES}
+    made |= {f"{name}.png" for name in pictures.FILMS}
+    shown = re.findall(r"images/gallery/([\w.-]+)", (DOCS / "gallery.md").read_text())
+    assert sorted(shown) == sorted(made)
+    assert {path.name for path in pictures.TARGET.iterdir()} == made
+    written = " ".join(pictures.commands())
+    for page in pictures.PAGES.values():
+        assert page.file in written
+    assert all(path.stat().st_size < pictures.LARGEST for path in pictures.TARGET.iterdir())
+
+
+def test_one_section_of_a_page_is_left_to_photograph() -> None:
+    page = "<head></head><section><h2>A</h2>a</section><section><h2>Pairs</h2>p</section>"
+    shown = program_of_docs("pictures").only(page, "Pairs")
+    assert '<section class="kept"><h2>Pairs</h2>' in shown
+    assert '<section class="kept"><h2>A</h2>' not in shown
+    assert "display: none" in shown
 
 
 def test_the_site_finds_what_a_page_loads_from_elsewhere(tmp_path: Path, site: Any) -> None:
