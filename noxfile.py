@@ -118,6 +118,13 @@ def works(python: str) -> bool:
 
 
 @nox.session
+def gallery(session: nox.Session) -> None:
+    """Make the pictures of docs/gallery.md again; needs Chromium."""
+    session.install(f".[{OPEN_MPI},plot]")
+    session.run("python", "docs/pictures.py", *session.posargs)
+
+
+@nox.session
 def licenses(session: nox.Session) -> None:
     """List the licence of every package that meshrun installs, with its extras; an unknown one fails."""
     session.install("pip-licenses>=5", ".[mpi,plot,kubernetes,zarr,hdf5,fft,tiff]")

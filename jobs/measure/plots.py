@@ -26,6 +26,8 @@ Tick = TypeVar("Tick", int, float)
 
 SUFFIXES = (".html", ".png", ".svg")
 TICKS = 9  # labels on an axis, about
+# Of lines and bars: M. Okabe and K. Ito's, which people with any kind of colour blindness can tell apart.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 WIDTH = 110  # characters of a title's line
 PAGE = Path(__file__).with_name("page.html")
 
@@ -110,12 +112,14 @@ def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Itera
 
 
 def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:
+    from cycler import cycler
     from matplotlib import style
     from matplotlib.figure import Figure
 
     nothing = {"Software": None} if form == "png" else dict.fromkeys(("Creator", "Date", "Format", "Type"))
     # Matplotlib's defaults, not the user's matplotlibrc; without IDs and dates that differ between runs.
     settings = {"svg.hashsalt": "meshrun", "svg.fonttype": "none", "text.parse_math": False}
+    settings["axes.prop_cycle"] = cycler(color=COLOURS)
     with style.context(["default", settings]):
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         draw(figure)

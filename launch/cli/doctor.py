@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to examine."
 )
-@click.option("--json", "file", metavar="FILE", help="Write all facts as JSON.")
+@click.option("--json", "file", metavar="FILE", help="Write all facts as JSON; - is standard output.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
 def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.machinery
 import re
 import shlex
@@ -16,6 +17,7 @@ ROOMS = ("meshrun", "runner", "jobs")  # our other packages, whose names users a
 # The option as typed, and the number that may follow.
 RANKS = re.compile(r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)")
 RESTARTS = {"--on-failure": "--on-failure resume", "--max-restarts": "--max-restarts 3"}
+NOT_ONE_OF = re.compile(r"'([^']*)' is not one of ([^.]+)")  # a choice that does not exist, as click says
 LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
 
 
@@ -99,8 +101,19 @@ def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> s
     if typed := _misplaced_ranks(mistake, ctx, words) or _misplaced_restarts(mistake, ctx):
         return typed
     message = single_line(mistake.format_message()).rstrip(".")
+    message += _closest_choice(message)
     end = "" if message.endswith("?") else "."
     return f"{message}{end} Try: {ctx.command_path if ctx else 'meshrun'} --help"
+
+
+def _closest_choice(message: str) -> str:
+    """The choice that was probably meant, as the end of the message; "" if none is close."""
+    match = NOT_ONE_OF.search(message)
+    if match is None:
+        return ""
+    choices = [word.strip(" '") for word in match[2].split(",")]
+    close = difflib.get_close_matches(match[1], choices, 1)
+    return f". Did you mean {close[0]!r}?" if close else ""
 
 
 def _context(mistake: click.ClickException) -> click.Context | None:

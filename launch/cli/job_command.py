@@ -221,7 +221,9 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
     """
     return [
         device_option(),
-        click.Option(["--json"], metavar="FILE", help="Write the run's record to FILE."),
+        click.Option(
+            ["--json"], metavar="FILE", help="Write the run's record to FILE; - is standard output."
+        ),
         click.Option(
             ["--verify"],
             type=click.Choice(VERIFY),

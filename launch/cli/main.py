@@ -95,7 +95,7 @@ def command(
     mpirun -n 32 meshrun run laplacian in.npy out.npy  on a cluster; also with srun
     meshrun run laplacian --help                       describe a job and its options
     """
-    from runner.system.launcher import check_expected, detect_launcher
+    from runner.system.launcher import check_expected, detect_launcher, takes_colour
 
     launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
@@ -118,7 +118,7 @@ def command(
         expect or (None, None),
         expect_network,
         columns if launched else terminal_columns(),
-        colour if launched else sys.stdout.isatty(),
+        colour if launched else takes_colour(),
         words,
     )
 

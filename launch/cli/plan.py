@@ -29,17 +29,18 @@ def forecast(
 ) -> None:
     """Print the plan of one job, and write it to the file `json` if given. options: of `plan_record`."""
     from runner.report.plan_table import render
-    from runner.report.record import write_json
+    from runner.report.record import STDOUT, write_json
     from runner.run.planned import SCHEMA, plan_record
     from runner.storage.formats.registry import check_place
     from runner.storage.paths import named
 
-    if json is not None:
+    if json not in (None, STDOUT):
         check_place(named("--json", json), "plan")
     found = plan_record(job, inputs, parameters, **options)
     if json is not None:
         write_json(Path(json), "plan", SCHEMA, found)
-    click.echo(render(found), nl=False)
+    if json != STDOUT:
+        click.echo(render(found), nl=False)
 
 
 def calibrate_machine(folder: Path) -> int:
@@ -114,7 +115,7 @@ class Plans(JobsShown):
                 ["--network-rate"], type=RATE, metavar="GB/S",
                 help="What a rank sends to other hosts.  [default: nominal]",
             ),
-            click.Option(["--json"], metavar="FILE", help="Write the plan to FILE."),
+            click.Option(["--json"], metavar="FILE", help="Write the plan to FILE; - is standard output."),
         ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,10 +43,16 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         ctx.meta[ARGUMENTS] = tuple(args)
+        if args and self.get_command(ctx, args[0]) is None and (close := self._closest(ctx, args[0])):
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {close!r}?", ctx)
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not getattr(command, "texts", False):
             check_empty_arguments(command, rest, click.Context(command, info_name=name, parent=ctx))
         return name, command, rest
+
+    def _closest(self, ctx: click.Context, name: str) -> str | None:
+        """The command that was probably meant; click knows only those that are loaded."""
+        return next(iter(difflib.get_close_matches(name, self.list_commands(ctx), 1)), None)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [

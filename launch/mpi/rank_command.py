@@ -23,6 +23,8 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
 
 def run_options(place: str, columns: int | None) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
+    from runner.system.launcher import takes_colour
+
     terminal = [] if columns is None else ["--tty", str(columns)]
-    colour = ["--colour"] if sys.stdout.isatty() else []
+    colour = ["--colour"] if takes_colour() else []
     return ["--run-dir", place, *terminal, *colour]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -47,11 +48,12 @@ def find(name: str) -> Job:
         return _find_in_module(path, attribute)
     dotted = "." in path and _is_module_name(path)
     hint = f"{path}:NAME" if dotted else _file_hint(path, attribute)
+    close = next(iter(difflib.get_close_matches(name, names(), 1)), None)
     raise UserError(
         "unknown job",
         got=name,
         expected=f"{', '.join(names())}, FILE.py:NAME or MODULE:NAME",
-        hint=hint or "meshrun jobs",
+        hint=hint or close or "meshrun jobs",
     )
 
 
@@ -88,6 +90,8 @@ def _job_of(module: types.ModuleType, attribute: str, name: str, place: str, hin
         return next(iter(jobs.values()))
     if attribute not in jobs:
         what = f"{place} declares no job {attribute!r}" if attribute else f"{place}: name one of its jobs"
+        close = difflib.get_close_matches(attribute, jobs, 1)
+        hint = f"{name}:{close[0]}" if close else hint
         raise UserError(
             what,
             got=f"jobs: {', '.join(jobs) or 'none'}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from runner.errors import RunError
 
 Record = dict[str, Any]
 SCHEMA = 1  # of a run's record
+STDOUT = "-"  # the name under which a record goes to standard output
 
 
 def envelope(kind: str, version: int, payload: Mapping[str, Any]) -> Record:
@@ -37,7 +39,11 @@ def json_text(kind: str, version: int, payload: Mapping[str, Any], *, indent: in
 
 
 def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:
-    """Write the record as JSON, atomically. Raises RunError on failure."""
+    """Write the record as JSON, atomically, or to standard output if the path is "-". Raises RunError."""
+    if str(path) == STDOUT:
+        sys.stdout.write(json_text(kind, version, payload))
+        sys.stdout.flush()
+        return
     try:
         files.write_file(path, json_text(kind, version, payload))
     except OSError as reason:

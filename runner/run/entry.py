@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.job.declaration import Job
 from runner.report.progress import ProgressBar
-from runner.report.record import plain
+from runner.report.record import STDOUT, plain
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.run.execute import Options, execute
@@ -66,7 +66,8 @@ def main(
                 stepped=rows.steps,
             )
         if world.rank == 0 and on_record is None:
-            if record["output"] is None or {"simulate", "create"} & job.services:
+            shown = record["output"] is None or {"simulate", "create"} & job.services
+            if shown and options.json != STDOUT:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(render(record))
         values: dict[str, Any] = plain(record, texts=False)

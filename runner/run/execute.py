@@ -21,7 +21,7 @@ from runner.pipeline.streamed.chunk_agreement import limits
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.region import Region
 from runner.report.phases import Phases
-from runner.report.record import SCHEMA, Record, envelope, plain, write_json
+from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.units import counted
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
@@ -253,7 +253,7 @@ def _check_files(
         *(("OUTPUT", path) for path in targets),
         *((name, path) for name, path in more if path is not None),
     ]
-    if options.json is not None:
+    if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
         # An input may be read twice, and an old file is replaced only when the new one is complete.

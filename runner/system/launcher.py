@@ -9,6 +9,7 @@ SLURM_LOCALID are those of the launcher daemon and are 0 on every rank.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,11 @@ def _set(values: Mapping[str, str | None]) -> None:
             os.unsetenv(name)  # a library may have set it, such as NCCL from its nccl.conf
         else:
             os.environ[name] = value
+
+
+def takes_colour() -> bool:
+    """Whether standard output is a terminal, and NO_COLOR (no-color.org) is not set or empty."""
+    return sys.stdout.isatty() and not environment().get("NO_COLOR")
 
 
 def environment_of_helper() -> dict[str, str]:

@@ -23,11 +23,13 @@ from PIL import Image, ImageSequence
 from scipy import ndimage
 
 import meshrun
+from jobs.bench.command_base import BAD_USAGE
+from jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
 from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
 from launch.cli.main import main
 from runner.comm.threads import run_ranks
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
@@ -333,14 +335,40 @@ def docstring_of(name: str) -> str:
     return ast.get_docstring(found[-1]) or ""
 
 
-@pytest.fixture
-def site() -> Any:
-    spec = spec_from_file_location("docs_site", DOCS / "site.py")
+def program_of_docs(name: str) -> Any:
+    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def site() -> Any:
+    return program_of_docs("site")
+
+
+def test_the_gallery_shows_the_pictures_that_its_program_makes() -> None:
+    pictures = program_of_docs("pictures")
+    made = {f"{name}-{scheme}.png" for name in pictures.PAGES for scheme in pictures.SCHEMES}
+    made |= {f"{name}.png" for name in pictures.FILMS}
+    shown = re.findall(r"images/gallery/([\w.-]+)", (DOCS / "gallery.md").read_text())
+    assert sorted(shown) == sorted(made)
+    assert {path.name for path in pictures.TARGET.iterdir()} == made
+    written = " ".join(pictures.commands())
+    for page in pictures.PAGES.values():
+        assert page.file in written
+    assert all(path.stat().st_size < pictures.LARGEST for path in pictures.TARGET.iterdir())
+
+
+def test_one_section_of_a_page_is_left_to_photograph() -> None:
+    page = "<head></head><section><h2>A</h2>a</section><section><h2>Pairs</h2>p</section>"
+    shown = program_of_docs("pictures").only(page, "Pairs")
+    assert '<section class="kept"><h2>Pairs</h2>' in shown
+    assert '<section class="kept"><h2>A</h2>' not in shown
+    assert "display: none" in shown
 
 
 def test_the_site_finds_what_a_page_loads_from_elsewhere(tmp_path: Path, site: Any) -> None:
@@ -439,3 +467,19 @@ def test_other_records_follow_their_schema(
 def test_every_schema_is_on_its_page() -> None:
     page = (DOCS / "reference" / "schemas.md").read_text()
     assert {path.name for path in SCHEMAS.iterdir()} == {*re.findall(r"schemas/(\w+\.json)", page)}
+
+
+def test_the_table_of_exit_statuses_is_that_of_the_code() -> None:
+    lines = (DOCS / "reference" / "exit-statuses.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    heads = table[0]
+    rows = {cells[0]: dict(zip(heads, cells, strict=True)) for cells in table}
+    validate, bench, run_row = rows["`validate`"], rows["`bench`"], rows["`run`"]
+    for word, status in EXIT.items():
+        assert validate[str(status)].startswith(word)
+    assert "usage error" in bench[str(BAD_USAGE)]
+    assert "no progress" in bench[str(Stuck.exit_code)]
+    assert "wrong data" in bench[str(WrongResults.exit_code)]
+    assert "needs a GPU" in bench[str(NeedsGpu.exit_code)]
+    assert "usage error" in run_row[str(UserError.exit_code)]
+    assert "failed" in run_row[str(RunError.exit_code)]

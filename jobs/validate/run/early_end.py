@@ -19,6 +19,7 @@ from jobs.validate.report.wording import headline
 from jobs.validate.run import outputs
 from jobs.validate.run.outputs import Outputs
 from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
+from runner.system.launcher import takes_colour
 
 NOTHING_MEASURED = Verdict(
     "ok", (), tuple(RungResult(name, "not measured", "the run ended before") for name in RUNGS), ()
@@ -38,7 +39,7 @@ def conclude(
     report = json_format.read(json.loads(answer)) if answer else empty_report(words)
     report = with_early_end(report, one_line(reason), critical)
     outputs.write_files(report, files)
-    print_report(report, nagios, colour=sys.stdout.isatty())
+    print_report(report, nagios, colour=takes_colour())
     return status if critical or status >= 128 else EXIT["unknown"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.comm.api import Control
 from runner.device.api import Backend
-from runner.report.record import envelope, write_json
+from runner.report.record import STDOUT, envelope, write_json
 from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
 from runner.world.failure import FailureHandler
@@ -37,7 +37,8 @@ def main(
     mpi: the library that ranks would load, if this process is the only one and loads none. settings: name,
     value and source of each default that is in force for starting ranks.
     """
-    if file is not None:
+    to_stdout = str(file) == STDOUT
+    if file is not None and not to_stdout:
         check_place(file, "record")
     found: list[tuple[list[Survey], list[Problem]]] = []
 
@@ -55,14 +56,15 @@ def main(
         }
         record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
-            sys.stdout.write(render(surveys))
+            shown = sys.stderr if to_stdout else sys.stdout
+            shown.write(render(surveys))
             for name, value, source in settings:
-                print(f"setting {name} = {value}  ({source})")
+                print(f"setting {name} = {value}  ({source})", file=shown)
             for problem in problems:
-                print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
+                print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}", file=shown)
             if not problems:
-                print("nothing is wrong")
-            sys.stdout.flush()
+                print("nothing is wrong", file=shown)
+            shown.flush()
             if file is not None:
                 write_json(file, "doctor", SCHEMA, record)
         raise_failures(problems)

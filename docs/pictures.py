@@ -1,0 +1,119 @@
+"""Make the pictures of docs/gallery.md again: nox -s gallery, or python docs/pictures.py [NAME ...]
+
+Each command stands on the page, above its picture. Pages are photographed by Chromium in light and dark.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageSequence
+
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "docs" / "images" / "gallery"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SCHEMES = {"dark": 0, "light": 1}  # Chromium's numbers of prefers-color-scheme
+LARGEST = 150_000  # bytes of a picture
+
+
+@dataclass(frozen=True)
+class Page:
+    """A part of a page to photograph. file: of a command. section: its only heading that stays; "": all."""
+
+    file: str
+    size: tuple[int, int]
+    section: str = ""
+
+
+PAGES = {
+    "verdict": Page("verdict.html", (1000, 760)),
+    "pairs": Page("verdict.html", (1000, 660), "Host pairs"),
+    "curve": Page("verdict.html", (1000, 520), "Rates by size"),
+    "timeline": Page("timeline.html", (1000, 480)),
+    "lesson": Page("lesson.html", (1000, 640)),
+}
+FILMS = {"film": "film.webp"}  # whose last frame is the picture
+
+
+def commands() -> list[str]:
+    text = (ROOT / "docs" / "gallery.md").read_text()
+    return re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+
+
+def run(command: str, folder: Path) -> None:
+    """Run a command of the page. A verdict has an exit status of its own."""
+    words = shlex.split(command)
+    program = Path(sys.executable).with_name(words[0])
+    done = subprocess.run([program, *words[1:]], cwd=folder, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode and words[1] != "validate":
+        sys.exit(f"{command}: status {done.returncode}")
+
+
+def only(page: str, heading: str) -> str:
+    """The page with one of its sections, and no header."""
+    sections = re.findall(r"<section>.*?</section>", page, re.DOTALL)
+    (kept,) = [one for one in sections if re.search(rf"<h2[^>]*>{re.escape(heading)}", one)]
+    hidden = "<style>header, main > * { display: none } main > .kept { display: block }</style>"
+    shown = page.replace(kept, kept.replace("<section>", '<section class="kept">', 1))
+    return shown.replace("</head>", f"{hidden}</head>")
+
+
+def photograph(page: Path, size: tuple[int, int], scheme: str, target: Path) -> None:
+    """Photograph a page as a browser of this size shows it, cut to what is on it, in few colours."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"no browser: expected one of {', '.join(BROWSERS)}")
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    scheme_option = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
+    window = f"--window-size={size[0]},{size[1]}"
+    words = [browser, *options, scheme_option, window, f"--screenshot={target}", page.as_uri()]
+    subprocess.run(words, capture_output=True, check=True, timeout=60)
+    with Image.open(target) as picture:
+        picture.convert("RGB").quantize(128).save(target, optimize=True)
+
+
+def street(folder: Path) -> None:
+    """The film of the first page: the command of docs/airflow.md, its last 40 frames, compressed."""
+    text = (ROOT / "docs" / "airflow.md").read_text()
+    (command,) = re.findall(r"^\$ (meshrun run airflow cylinder street.webp.*)$", text, re.MULTILINE)
+    run(command, folder)
+    with Image.open(folder / "street.webp") as film:
+        frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(film)][-40:]
+    target = ROOT / "docs" / "images" / "street.webp"
+    frames[0].save(target, save_all=True, append_images=frames[1:], duration=50, loop=0, quality=40, method=6)
+
+
+def main(names: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if names == ["street"]:
+            street(folder)
+            return
+        shutil.copy(ROOT / "examples" / "rocket.jpg", folder / "photo.jpg")
+        for command in commands():
+            run(command, folder)
+        TARGET.mkdir(exist_ok=True)
+        for name, page in PAGES.items():
+            text = (folder / page.file).read_text()
+            shown = folder / f"{name}-shown.html"
+            shown.write_text(only(text, page.section) if page.section else text)
+            for scheme in SCHEMES:
+                photograph(shown, page.size, scheme, TARGET / f"{name}-{scheme}.png")
+        for name, film in FILMS.items():
+            with Image.open(folder / film) as frames:
+                frames.seek(frames.n_frames - 1)
+                frames.convert("RGB").quantize(128).save(TARGET / f"{name}.png", optimize=True)
+        large = [path.name for path in TARGET.iterdir() if path.stat().st_size > LARGEST]
+        if large:
+            sys.exit(f"larger than {LARGEST} bytes: {', '.join(large)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
