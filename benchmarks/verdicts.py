@@ -12,8 +12,9 @@ to 0.85 and its place by a seed, and makes the report that `meshrun validate --s
     wrong      another part is blamed, perhaps beside the right one
     missed     exit status 0 although there is a fault
     other      the rest: unknown, or an alarm that names no part
-    invisible  no measurement can show the fault (a link of the only two hosts, uplinks of fewer than three
-               groups of hosts, NVLink where there is none): not counted in the share
+    invisible  no measurement can show the fault (a link of the only two hosts, or between hosts whose uplinks
+               are slower; uplinks of fewer than three groups of hosts, or of a rail without NICs; NVLink
+               where there is none): not counted in the share
     alarm      a healthy fleet with exit status 1 or 2
     unknown    a healthy fleet with exit status 3
 
@@ -42,6 +43,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.run import measure_simulated
 from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.hardware import NIC, UPLINK
 from jobs.validate.simulation.spec import FORMS, SHARES, Fault, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT, Finding, describe_part
 
@@ -114,12 +116,21 @@ def draw(kind: str, rng: np.random.Generator, spec: FleetSpec) -> FleetSpec:
 def invisible(kind: str, spec: FleetSpec) -> bool:
     """Return whether the fleet has no such part, or nothing to compare it with."""
     domains = math.ceil(spec.hosts / spec.domain)
+    faults = spec.faults
     if kind in (HEALTHY, "gpu", "pcie", "nvlink", "nvpair", "host"):
         return kind == "nvlink" and spec.nvlink == "none"
     if kind == "leaf":
+        rail = faults[0].where[0] % spec.rails
+        if rail != min(same_nic(rail, spec)):
+            return True  # no NIC is on this rail
         return spec.hosts < 3 * spec.leaf or domains < 3
     if kind in ("link", "oneway"):
-        fault = spec.faults[0]
+        fault = faults[0]
+        leaves = {host // spec.leaf for host in fault.hosts}
+        # One of a leaf switch's `ecmp` uplinks carries a flow: no more than this is left of a NIC's rate.
+        uplink = spec.leaf * UPLINK / spec.oversubscription / max(spec.ecmp, 1)
+        if len(leaves) > 1 and spec.ecmp and fault.factor * NIC >= uplink:
+            return True
         return spec.hosts < 3 or len({host // spec.domain for host in fault.hosts}) < 2 or domains < 3
     return domains < 2
 
@@ -186,6 +197,8 @@ def run(task: tuple[str, str, int, int], gpus: int) -> Run:
         f"{one.kind} {':'.join(one.hosts)} {one.gpus} {one.factor:.2f}" for one in report.verdict.findings
     ]
     said += [one.sentence for one in report.verdict.alarms]
+    if report.verdict.status in ("unknown", "ok"):
+        said += report.verdict.not_judged
     rungs = report.verdict.rungs
     return Run(
         condition, kind, hosts, seed, str(spec), report.verdict.status, judge(report, kind, spec), said,

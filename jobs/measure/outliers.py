@@ -11,8 +11,10 @@ usual value is a median, which a minority of bad values does not move.
     clear_threshold         a median that needs no more samples: its part is not slow
     mostly_slow             a part of which most measurements are slow
     is_mild                 a part of which all measurements are somewhat slow
-    intermittent_threshold, is_intermittent
+    intermittent_threshold, is_intermittent, is_erratic
                             a part that is slow for some of the time
+    intermittence           how likely it is slow part of the time, and not loaded by others
+    is_stalling             one of which single samples are slow
     is_critical             a part, or a drift, that is slow enough to fail the run
     drift_score, is_drift   a rate against the same rate of earlier runs
     far_below_limit         a rate against what the hardware allows
@@ -251,6 +253,12 @@ LEAST_EXCESS = 0.05  # of all samples, above the usual share
 MOST_USUAL, CLEAR_EXCESS = 0.1, 0.08  # on a retest: shares of all samples
 ALWAYS = 0.95  # of the samples: a part that is slow longer is not intermittent
 LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
+FAST_SHARE = 0.1
+# Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose
+# load by others begins or ends in the look, or with whose partners that happens. Error of each decision.
+CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED = 0.7, 0.15
+INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
+STALL_DISPERSION = 2.0  # times the binomial variance; of 6 samples in episodes of 8, 4
 
 
 def intermittent_threshold(share: Floats, count: Floats) -> Floats:
@@ -270,6 +278,35 @@ def intermittent_threshold(share: Floats, count: Floats) -> Floats:
 def is_late(slow: Ints, count: Ints) -> Bools:
     """Whether each measurement had many slow samples."""
     return np.asarray(slow > LATE_SHARE * count)
+
+
+def is_erratic(fast: int, count: int) -> bool:
+    """Whether a part is slow for some of its samples only: many are faster than siblings.
+
+    Of a part that is always slow, nearly none are; of one that is fast for half of the time, a quarter.
+    """
+    return fast > FAST_SHARE * count
+
+
+def intermittence(changing: int, looks: int) -> float:
+    """Return the log of the likelihood ratio that a part is slow part of the time, against a loaded one.
+
+    changing: looks of the given number in which it was slow and fast. Sequential test (Wald 1945) of their
+    share: CHANGING_OF_INTERMITTENT against CHANGING_OF_LOADED.
+    """
+    one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED
+    return changing * math.log(one / other) + (looks - changing) * math.log((1 - one) / (1 - other))
+
+
+def is_stalling(slow: Ints, count: Ints) -> bool:
+    """Whether slow samples come one by one, not in episodes.
+
+    slow, count: of each measurement, a run of consecutive samples. Independent samples make the variance of
+    their shares that of a binomial distribution; episodes that outlast a sample make it larger.
+    """
+    share = slow.sum() / count.sum()
+    expected = share * (1 - share) * float(np.mean(1 / count))
+    return expected > 0 and float(np.var(slow / count)) < STALL_DISPERSION * expected
 
 
 def is_intermittent(share: float, usual: float, partners: int, late: int) -> bool:

@@ -24,7 +24,8 @@ class Topology:
     Also (ranks,) int64: number: of each GPU as nvidia-smi counts, for reports (its position if unknown).
     kind: ranks with the same GPU and NIC model have the same; others are not siblings. nic_kind: those with
     the same NIC model. nic: equal for ranks that share one; nic_names: by its number, "" if unknown.
-    path: (ranks, rails) int64, class of the path from each rank to GPU i of its host.
+    path: (ranks, rails) int64, class of the path from each rank to GPU i of its host; over_pcie: (ranks,
+    rails) bool, whether it has no NVLink. domain: (ranks,) int64, the same for ranks of one NVLink network.
     """
 
     names: tuple[str, ...]
@@ -37,6 +38,8 @@ class Topology:
     nic: Ints
     nic_names: tuple[str, ...]
     path: Ints
+    over_pcie: np.ndarray[Any, np.dtype[np.bool_]]
+    domain: Ints
     unit: Unit = "GPU"
 
     @property
@@ -56,6 +59,15 @@ class Topology:
         row = self.at[host]
         return np.asarray(row[row >= 0])
 
+    @property
+    def owner(self) -> Ints:
+        """Return (ranks,): the lowest rank that has the same NIC as each one."""
+        return np.asarray(np.unique(self.nic, return_index=True)[1][self.nic])
+
+    def sharing(self, rank: int) -> Ints:
+        """Return the ranks that have the NIC of this one."""
+        return np.flatnonzero(self.nic == self.nic[rank])
+
     def rail(self, gpu: int) -> Ints:
         """Return the ranks of a rail, ordered by host."""
         column = self.at[:, gpu]
@@ -69,9 +81,14 @@ class Topology:
         return np.asarray(self.path[a, self.gpu[b]] * (self.kind.max() + 1) ** 2 + unordered(self.kind, a, b))
 
     def flow_kind(self, a: Ints, b: Ints) -> Ints:
-        """Return the class of each flow between hosts, from rank a[i] to b[i]: NICs of both ends, and
-        whether it crosses rails. Flows of different classes are not siblings."""
-        return np.asarray(2 * unordered(self.nic_kind, a, b) + (self.gpu[a] != self.gpu[b]))
+        """Return the class of each flow between hosts, from rank a[i] to b[i]: NICs of both ends, whether it
+        crosses rails, and whether it takes the NVLinks. Flows of different classes are not siblings."""
+        crosses = 2 * unordered(self.nic_kind, a, b) + (self.gpu[a] != self.gpu[b])
+        return np.asarray(2 * crosses + self.over_nvlink(a, b))
+
+    def over_nvlink(self, a: Ints, b: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return whether each flow from rank a[i] to b[i] stays in one NVLink network, and needs no NIC."""
+        return np.asarray(self.domain[a] == self.domain[b])
 
 
 def topology_of(probe: Probe) -> Topology:
@@ -86,10 +103,15 @@ def topology_of(probe: Probe) -> Topology:
     nic, owners = classes([(place.host, place.nic or place.rank) for place in places])
     named = tuple(name if isinstance(name, str) else "" for _, name in owners)
     path, words = np.zeros((len(host), at.shape[1]), np.int64), {"": 0}
+    domain, _ = classes([place.domain or place.host for place in places])
     for place in places:
         for column, word in zip(np.flatnonzero(at[place.host] >= 0), place.paths, strict=False):
             path[place.rank, column] = words.setdefault(word, len(words))
-    return Topology(tuple(probe.hosts), host, gpu, at, number, kind, nic_kind, nic, named, path, probe.unit)
+    without = np.array([word != "" and not word.startswith("NV") for word in words])
+    return Topology(
+        tuple(probe.hosts), host, gpu, at, number, kind, nic_kind, nic, named, path, without[path], domain,
+        probe.unit,
+    )  # fmt: skip
 
 
 def unordered(number: Ints, a: Ints, b: Ints) -> Ints:

@@ -23,7 +23,8 @@ FindingKind = Literal[
     "nic",
     "send",  # one direction of a NIC
     "receive",
-    "flap",  # a NIC that is slow part of the time
+    "flap",  # a NIC that is slow in episodes
+    "stall",  # a NIC that takes much longer for single operations
     "host",
     "link",  # between two hosts, on all rails
     "link one way",  # from the first host to the second
@@ -110,6 +111,7 @@ PARTS = {
     "pair": "host {host}: {link} between {unit}s {gpu} and {last_gpu}",
     "nic": "host {host}, {unit} {gpu}: its {port}",
     "flap": "host {host}, {unit} {gpu}: its {port}",
+    "stall": "host {host}, {unit} {gpu}: its {port}",
     "send": "host {host}, {unit} {gpu}: its {port} when it sends",
     "receive": "host {host}, {unit} {gpu}: its {port} when it receives",
     "link": "link between hosts {host} and {last_host}:",
@@ -128,8 +130,11 @@ WIRES = {"GPU": {"link": "NVLink", "port": "NIC"}, "CPU": {"link": "shared memor
 def describe_part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU") -> str:
     """Describe a part by host, GPU and name. hosts: in fleet order."""
     words = PARTS["rail of some" if kind == "rail" and hosts else kind]
+    if len(gpus) > 1 and words.endswith(("{port}", "{port} when it sends", "{port} when it receives")):
+        words = words.replace("{unit} {gpu}: its", "{unit}s {gpus}: their")
     (host, last_host), (gpu, last_gpu) = ((some[0], some[-1]) if some else ("", "") for some in (hosts, gpus))
     places = {"host": host, "last_host": last_host, "gpu": gpu, "last_gpu": last_gpu, "count": len(hosts)}
+    places["gpus"] = ", ".join(map(str, gpus))
     return words.format(unit=unit, **WIRES[unit], **places)
 
 

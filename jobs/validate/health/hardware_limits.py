@@ -7,8 +7,9 @@ the limit; if one rate is unknown there is no limit, because it may be the small
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Literal
 
@@ -101,6 +102,11 @@ def compute_limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> t
     rings = [(host[0][0], _ring_of_host(host)) for host in pairs]
     ring = next((one for _, one in rings if one.rate is None), _least(rings))
     network = [(rank, _network_path(one)) for rank, one in outside]
+    sharing = Counter((place.host, place.nic or place.rank) for place in places)
+    by_turns = [  # as flows between hosts are measured
+        (rank, _network_path(one, sharing[places[rank].host, places[rank].nic or places[rank].rank]))
+        for rank, one in outside
+    ]
     found: list[tuple[RungName, str, NominalRate, str]] = [
         ("gpu", "memory", memory, ""),
         ("gpu", "product", product, ""),
@@ -109,7 +115,7 @@ def compute_limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> t
         ("pairs", "copies", flows, "" if pairs else "no host has two ranks"),
         ("pairs", "flows", flows, "" if pairs else "no host has two ranks"),
         ("node", "ring", ring, "" if pairs else "no host has two ranks"),
-        ("host pairs", "flows", _least(network, HEADERS), "" if outside else "no rail has two hosts"),
+        ("host pairs", "flows", _least(by_turns, HEADERS), "" if outside else "no rail has two hosts"),
         ("rails", "ring", _least(network, RAIL), "" if outside else "no rail has two hosts"),
         ("all", "ring", _ring_of_all(hosts), ""),
     ]
@@ -222,8 +228,14 @@ def _allreduce_limit(link: NominalRate, layout: RankLayout, assumed: Assumed) ->
     return NominalRate(link.rate / wire.rate, f"{link.source}; {wire.assumption}")
 
 
-def _network_path(one: RankFacts) -> NominalRate:
-    """Return the rate from a rank's memory to the network: the smaller of its NIC share and its PCIe."""
+def _network_path(one: RankFacts, sharing: int = 1) -> NominalRate:
+    """Return the rate from a rank's memory to the network: the smaller of its NIC share and its PCIe.
+
+    sharing: ranks that have its NIC, if they use it in turn.
+    """
+    if one.network.rate is not None and sharing > 1:
+        source = f"{one.network.source}, used by one at a time"
+        one = replace(one, network=NominalRate(sharing * one.network.rate, source))
     if one.network.rate is None or one.pcie.rate is None or one.network.rate <= one.pcie.rate:
         return one.network
     return NominalRate(one.pcie.rate, f"{one.pcie.source}, less than its share of the network")

@@ -20,7 +20,7 @@ from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import Localization, RungMeasurement, localize
 from jobs.validate.localize.set_cover import KnownFaults
 from jobs.validate.measurements.allreduce import AllReduce
-from jobs.validate.measurements.inter_node import InterNode
+from jobs.validate.measurements.inter_node import InterNode, through_nics
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
 from jobs.validate.measurements.single_gpu import SingleGpu
@@ -155,10 +155,11 @@ class Ladder:
                 self.note_time_up(name, what)
                 continue
             work = operation_work(what, measurement.nbytes)
-            if name == "host pairs" and measurement.nbytes < self.plan.nic_bytes:
-                share = self.plan.nic_bytes // measurement.nbytes
+            if isinstance(measurement, InterNode) and measurement.bytes_of_flow < self.plan.nic_bytes:
+                nbytes = measurement.bytes_of_flow
+                share = self.plan.nic_bytes // nbytes
                 self.plan = replace(
-                    self.plan, nic_bytes=measurement.nbytes, ring_bytes=self.plan.ring_bytes // share
+                    self.plan, nic_bytes=nbytes, ring_bytes=self.plan.ring_bytes // share
                 )
             self.note_gaps(name, what, located)
             for gap in measurement.gaps:
@@ -166,7 +167,8 @@ class Ladder:
             found += findings(located, self.topology, name, what, work)
             if len(located.table):
                 self.tables[name, what] = located.table, work
-                rates[what] = float(np.median(work / located.table.siblings))
+                rated = through_nics(located.table, self.topology) if name == "host pairs" else located.table
+                rates[what] = float(np.median(work / rated.siblings))
         if name in ("node", "all"):
             self.measure_curve(name)
         if name == "all":
@@ -315,6 +317,8 @@ def missing_siblings(topology: Topology, plan: Plan) -> list[str]:
         notes.append(
             "two hosts: a slowdown of all their NICs (the link, or either host's network) cannot be detected"
         )
+    if topology.hosts > 1 and (topology.domain == topology.domain[0]).all():
+        notes.append("all hosts are in one NVLink network: their NICs are not measured")
     if 1 < topology.hosts < LEAST_HOSTS:
         notes.append(f"fewer than {LEAST_HOSTS} hosts: uplinks of leaf switches are not judged")
     if topology.hosts > plan.all_pairs_hosts:

@@ -9,6 +9,7 @@ import numpy as np
 from jobs.measure.outliers import group_medians
 from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
+from jobs.validate.measurements.inter_node import through_nics
 from jobs.validate.plan import RungName
 from jobs.validate.report.model import RateMatrix
 from jobs.validate.topology import Ints, Topology
@@ -26,7 +27,8 @@ def part_rates(ladder: Ladder) -> PartRates:
     for rung in ladder.rungs:
         for what, rate in rung.rates.items():
             found[rung.name, what, ""] = rate
-    for (name, what), (table, nbytes) in ladder.tables.items():
+    for (name, what), (measured, nbytes) in ladder.tables.items():
+        table = through_nics(measured, ladder.topology) if name == "host pairs" else measured
         keys, medians = _by_part(table, name, nbytes)
         parts = _parts(name, ladder.topology, keys)
         for part, rate in zip(parts, medians.tolist(), strict=True):
@@ -45,9 +47,10 @@ def best_rates(ladder: Ladder) -> BestRates:
     """
     sampled = ladder.topology.hosts > ladder.plan.full_mesh_hosts
     found: BestRates = {}
-    for (name, what), (table, work) in ladder.tables.items():
+    for (name, what), (measured, work) in ladder.tables.items():
         if name in ("node", "rails") or (name == "host pairs" and sampled):
             continue
+        table = through_nics(measured, ladder.topology) if name == "host pairs" else measured
         best = np.zeros(ladder.topology.ranks)
         for side in (table.a, table.b):
             np.maximum.at(best, side, work / table.seconds)

@@ -18,6 +18,7 @@ FAMILY = {
     "send": "nic",
     "receive": "nic",
     "flap": "nic",
+    "stall": "nic",
     "link one way": "link",
     "nvlink send": "nvlink",
     "nvlink receive": "nvlink",

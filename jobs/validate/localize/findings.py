@@ -13,10 +13,11 @@ from jobs.measure.outliers import confidence, is_late, spread
 from jobs.validate.localize.retest import Confirmed, Localization
 from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
-from jobs.validate.topology import Topology
+from jobs.validate.topology import Ints, Topology
 from jobs.validate.verdict import Evidence, Finding, FindingKind, describe_part, unit_of
 
 WITH_PARTNERS = ("flows",)  # operations whose evidence lists the partners
+OF_NICS = ("nic", "send", "receive", "flap")
 ALIKE = 0.15  # largest difference between the factors of findings that are merged
 
 
@@ -26,8 +27,11 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
     names, host, gpu = topology.names, topology.host, topology.number
     if kind in ("host", "ring"):
         return (names[key],), (), tuple(topology.on(key).tolist())
-    if kind == "rail":
-        return (), (key,), tuple(topology.rail(key).tolist())
+    if kind in ("rail", "leaf"):
+        return (), (key,), tuple(np.flatnonzero(gpu_of_nic(topology) == key).tolist())
+    if kind in OF_NICS:
+        sharing = topology.sharing(key)
+        return (names[host[key]],), tuple(gpu[sharing].tolist()), tuple(sharing.tolist())
     if kind in ("link", "link one way"):
         left, right = divmod(key, topology.hosts)
         return (names[left], names[right]), (), ()
@@ -38,6 +42,11 @@ def location(name: PartName, topology: Topology) -> tuple[tuple[str, ...], tuple
         a, b = divmod(key, topology.ranks)
         return (names[host[a]],), (int(gpu[a]), int(gpu[b])), ()
     return (names[host[key]],), (int(gpu[key]),), (key,)
+
+
+def gpu_of_nic(topology: Topology) -> Ints:
+    """Return (ranks,): the rail of each rank's NIC, that of the first rank that has it."""
+    return np.asarray(topology.gpu[topology.owner])
 
 
 def findings(found: Localization, topology: Topology, rung: RungName, what: str, work: int) -> list[Finding]:
@@ -54,7 +63,7 @@ def finding(
     hosts, gpus, ranks = location(one.name, topology)
     if one.ranks is not None:
         hosts, ranks = tuple(topology.names[host] for host in topology.host[list(one.ranks)]), one.ranks
-    kind = cast(FindingKind, kind_on(rung, one.name))
+    kind = cast(FindingKind, "stall" if one.stalls else kind_on(rung, one.name))
     met = set(table.a[one.rows].tolist()) | set(table.b[one.rows].tolist())
     partners = tuple(
         f"{topology.names[topology.host[rank]]}:{topology.number[rank]}"
@@ -119,14 +128,14 @@ def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
 def belongs_to(one: Finding, whole: Finding) -> bool:
     """Return whether `whole` explains `one`: a GPU's slow host, the flapping NIC at a path's end, or the slow
     NIC of which a load made some samples slower still."""
-    if one.kind == "flap":
+    if one.kind in ("flap", "stall"):
         return whole.kind in ("nic", "send", "receive") and (whole.hosts, whole.gpus) == (one.hosts, one.gpus)
     if one.factor < whole.factor * (1 - ALIKE):
         return False
     if one.kind in ("gpu", "pcie"):
         return whole.kind == "host" and one.hosts == whole.hosts
     return (
-        one.kind == "path" and whole.kind == "flap" and whole.gpus == one.gpus and whole.hosts[0] in one.hosts
+        one.kind == "path" and whole.kind in ("flap", "stall") and whole.gpus == one.gpus and whole.hosts[0] in one.hosts
     )
 
 
@@ -134,14 +143,13 @@ def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
     """Replace the findings of all ranks of a rail or host, if equally slow, by one of the rail or host."""
     groups = [("rail", gpu, topology.rail(gpu)) for gpu in range(topology.rails)]
     groups += [("host", host, topology.on(host)) for host in range(topology.hosts)]
-    by_rank = {
-        one.ranks[0]: one for one in found if one.kind in ("nic", "pcie", "gpu") and len(one.ranks) == 1
-    }
+    by_rank = {rank: one for one in found if one.kind in ("nic", "pcie", "gpu") for rank in one.ranks}
     for kind, key, ranks in groups:
-        members = [by_rank[rank] for rank in ranks.tolist() if rank in by_rank]
+        slow = [rank for rank in ranks.tolist() if rank in by_rank]
         if kind == "rail":
-            members = [one for one in members if one.kind == "nic"]
-        if len(members) < max(2, len(ranks)) or np.ptp([one.factor for one in members]) > ALIKE:
+            slow = [rank for rank in slow if by_rank[rank].kind == "nic"]
+        members = list({id(one): one for one in (by_rank[rank] for rank in slow)}.values())
+        if len(slow) < max(2, len(ranks)) or len(members) < 2 or np.ptp([one.factor for one in members]) > ALIKE:
             continue
         hosts, gpus, all_ranks = location((kind, key), topology)
         whole = replace(members[0], kind=cast(FindingKind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)

@@ -6,17 +6,23 @@ import numpy as np
 
 from jobs.measure.outliers import intermittent_threshold
 from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.set_cover import Cover, Suspect
+from jobs.validate.localize.set_cover import Cover, Mask, Suspect
 from jobs.validate.topology import Ints
 
 ALIKE = 0.8  # share / largest share, above which two NICs are ties
 
 
 class SlowShares:
-    """Slow samples and all samples of each rank, over the open rows of `cover`."""
+    """Slow samples and all samples of each NIC, over the open rows of `cover`.
 
-    def __init__(self, cover: Cover, ranks: int) -> None:
-        self.cover, self.ranks = cover, ranks
+    owner: (ranks,), the rank that stands for the NIC of each. shown: whether each row shows the NIC of its
+    sender, and of its receiver.
+    """
+
+    def __init__(self, cover: Cover, owner: Ints, shown: tuple[Mask, Mask]) -> None:
+        self.cover, self.ranks, ranks = cover, len(owner), len(owner)
+        table = cover.table
+        self.sides = [(owner[side], mask) for side, mask in zip((table.a, table.b), shown, strict=True)]
         self.both = slow_both_ways(cover.table, ranks)
         self.slow, self.count = np.zeros(ranks), np.zeros(ranks)
         self.seen = np.zeros(len(cover.table), bool)
@@ -26,9 +32,10 @@ class SlowShares:
         """Subtract the rows closed since the last call; the first call counts all open rows."""
         table, sign = self.cover.table, -1 if self.seen.any() else 1
         rows = np.flatnonzero(self.seen ^ self.cover.open)
-        for side in (table.a[rows], table.b[rows]):
-            self.slow += sign * np.bincount(side, self.both[rows], self.ranks)
-            self.count += sign * np.bincount(side, table.count[rows], self.ranks)
+        for side, mask in self.sides:
+            some = rows[mask[rows]]
+            self.slow += sign * np.bincount(side[some], self.both[some], self.ranks)
+            self.count += sign * np.bincount(side[some], table.count[some], self.ranks)
         self.seen = self.cover.open.copy()
 
     def suspect(self, most: int) -> Suspect | None:
@@ -37,7 +44,7 @@ class SlowShares:
         most: ties (ranks with nearly as large a share) to return.
         """
         self.update()
-        slow, table = self.slow.copy(), self.cover.table
+        slow = self.slow.copy()
         slow[[key for kind, key in self.cover.excluded if kind == "flap"]] = 0
         share = np.divide(slow, self.count, out=np.zeros(self.ranks), where=self.count > 0)
         over = np.where(share > intermittent_threshold(share, self.count), share, 0.0)
@@ -46,7 +53,8 @@ class SlowShares:
         rank = int(over.argmax())
         close = np.flatnonzero(over > ALIKE * over[rank])
         ties = tuple(("flap", int(other)) for other in close[close != rank][:most])
-        return Suspect("flap", rank, (table.a == rank) | (table.b == rank), np.inf, ties)
+        through = np.logical_or.reduce([(side == rank) & mask for side, mask in self.sides])
+        return Suspect("flap", rank, through, np.inf, ties)
 
 
 def slow_both_ways(table: Observations, ranks: int) -> Ints:

@@ -26,8 +26,8 @@ class Observations:
     """Columns of (rows,), one row for each thing measured. a, b: ranks (equal for a GPU by itself).
 
     level: log(median / siblings' median). seconds, siblings: these medians. slow, count: slow samples, and
-    all. slow_level: median level of the slow samples. retested: measured again without other traffic.
-    slow_above: the level above which a sample is slow.
+    all; fast: those faster than siblings. slow_level: median level of the slow samples. retested: measured again without other traffic.
+    slow_above: the level above which a sample is slow. look: of a retest over a span, counted from 0.
     threshold: the level above which the row is slow. failed: ranks with failed measurements.
     """
 
@@ -37,9 +37,11 @@ class Observations:
     seconds: Floats
     siblings: Floats
     slow: Ints
+    fast: Ints
     slow_level: Floats
     count: Ints
     slow_above: Floats
+    look: Ints
     retested: np.ndarray
     threshold: Floats
     failed: frozenset[int]
@@ -92,9 +94,11 @@ COLUMNS = (
     "seconds",
     "siblings",
     "slow",
+    "fast",
     "slow_level",
     "count",
     "slow_above",
+    "look",
     "retested",
     "threshold",
 )
@@ -121,8 +125,9 @@ def tabulate(
     siblings: Callable[[Ints, Ints], Siblings],
     plan: Plan,
     retested: bool = False,
+    looks: Sequence[int] | None = None,
 ) -> Observations:
-    """Combine several rounds into one table.
+    """Combine several rounds into one table. looks: of each round; None: all are one.
 
     flows: (rows, 2) int64 for each round. seconds: (rows, samples) float64 for each round, NaN for a failed
     sample; rounds may have different numbers of them. siblings: returns the siblings of rows between ranks a
@@ -136,6 +141,7 @@ def tabulate(
     samples = np.concatenate(
         [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=np.nan) for each in seconds]
     )
+    look = np.repeat(np.array(looks or [0] * len(flows), np.int64), [len(each) for each in flows])
     missing = np.isnan(samples)
     good = ~missing.all(axis=1)
     pairs, samples, count = pairs[good], samples[good], (~missing[good]).sum(axis=1)
@@ -149,6 +155,7 @@ def tabulate(
     slow_above = slow_sample_threshold(noise, plan.tolerance)
     late = samples > np.exp(base + slow_above)[:, None]
     slow = late.sum(axis=1)
+    fast = (samples < np.exp(base)[:, None]).sum(axis=1)
     some = np.flatnonzero(slow)
     slow_level = np.zeros(len(level))
     slow_level[some] = np.log(row_medians(np.where(late[some], samples[some], np.nan))) - base[some]
@@ -159,9 +166,11 @@ def tabulate(
         middle,
         np.exp(base),
         slow,
+        fast,
         slow_level,
         count,
         np.full(len(a), slow_above),
+        look[good],
         np.full(len(a), retested),
         threshold,
         failed,

@@ -14,7 +14,17 @@ from typing import Protocol
 
 import numpy as np
 
-from jobs.measure.outliers import is_intermittent, is_late, is_mild, mostly_slow
+from jobs.measure.outliers import (
+    ALWAYS,
+    INTERMITTENT_FROM,
+    intermittence,
+    is_erratic,
+    is_intermittent,
+    is_late,
+    is_mild,
+    is_stalling,
+    mostly_slow,
+)
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import (
     Cover,
@@ -29,11 +39,11 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
 from jobs.validate.topology import Topology
 
-PARTS, MOST_PARTS = 5, 3  # of the time of a retest; of them, those in which an intermittent part is slow
 FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
 )
+LONG_STALL = 1.5  # times the level of a slow sample: a constant loss makes noisy samples as slow as that
 # If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.
 HIDDEN = 0.95
 
@@ -70,6 +80,14 @@ class RungMeasurement(Protocol):
         """Return a part that is slow part of the time, judged by open rows."""
         return None
 
+    def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
+        """Return whether these rows of a suspect are slow part of the time, as of an intermittent part."""
+        return False
+
+    def slowed(self, name: PartName, table: Observations) -> Mask | None:
+        """Return rows that a slow part may slow too, though they are no evidence of it; None: no others."""
+        return None
+
     def locate(self, found: Confirmed) -> Confirmed | None:
         """Narrow a confirmed part down to its slow subset; None if no subset is slow."""
         return found
@@ -80,7 +98,7 @@ class Confirmed:
     """A part that was slow in the first measurement and in the retest. rows: the table's rows of evidence.
 
     ties: parts that it is indistinguishable from. flaps: share of the time that it is slow. ranks: a subset
-    of the part's ranks, if only these are slow.
+    of the part's ranks, if only these are slow. stalls: single samples are slow, not episodes.
     """
 
     name: PartName
@@ -89,6 +107,7 @@ class Confirmed:
     ties: tuple[PartName, ...] = ()
     flaps: float | None = None
     ranks: tuple[int, ...] | None = None
+    stalls: bool = False
 
 
 @dataclass
@@ -153,7 +172,7 @@ class Search:
     def run(self) -> None:
         while len(self.queue) < self.most and (suspect := self.next()) is not None:
             retested = suspect.name in self.retested
-            found = confirmed(suspect, self.cover, self.plan)
+            found = confirmed(suspect, self.cover, self.plan, self.measurement)
             # Flows of a clear suspect may be measured again for other suspects, while something loads them.
             if retested and found is not None and suspect.name not in self.cleared:
                 self.confirm(suspect, found)
@@ -168,8 +187,11 @@ class Search:
         A single pair may be slow by chance, or because one of the two is slow part of the time. So
         intermittent parts come before a suspect with few rows.
         """
-        suspect = self.cover.strongest()
-        if not self.steady and (suspect is None or self.slow_rows(suspect) <= FEW):
+        suspect, cover = self.cover.strongest(), self.cover
+        erratic = suspect is not None and self.measurement.is_erratic(
+            suspect, suspect.rows & cover.open & cover.slow, cover.table
+        )
+        if not self.steady and (suspect is None or erratic or self.slow_rows(suspect) <= FEW):
             intermittent = self.measurement.intermittent(self.cover)
             suspect, self.steady = intermittent or suspect, intermittent is None
         return suspect
@@ -204,7 +226,10 @@ class Search:
         self.queue += [name for name in self.not_retested(suspect.ties) if name not in self.queue]
         self.confirmed.append(found)
         self.cover.excluded.add(suspect.name)
-        self.cover.explain(suspect.rows, suspect.effect if found.flaps is None else np.inf, 1.5)
+        effect = suspect.effect if found.flaps is None else np.inf
+        self.cover.explain(suspect.rows, effect, 1.5)
+        if (more := self.measurement.slowed(suspect.name, self.cover.table)) is not None:
+            self.cover.explain(more, effect, 1.5)
 
     def clear(self, suspect: Suspect) -> None:
         """Close the rows that were not retested; retested slow rows stay open for other suspects.
@@ -213,7 +238,9 @@ class Search:
         """
         table, cover = self.cover.table, self.cover
         cover.excluded.add(suspect.name)
-        if suspect.kind == "flap":
+        if suspect.kind == "flap" or self.measurement.is_erratic(
+            suspect, suspect.rows & table.retested & cover.open & cover.slow, table
+        ):
             return
         retested = suspect.rows & table.retested & cover.open
         if (cover.slow | cover.unclear)[retested].sum() > self.plan.slow_share * retested.sum():
@@ -222,7 +249,9 @@ class Search:
         cover.close(suspect.rows & gone)
 
 
-def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
+def confirmed(
+    suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasurement
+) -> Confirmed | None:
     """Return the suspect with its evidence if the retest confirms it."""
     table = cover.table
     retested = suspect.rows & table.retested
@@ -242,6 +271,10 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan) -> Confirmed | None:
     mild = not faster.any() and is_mild(table.level[still_open], plan.tolerance, plan.slow_share)
     if not mild and not mostly_slow(late.sum(), through, unclear, plan.slow_share):
         return None
+    if measurement.is_erratic(suspect, late, table):
+        return None
+    if not mild and not slow_in_most_looks(late, still_open & ~cover.unclear, table, plan.slow_share):
+        return None
     # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
     effect = float(np.median(table.level[late | (still_open & cover.unclear)]))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
@@ -253,18 +286,43 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
     retested = np.flatnonzero(table.retested)
     others = retested[~suspect.rows[retested]]
     usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
-    late = np.flatnonzero(rows)  # in the order of time
-    when = is_late(table.slow[late], table.count[late])
     # The load of others is in one or two looks, a part that comes and goes in most.
-    if sum(bool(part.any()) for part in np.array_split(when, PARTS)) < MOST_PARTS:
+    if intermittence(*changing_looks(table, rows)) < INTERMITTENT_FROM:
         return None
-    late = late[when]
+    late = np.flatnonzero(rows & is_late(table.slow, table.count))
     partners = {*table.a[late].tolist(), *table.b[late].tolist()}
     if not is_intermittent(share, usual, len(partners), len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
     # A constant loss lifts noisy samples above the threshold too, but not far above its own good ones.
-    own = float(np.quantile(table.level[rows], GOOD_QUANTILE))
-    if effect - own <= float(np.median(table.slow_above[rows])):
+    if not is_erratic(int(table.fast[rows].sum()), int(table.count[rows].sum())):
         return None
-    return Confirmed(suspect.name, effect, rows, flaps=float(share))
+    stalls = is_stalling(table.slow[rows], table.count[rows])
+    # Of a part that stalls, good samples are in all measurements.
+    own = 0.0 if stalls else float(np.quantile(table.level[rows], GOOD_QUANTILE))
+    if effect - own <= float(np.median(table.slow_above[rows])) * (LONG_STALL if stalls else 1):
+        return None
+    return Confirmed(suspect.name, effect, rows, flaps=float(share), stalls=stalls)
+
+
+def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int, int]:
+    """Count the looks in which a part was slow with at least two partners, but not all of the time.
+
+    begin: the first look that counts. Returns them, and all looks. The load of others takes longer than a look, or slows one partner.
+    """
+    late, changing = is_late(table.slow, table.count), 0
+    looks = np.unique(table.look[rows & table.retested])
+    looks = looks[looks >= begin]
+    for look in looks.tolist():
+        now = rows & (table.look == look)
+        partners = np.unique([table.a[now & late], table.b[now & late]])
+        always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
+        changing += len(partners) > FEW and not always
+    return int(changing), len(looks)
+
+
+def slow_in_most_looks(late: Mask, judged: Mask, table: Observations, share: float) -> bool:
+    """Return whether a suspect was slow in most looks: a fault stays, the load of others passes."""
+    looks = np.unique(table.look[judged])
+    slow = [late[judged & (table.look == look)].mean() > 0.5 for look in looks.tolist()]
+    return sum(slow) >= share * len(slow)

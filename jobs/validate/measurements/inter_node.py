@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from jobs.measure.outliers import healthy_pairs, row_medians, samples_to_clear
+from jobs.measure.outliers import (
+    INTERMITTENT_FROM,
+    LOADED_UP_TO,
+    Floats,
+    group_medians,
+    healthy_pairs,
+    intermittence,
+    is_erratic,
+    row_medians,
+    samples_to_clear,
+)
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import RungMeasurement
+from jobs.validate.localize.retest import Confirmed, RungMeasurement, changing_looks
 from jobs.validate.localize.set_cover import (
     Cover,
     KnownFaults,
+    Mask,
     PartKind,
     PartName,
     Suspect,
     numbered_kind,
     part_kind,
+    rows_through,
 )
 from jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
@@ -33,12 +46,15 @@ from jobs.validate.measurements.schedule import (
     inter_node_rounds,
     isolated_rounds,
     matched_rounds,
+    one_rank_per_nic,
     split_round,
 )
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
+MOST_LOOKS = 15  # of NICs that may be slow part of the time
+ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PARTNERS = 4  # of each suspect in a retest
 CONTROLS = 8  # healthy ranks that are measured with the suspects
 LINKS = ("link", "link one way")
@@ -47,7 +63,13 @@ SCREENED_HOSTS = 8  # from which on there are enough others
 SCREENS = 4  # of suspects of these kinds, at most
 SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at most
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
-LEAST_BYTES = 4 << 20
+LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
+OF_NICS = ("nic", "send", "receive", "flap", "host")
+LEAST_NEAR = 2  # other hosts whose flows show a host's NICs, where flows to most are slower
+LEAST_GROUPED = 6  # hosts from which on groups can be seen
+MOST_NEAR = 0.6  # share of the host pairs that are in the same group
+GROUPED = 0.8  # share of hosts that any two of a group agree on
+GROUPING_STEPS = 8  # iterations of a search, at most
 CROWDED = 0.25  # share of the flows that must be faster for fewer at once to be worth their time
 
 
@@ -57,11 +79,11 @@ def most_subrounds(topology: Topology, plan: Plan) -> int:
 
 
 class InterNode(RungMeasurement):
-    """Flows between hosts, one row each."""
+    """Flows between hosts, one row each. bytes_of_flow: as many as the network moves in time."""
 
     def __init__(self, probe: Probe, topology: Topology, plan: Plan, faults: KnownFaults) -> None:
         self.probe, self.topology, self.plan, self.faults = probe, topology, plan, faults
-        self.nbytes = plan.nic_bytes
+        self.nbytes = self.bytes_of_flow = plan.nic_bytes
         self.random = np.random.default_rng(plan.seed)
         self.at_once = max(topology.hosts // 4, min(topology.hosts // 2, 2))  # flows of a retest's round
         self.suspects = set(faults)  # ranks
@@ -70,13 +92,18 @@ class InterNode(RungMeasurement):
         self.isolated: Observations | None = None
         self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
+        self.look_of: list[int] = []
+        self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
         self.crowded = False  # fewer flows at once than `max_subrounds` allows would be faster still
+        hosts = topology.hosts
+        self.far = np.zeros((hosts, hosts), np.bool_)  # host pairs whose uplinks are slower than NICs
+        self.leaves: dict[int, Ints] = {}  # by rail: ranks that are slow with others only
 
     @property
     def gaps(self) -> Sequence[str]:
-        if not self.crowded:
+        if not self.crowded or (self.far.any() and self.with_near_hosts().all()):
             return ()
         return (
             f"flows between hosts are faster the fewer there are at once, even {self.subrounds} times fewer "
@@ -89,14 +116,30 @@ class InterNode(RungMeasurement):
         rounds = list(inter_node_rounds(self.topology, self.plan))
         samples = max(self.plan.samples, math.ceil(self.plan.samples_per_nic / len(rounds)))
         if not self.subrounds:
-            self.nbytes = self.bytes_in_time(rounds[0])
+            by_nics = [~self.topology.over_nvlink(*each.T) for each in rounds]
+            self.nbytes = self.bytes_in_time(rounds[int(np.argmax([some.sum() for some in by_nics]))])
+            self.bytes_of_flow = self.nbytes
             self.subrounds = self.subrounds_needed(rounds)
+            # More rounds of fewer bytes take as long; latency is still a small part of a flow.
+            self.nbytes = min(self.nbytes, max(self.nbytes // self.subrounds, LEAST_SPLIT_BYTES))
         if self.subrounds > 1:  # flows of a retest must not share an uplink either: one on each rail
             self.at_once = min(self.at_once, 4)
-        rounds = [some for each in rounds for some in split_round(each, self.topology, self.subrounds)]
+        rounds = [some for each in rounds for some in self.split(each)]
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
         self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+        self.far = far_hosts(self.first, self.topology, self.plan)
+        if self.far.any():
+            self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+        self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
         return self.first
+
+    def split(self, flows: Ints) -> list[Ints]:
+        """Split a round so that neither shared NICs nor uplinks limit its flows."""
+        return [
+            part
+            for each in one_rank_per_nic(flows, self.topology)
+            for part in split_round(each, self.topology, max(self.subrounds, 1))
+        ]
 
     def bytes_in_time(self, flows: Ints) -> int:
         """Return how much a flow moves so that it takes no longer than the plan's `transfer_seconds`.
@@ -104,7 +147,8 @@ class InterNode(RungMeasurement):
         The plan's size, or halves of it, but at least LEAST_BYTES: where the network is slow, a transfer of
         fewer bytes shows the rate as well.
         """
-        measured = self.sample(flows, 1)
+        by_nics = flows[~self.topology.over_nvlink(*flows.T)]
+        measured = self.sample(by_nics if len(by_nics) else flows, 1)
         if np.isnan(measured).all():
             return self.nbytes
         seconds = float(np.nanmedian(measured))
@@ -133,7 +177,12 @@ class InterNode(RungMeasurement):
 
     def trial(self, rounds: Sequence[Ints], count: int) -> dict[tuple[int, int], float]:
         """Return the log of the median seconds of each flow, with each round split into `count`."""
-        parts = [part for each in rounds for part in split_round(each, self.topology, count)]
+        parts = [
+            part
+            for each in rounds
+            for one in one_rank_per_nic(each, self.topology)
+            for part in split_round(one, self.topology, count)
+        ]
         logs = [np.log(row_medians(self.sample(part, self.plan.samples))).tolist() for part in parts]
         return {
             (a, b): log
@@ -158,7 +207,27 @@ class InterNode(RungMeasurement):
         samples = max(self.plan.retest_samples // RETEST_REPEATS, 3) * repeats_needed(
             self.noise, self.plan.retest_samples, self.plan
         )
-        for _ in spaced_repeats(RETEST_REPEATS, self.plan.retest_span, self.probe) if left else ():
+        if left:
+            left = self.look(flows, controls, samples)
+        if self.isolated is None:
+            assert self.screened is not None  # there were suspects
+            return self.screened, left
+        return joined(self.screened, self.isolated), left
+
+    def look(
+        self,
+        flows: Mapping[PartName, Sequence[tuple[int, int]]],
+        controls: Sequence[tuple[int, int]],
+        samples: int,
+    ) -> list[PartName]:
+        """Measure the flows of suspects alone, in looks over the plan's span, until each is decided.
+
+        Suspects that may be slow part of the time are looked at up to MOST_LOOKS times. Returns the suspects
+        that are not clear.
+        """
+        begin, left = self.looked, list(flows)
+        spacing = self.plan.retest_span / RETEST_REPEATS
+        for _ in spaced_repeats(MOST_LOOKS, MOST_LOOKS * spacing, self.probe):
             wanted = list(dict.fromkeys([*(flow for name in left for flow in flows[name]), *controls]))
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
@@ -166,14 +235,42 @@ class InterNode(RungMeasurement):
                 table = np.array(met, np.int64)
                 self.flows.append(table)
                 self.seconds.append(self.sample(table, samples))
-            self.isolated = tabulate(self.flows, self.seconds, self.retest_siblings, self.plan, retested=True)
-        if left:
-            assert self.isolated is not None
-            left = self.unclear(self.isolated, left)
-        if self.isolated is None:
-            assert self.screened is not None  # there were suspects
-            return self.screened, left
-        return joined(self.screened, self.isolated), left
+                self.look_of.append(self.looked)
+            self.looked += 1
+            self.isolated = tabulate(
+                self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
+            )
+            left = self.undecided(left, self.isolated, begin)
+            if not left:
+                break
+        assert self.isolated is not None
+        return self.unclear(self.isolated, list(flows))
+
+    def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
+        """Return the suspects that more looks may clear or confirm. begin: the first look at them."""
+        kinds, count, found = self.part_kinds(table), self.looked - begin, []
+        for name in names:
+            if name[0] == "flap":
+                sure = intermittence(*changing_looks(table, self.of_nic(name[1], table), begin))
+                decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
+            else:
+                through = rows_through(kinds, name) & (table.look >= begin)
+                limit = self.plan.tolerance / 2
+                fast = [
+                    np.median(table.level[through & (table.look == look)]) < limit
+                    for look in np.unique(table.look[through]).tolist()
+                ]
+                # A part that is slow in most looks is not fast in two of five.
+                decided = count >= RETEST_REPEATS or sum(fast) > (1 - self.plan.slow_share) * RETEST_REPEATS
+            if not decided:
+                found.append(name)
+        return found
+
+    def of_nic(self, owner: int, table: Observations) -> Mask:
+        """Return the flows through a NIC."""
+        of_ranks = self.topology.owner == owner
+        send, receive = self.shown_by(table.a, table.b)
+        return np.asarray((of_ranks[table.a] & send) | (of_ranks[table.b] & receive))
 
     def unclear(self, table: Observations, names: Sequence[PartName]) -> list[PartName]:
         """Return the suspects that may be slow; those that may be slow for part of the time always may."""
@@ -202,15 +299,13 @@ class InterNode(RungMeasurement):
             controls = np.array(self.control_flows(self.suspects, cross=False), np.int64)
             pairs = [*matched_rounds(controls, size, self.random)]
             pairs += [self.with_controls(each) for each in matched_rounds(wanted, size, self.random)]
-            rounds = [
-                part for each in pairs for part in split_round(both_ways(each), self.topology, self.subrounds)
-            ]
+            rounds = [part for each in pairs for part in self.split(both_ways(each))]
             seconds = [self.sample(each, samples) for each in rounds]
             suspected = {a * size + b for a, b in wanted.tolist()}
 
             def siblings(a: Ints, b: Ints, suspected: set[int] = suspected) -> Siblings:
                 trusted = ~np.isin(a * size + b, list(suspected))
-                return Siblings(self.topology.flow_kind(a, b), None, 0.2, trusted)
+                return Siblings(self.flow_kind(a, b), None, 0.2, trusted)
 
             table = tabulate(rounds, seconds, siblings, self.plan, retested=True)
             before, left = left, self.unclear(table, left)
@@ -242,7 +337,7 @@ class InterNode(RungMeasurement):
 
         From three hosts on, compare host pairs.
         """
-        topology, kind = self.topology, self.topology.flow_kind(a, b)
+        topology, kind = self.topology, self.flow_kind(a, b)
         hosts, rails, host = topology.hosts, topology.rails, topology.host
         if hosts == 2:
             return Siblings(kind, None, (rails - 1) / rails)
@@ -257,7 +352,12 @@ class InterNode(RungMeasurement):
 
     def retest_siblings(self, a: Ints, b: Ints) -> Siblings:
         suspect = np.isin(np.arange(self.topology.ranks), list(self.suspects))
-        return Siblings(self.topology.flow_kind(a, b), None, 0.2, ~suspect[a] & ~suspect[b])
+        return Siblings(self.flow_kind(a, b), None, 0.2, ~suspect[a] & ~suspect[b])
+
+    def flow_kind(self, a: Ints, b: Ints) -> Ints:
+        """Return the class of each flow, as of the topology; flows over slower uplinks have their own."""
+        host = self.topology.host
+        return 2 * self.topology.flow_kind(a, b) + self.far[host[a], host[b]]
 
     # --- parts
 
@@ -267,14 +367,30 @@ class InterNode(RungMeasurement):
         host, gpu, size = self.topology.host, self.topology.gpu, self.topology.ranks
         low, high = np.minimum(a, b), np.maximum(a, b)
         first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
-        same = gpu[a] == gpu[b]
+        owner, nvlink = self.topology.owner, self.topology.over_nvlink(a, b)
+        rail = np.where((gpu[a] == gpu[b]) & ~nvlink, gpu[owner[a]], -1)
+        send, receive = self.shown_by(a, b)
+        sender, receiver = np.where(send, owner[a], -1), np.where(receive, owner[b], -1)
         kinds = [
-            numbered_kind("nic", size, a, b),
-            numbered_kind("send", size, a),
-            numbered_kind("receive", size, b),
-            numbered_kind("host", self.topology.hosts, host[a], host[b]),
-            numbered_kind("rail", self.topology.rails, np.where(same, gpu[a], -1)),
+            numbered_kind("nic", size, sender, receiver),
+            numbered_kind("send", size, sender),
+            numbered_kind("receive", size, receiver),
+            numbered_kind(
+                "host", self.topology.hosts, np.where(send, host[a], -1), np.where(receive, host[b], -1)
+            ),
+            numbered_kind("rail", self.topology.rails, rail),
         ]
+        if nvlink.any():
+            there, back = np.where(nvlink, a, -1), np.where(nvlink, b, -1)
+            kinds += [
+                part_kind("nvlink", there, back),
+                part_kind("nvlink send", there),
+                part_kind("nvlink receive", back),
+            ]
+        if self.leaves:
+            inside = np.zeros(size, bool)
+            inside[np.concatenate(list(self.leaves.values()))] = True
+            kinds.append(part_kind("leaf", np.where(inside[a] != inside[b], rail, -1)))
         if self.topology.hosts > self.plan.all_pairs_hosts:
             return kinds  # partners are sampled: links are not judged
         if self.topology.rails > 1:
@@ -285,9 +401,39 @@ class InterNode(RungMeasurement):
             part_kind("link one way", host[a] * self.topology.hosts + host[b]),
         ]
 
+    def shown_by(self, a: Ints, b: Ints) -> tuple[Mask, Mask]:
+        """Return whether each flow shows its sender's NIC, and its receiver's.
+
+        Flows over NVLink do not, nor do those over uplinks that are slower than a NIC, unless a host has no
+        others.
+        """
+        host, nvlink = self.topology.host, self.topology.over_nvlink(a, b)
+        far = self.far[host[a], host[b]]
+        near = self.with_near_hosts()
+        return ~nvlink & ~(far & near[host[a]]), ~nvlink & ~(far & near[host[b]])
+
+    def with_near_hosts(self) -> Mask:
+        """Return (hosts,): whether flows to some other hosts show a host's NICs."""
+        return np.asarray((~self.far).sum(axis=1) > LEAST_NEAR)
+
+    def slowed(self, name: PartName, table: Observations) -> Mask | None:
+        """Return the rows that a slow part may slow too, though they are no evidence of it."""
+        if name[0] not in OF_NICS or not self.far.any():
+            return None
+        of_part = np.isin(self.topology.owner, self.topology.owner[self.ranks(name)])
+        return np.asarray(of_part[table.a] | of_part[table.b])
+
+    def locate(self, found: Confirmed) -> Confirmed | None:
+        kind, key = found.name
+        return replace(found, ranks=tuple(self.leaves[key].tolist())) if kind == "leaf" else found
+
     def ranks(self, name: PartName) -> list[int]:
         """Return the ranks that a suspect consists of."""
         kind, key = name
+        if kind == "leaf":
+            return list(self.leaves[key].tolist())
+        if kind in ("nic", "send", "receive", "flap"):
+            return list(self.topology.sharing(key).tolist())
         if kind == "host":
             return list(self.topology.on(key).tolist())
         if kind == "rail":
@@ -301,8 +447,12 @@ class InterNode(RungMeasurement):
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
-            self.shares = SlowShares(cover, self.topology.ranks)
+            self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table.a, cover.table.b))
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
+
+    def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
+        fast, count = int(table.fast[rows].sum()), int(table.count[rows].sum())
+        return suspect.kind in ERRATIC and is_erratic(fast, count)
 
     # --- flows of a retest
 
@@ -326,17 +476,34 @@ class InterNode(RungMeasurement):
         else:
             ranks = self.ranks(name)
             few = ranks if len(ranks) <= 8 else self.random.choice(ranks, 8, replace=False).tolist()
-            pairs = [(rank, other) for rank in few for other in self.partners(rank, suspects, PARTNERS)]
+            far, over_nvlink = kind == "leaf", kind.startswith("nvlink")
+            pairs = [
+                (rank, other)
+                for rank in few
+                for other in self.partners(rank, suspects, PARTNERS, far, over_nvlink)
+            ]
         return [flow for a, b in pairs for flow in ((a, b), (b, a))]
 
-    def partners(self, rank: int, suspects: set[int], count: int) -> list[int]:
+    def partners(
+        self, rank: int, suspects: set[int], count: int, far: bool = False, over_nvlink: bool = False
+    ) -> list[int]:
         """Return healthy ranks of other hosts on the same rail.
 
+        far: beyond slower uplinks, if there are any. over_nvlink: in the same NVLink network.
         If there are few, across rails too, which separates the two sides of a flow.
         """
         topology = self.topology
         away = topology.host != topology.host[rank]
+        if over_nvlink:
+            away &= topology.domain == topology.domain[rank]
+        elif (others := topology.domain != topology.domain[rank]).any():
+            away &= others
         rail = away & (topology.gpu == topology.gpu[rank])
+        distant = self.far[topology.host[rank], topology.host]
+        if far and (rail & distant).any():
+            rail &= distant
+        elif not far and (rail & ~distant).sum() >= LEAST_NEAR:
+            rail &= ~distant
         found = self.chosen(np.flatnonzero(rail), suspects, count)
         if rail.sum() < PARTNERS:
             found += self.chosen(np.flatnonzero(away & ~rail), suspects, count)
@@ -354,6 +521,95 @@ class InterNode(RungMeasurement):
         for rank in self.chosen(np.arange(self.topology.ranks), suspects, CONTROLS):
             away = self.topology.host != self.topology.host[rank]
             rail = self.topology.gpu == self.topology.gpu[rank]
+            nvlink = self.topology.domain == self.topology.domain[rank]
+            distant = self.far[self.topology.host[rank], self.topology.host]
             for alike in (away & rail, away & ~rail & cross):
-                found += [(rank, other) for other in self.chosen(np.flatnonzero(alike), suspects, 1)]
+                for path in (~nvlink & ~distant, ~nvlink & distant, nvlink):  # each class has controls
+                    some = np.flatnonzero(alike & path)
+                    found += [(rank, other) for other in self.chosen(some, suspects, 1)]
         return found
+
+
+def through_nics(table: Observations, topology: Topology) -> Observations:
+    """Return the flows that need NICs; all of them if none does."""
+    rows = ~topology.over_nvlink(table.a, table.b)
+    return table.of(rows) if rows.any() and not rows.all() else table
+
+
+def host_levels(table: Observations, topology: Topology) -> Floats:
+    """Return (hosts, hosts): log seconds between each two hosts, the median over rails; NaN if unknown."""
+    host, size = topology.host, topology.hosts
+    rows = np.flatnonzero((topology.gpu[table.a] == topology.gpu[table.b]) & ~topology.over_nvlink(table.a, table.b))
+    a, b = host[table.a[rows]], host[table.b[rows]]
+    pairs, group = np.unique(np.minimum(a, b) * size + np.maximum(a, b), return_inverse=True)
+    found = np.full((size, size), np.nan)
+    low, high = np.divmod(pairs, size)
+    found[low, high] = found[high, low] = group_medians(np.log(table.seconds[rows]), group.reshape(-1))
+    return found
+
+
+def far_hosts(table: Observations, topology: Topology, plan: Plan) -> Mask:
+    """Return (hosts, hosts): pairs between groups of hosts, if flows between groups are slower than inside.
+
+    Uplinks of leaf switches that are slower than a NIC, by their number or by their rate, make them so. The
+    groups are those whose members are fast with the same hosts; without such groups, no pair is far.
+    """
+    none = np.zeros((topology.hosts, topology.hosts), np.bool_)
+    if not LEAST_GROUPED <= topology.hosts <= plan.full_mesh_hosts:
+        return none
+    level = host_levels(table, topology)
+    known = ~np.isnan(level)
+    values = np.sort(level[known])
+    if not len(values):
+        return none
+    # Two clusters of one dimension: the cut with the least sum of squares (Otsu 1979).
+    count = np.arange(1, len(values))
+    left, total = np.cumsum(values)[:-1], values.sum()
+    between = left**2 / count + (total - left) ** 2 / (len(values) - count)
+    cut = int(np.argmax(between)) + 1
+    fast, slow = values[:cut], values[cut:]
+    if np.median(slow) - np.median(fast) <= 2 * plan.tolerance or len(fast) > MOST_NEAR * len(values):
+        return none
+    near = known & (level <= values[cut - 1])
+    np.fill_diagonal(near, True)
+    # The members of a group are fast with the same hosts.
+    agreement = [(near[low] == near[high]).mean() for low, high in np.argwhere(np.triu(near, 1)).tolist()]
+    alone = near.sum(axis=1) == 1
+    if not agreement or float(np.mean(agreement)) < GROUPED or alone.mean() > 1 - GROUPED:
+        return none
+    # One group for each host: those that most of its own are fast with.
+    together = (near.astype(np.float64) @ near) / near.sum(axis=1) > 0.5
+    return known & ~(together | together.T)
+
+
+def slow_leaves(table: Observations, topology: Topology, far: Mask, plan: Plan) -> dict[int, Ints]:
+    """Return, by rail, ranks that are slow with nearly all others, but not with each other.
+
+    Each uplink of their leaf switch is slow. At most half of a rail, and at least two ranks.
+    """
+    if topology.hosts > plan.all_pairs_hosts:
+        return {}
+    gpu, host = topology.gpu, topology.host
+    usable = (gpu[table.a] == gpu[table.b]) & ~topology.over_nvlink(table.a, table.b)
+    found = {}
+    for rail in range(topology.rails):
+        rows = np.flatnonzero(usable & (gpu[table.a] == rail))
+        slow, known = np.zeros((2, topology.hosts, topology.hosts))
+        for one, other in ((table.a, table.b), (table.b, table.a)):
+            np.add.at(known, (host[one[rows]], host[other[rows]]), 1)
+            np.add.at(slow, (host[one[rows]], host[other[rows]]), table.level[rows] > table.threshold[rows])
+        if far.any():
+            known, slow = known * far, slow * far
+        inside = slow.sum(axis=1) >= 0.5 * np.maximum(known.sum(axis=1), 1)
+        for _ in range(GROUPING_STEPS):
+            outside = known * ~inside
+            now = slow.sum(axis=1, where=~inside) > plan.slow_share * outside.sum(axis=1)
+            now &= outside.any(axis=1)
+            if (now == inside).all():
+                break
+            inside = now
+        within = slow[np.ix_(inside, inside)].sum() / max(known[np.ix_(inside, inside)].sum(), 1)
+        if 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
+            ranks = topology.at[inside, rail]
+            found[rail] = ranks[ranks >= 0]
+    return found

@@ -84,10 +84,19 @@ class IntraNode(RungMeasurement):
 
     def part_kinds(self, table: Observations) -> list[PartKind]:
         a, b = table.a, table.b
+        topology = self.topology
+        pcie = topology.over_pcie[a, topology.gpu[b]]
+        # The NVLinks of a GPU that has them to one other only are those of the pair.
+        here = topology.at[topology.host] >= 0
+        bridged = ((here & ~topology.over_pcie).sum(axis=1) == 1) & (
+            (here & topology.over_pcie).sum(axis=1) > 1  # beside itself
+        )
+        there, back = np.where(pcie | bridged[a], -1, a), np.where(pcie | bridged[b], -1, b)
         return [
-            part_kind("nvlink", a, b),
-            part_kind("nvlink send", a),
-            part_kind("nvlink receive", b),
+            part_kind("nvlink", there, back),
+            part_kind("nvlink send", there),
+            part_kind("nvlink receive", back),
+            part_kind("pcie", np.where(pcie, a, -1), np.where(pcie, b, -1)),
             part_kind("pair", np.minimum(a, b) * self.topology.ranks + np.maximum(a, b)),
             part_kind("host", self.topology.host[a]),
         ]

@@ -118,6 +118,16 @@ def split_round(flows: Pairs, topology: Topology, count: int) -> list[Pairs]:
     return [flows[part == number] for number in np.unique(part)]
 
 
+def one_rank_per_nic(flows: Pairs, topology: Topology) -> list[Pairs]:
+    """Split a round so that ranks which share a NIC send in turn: together, each would get a part of it."""
+    order = np.argsort(topology.nic, kind="stable")
+    first = np.searchsorted(topology.nic[order], topology.nic[order])
+    place = np.empty(topology.ranks, np.int64)
+    place[order] = np.arange(topology.ranks) - first
+    part = place[flows].min(axis=1)
+    return [flows[part == number] for number in np.unique(part)]
+
+
 def partners(ranks: Ints, random: np.random.Generator, far: bool) -> Pairs:
     """Return flows in which each rank exchanges data with one other, drawn at random.
 
@@ -145,7 +155,9 @@ def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generat
     Half of the rounds have partners far apart: neighbours often share a leaf switch. In the other half any
     two may meet, in case the order of hosts is not that of the network.
     """
-    rails = [ranks for rail in range(topology.rails) if len(ranks := topology.rail(rail)) > 1]
+    owners = np.unique(topology.owner)  # of ranks that share a NIC, one fills it
+    rails = [np.intersect1d(topology.rail(rail), owners) for rail in range(topology.rails)]
+    rails = [ranks[np.argsort(topology.host[ranks])] for ranks in rails if len(ranks) > 1]
     rounds = []
     for number in range(count):
         rounds.append(np.concatenate([partners(ranks, random, number % 2 == 0) for ranks in rails]))

@@ -46,7 +46,7 @@ class RankPlace:
     GPU as nvidia-smi counts on that host. model: of its device. nic: its network ports, such as
     "mlx5_3 port 1"; ranks of a host with the same text share them. nic_model: of the ports. paths: type of
     the path to each rank of its host, ordered by position, as in `nvidia-smi topo -m`: "NV18", "PIX", "SYS",
-    and "X" to itself.
+    and "X" to itself. domain: the NVLink network of several hosts that its GPU belongs to.
     """
 
     rank: int
@@ -57,6 +57,7 @@ class RankPlace:
     nic: str = ""
     nic_model: str = ""
     paths: tuple[str, ...] = ()
+    domain: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ PHB (the host bridge), NODE (several host bridges of a NUMA node), SYS (several 
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class GpuPlace:
     among the host's, by name; None without ports.
 
     ports: names of the network ports that it uses, such as "mlx5_3 port 1". port_model: their kind and rate.
-    paths: type of the path to each GPU asked for, "X" to itself; () if unknown.
+    paths: type of the path to each GPU asked for, "X" to itself; () if unknown. domain: the NVLink network of
+    several hosts that it belongs to; "" without one.
     """
 
     number: int | None = None
@@ -34,6 +36,7 @@ class GpuPlace:
     ports: tuple[str, ...] = ()
     port_model: str = ""
     paths: tuple[str, ...] = ()
+    domain: str = ""
 
 
 def gpu_place(uuid: str, bus_id: str, gpus: Sequence[str], root: Path = Path("/sys")) -> GpuPlace:
@@ -47,7 +50,7 @@ def gpu_place(uuid: str, bus_id: str, gpus: Sequence[str], root: Path = Path("/s
     names = tuple(port_name(one) for one in used)
     models = {port_model(one, root) for one in used}
     rail = of_run.index(used[0]) if used else None
-    return GpuPlace(number, rail, names, ", ".join(sorted(models)), paths)
+    return GpuPlace(number, rail, names, ", ".join(sorted(models)), paths, nvlink_domain(uuid))
 
 
 def nvml_place(uuid: str) -> tuple[int | None, Counter[str] | None]:
@@ -78,6 +81,25 @@ def nvml_place(uuid: str) -> tuple[int | None, Counter[str] | None]:
     except module.NVMLError:
         return number, None
     return number, links
+
+
+def nvlink_domain(uuid: str) -> str:
+    """Return a GPU's cluster and clique, as the fabric manager of NVLink networks of several hosts gives them.
+
+    "" without such a network (the cluster's id is zero on a single host), or if NVML does not report it.
+    """
+    try:
+        module, device = nvml.handle(uuid)
+    except UserError:
+        return ""
+    try:
+        fabric = module.c_nvmlGpuFabricInfo_t()
+        module.nvmlDeviceGetGpuFabricInfo(device, ctypes.byref(fabric))
+    except (module.NVMLError, AttributeError):
+        return ""
+    cluster = bytes(fabric.clusterUuid)
+    joined = fabric.state == module.NVML_GPU_FABRIC_STATE_COMPLETED and any(cluster)
+    return f"{cluster.hex()} clique {fabric.cliqueId}" if joined else ""
 
 
 def short_bus_id(text: str | bytes) -> str:
@@ -199,5 +221,8 @@ def rank_places(
         by_rank = zip(on_host[host], gpu.paths, strict=False)
         paths = tuple(way for _, way in sorted(by_rank, key=lambda one: column[keys[one[0]]]))
         ports_text = ", ".join(gpu.ports)
-        found.append(RankPlace(rank, host, column[key], gpu.number, model, ports_text, gpu.port_model, paths))
+        place = RankPlace(
+            rank, host, column[key], gpu.number, model, ports_text, gpu.port_model, paths, gpu.domain
+        )
+        found.append(place)
     return found

@@ -24,6 +24,9 @@ ADVICE = {
     "perfquery -x or ethtool -S (symbol errors, discards); then swap its cable, then its switch port",
     "flap": "on {host}: dmesg -T | grep -i link, and link_downed in /sys/class/infiniband/*/ports/*/counters "
     "of the NIC next to GPU {gpu}; swap its cable or transceiver",
+    "stall": "on {host}: retransmissions and timeouts of the NIC next to GPU {gpu} (out_of_sequence, "
+    "packet_seq_err, local_ack_timeout_err in /sys/class/infiniband/*/ports/*/hw_counters), pause frames "
+    "(ethtool -S), its firmware; swap its cable or transceiver",
     "host": "take {host} out of the queue; meshrun doctor there and on a good host, and compare (power cap, "
     "clocks, PCIe ACS, firmware, other load)",
     "link": "between {host} and {other}: routes and cables between their switches (ibtracert, ibdiagnet); "
@@ -42,7 +45,7 @@ SAME = {"nvlink send": "nvlink", "nvlink receive": "nvlink", "send": "nic", "rec
 NETWORK = "on {host}: ethtool (rate), ip -s link (errors, drops), tc qdisc (a limit?); then cable and port"
 BUSY = "on {host}: top -H and taskset -pc PID (other processes on this rank's cores, or a clock held down?)"
 
-OF_CPUS = dict.fromkeys(("gpu", "nvlink", "pair", "ring"), BUSY) | dict.fromkeys(("nic", "flap"), NETWORK)
+OF_CPUS = dict.fromkeys(("gpu", "nvlink", "pair", "ring"), BUSY) | dict.fromkeys(("nic", "flap", "stall"), NETWORK)
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def advice(report: Report, one: Finding) -> str:
     ranks = [find_member(report, rank) for rank in one.ranks]
     on_cpus = any(rank is not None and rank.kind == "cpu" for rank in ranks)
     look = {**ADVICE, **OF_CPUS}[kind] if on_cpus else ADVICE[kind]
-    gpus = [bus_id(report, one.hosts, gpu) if kind not in ("nic", "flap") else str(gpu) for gpu in one.gpus]
+    gpus = [bus_id(report, one.hosts, gpu) if kind not in ("nic", "flap", "stall") else str(gpu) for gpu in one.gpus]
     names = {
         "host": one.hosts[0] if one.hosts else "",
         "other": one.hosts[-1] if one.hosts else "",

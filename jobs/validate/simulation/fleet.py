@@ -94,6 +94,7 @@ class SimulatedFleet:
                 f"nic{nic}",
                 "TCP" if spec.fallback == "tcp" else PORTS[spec.models[host % len(spec.models)]],
                 layout.paths[spec.gpus[host]][gpu],
+                f"domain {host // spec.domain}" if spec.domain > 1 else "",
             )
             for rank, (host, gpu, nic) in enumerate(numbers)
         )
