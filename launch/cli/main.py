@@ -21,6 +21,7 @@ import click
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
+from launch.cli.params import STALL, START
 from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
@@ -46,6 +47,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 @click.option(
     "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
 )
+@START
+@STALL
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", nargs=2, type=int, hidden=True)
@@ -64,6 +67,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 def command(
     ctx: click.Context,
     ranks: int | None,
+    start_timeout: float,
+    stall_timeout: float,
     run_dir: str | None,
     host_timeout: float,
     expect: tuple[int, int] | None,
@@ -87,10 +92,22 @@ def command(
         if ranks > 1 and run_dir is None and not _is_rank(launched):
             from launch.mpi.local import start
 
-            answer = partial(conclude, words)
-            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words, conclude=answer))
+            status = start(
+                ranks,
+                words,
+                terminal_columns(),
+                debug="--debug" in words,
+                conclude=partial(conclude, words),
+                start_timeout=start_timeout,
+                stall_timeout=stall_timeout,
+            )
+            ctx.exit(status)
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
+    if run_dir is not None and launched is not None:
+        from runner.world.run_status import run_at
+
+        run_at(run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
     ctx.obj = CliContext(
         ranks,
         run_dir,

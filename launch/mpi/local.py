@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi.environment import shell_command
 from launch.mpi.rank_command import PROGRAM, run_options
-from launch.spec import LaunchSpec
+from launch.spec import STALL_TIMEOUT, START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.clock import Clocks
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import supervise
 
@@ -26,11 +28,14 @@ def start(
     program: Sequence[str] = PROGRAM,
     debug: bool = False,
     conclude: Conclude = no_answer,
+    start_timeout: float = START_TIMEOUT,
+    stall_timeout: float = STALL_TIMEOUT,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    debug: also show the launcher's own messages. conclude: as for `judge`.
+    debug: also show the launcher's own messages. conclude: as for `judge`. start_timeout,
+    stall_timeout: as for `Clocks`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -48,7 +53,8 @@ def start(
             RUN_MARK: str(run),
         }
 
-    return supervise(prepare, columns, debug=debug, conclude=conclude)
+    clocks = partial(Clocks, ranks=ranks, start=start_timeout, stall=stall_timeout)
+    return supervise(prepare, columns, debug=debug, conclude=conclude, clocks=clocks)
 
 
 def check_capacity(ranks: int) -> None:
