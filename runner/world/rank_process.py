@@ -102,7 +102,7 @@ def join_world(
     if handler.status is not None:
         handler.status.register(world.rank, world.here.host, os.getpid())
         world.progress = ProgressNotes(handler.status, world.rank)
-    handler.world = world
+    handler.world, world.network = world, started.network
     heartbeat = Heartbeat(world, started.host_timeout, handler.abort)
     for warning in (*world.warnings, *heartbeat.warnings) if world.rank == 0 else ():
         tell(f"warning: {warning}")

@@ -52,12 +52,14 @@ class World(Group):
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
     phases: times of the current run. progress: reports, in a few words, that this rank goes on; a run that a
     launcher of meshrun started ends when no rank does for --stall-timeout seconds. "": any time may pass.
+    network: the interface between hosts that the user or the launcher chose; None for any.
     """
 
     ranks: tuple[Rank, ...]
     run_id: str
     warnings: list[str] = field(default_factory=list)
     progress: Callable[[str], None] = no_progress
+    network: str | None = None
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
