@@ -35,7 +35,9 @@ def watching(
 
     control = control or world.control
     names = control.allgather(str(world.here))
-    watchdog = Watchdog(control, names, timeout, on_report=report, end=world.control.abort)
+    watchdog = Watchdog(
+        control, names, timeout, on_report=report, end=world.control.abort, network=world.network
+    )
     for warning in watchdog.warnings if control.rank == 0 else ():
         tell(f"warning: {warning}")
     try:

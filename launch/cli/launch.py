@@ -16,6 +16,8 @@ from launch.cli.params import (
     PRINT,
     SETTING,
     SHAPE,
+    STALL,
+    START,
     TIMEOUT,
     WORDS,
     Seconds,
@@ -77,12 +79,16 @@ launch.add_command(kubernetes)
 @launch.command()
 @SHAPE
 @SETTING
+@START
+@STALL
 @PRINT
 @DEBUG
 @WORDS
 def local(
     wanted: tuple[int | None, int] | None,
     settings: Sequence[str],
+    start_timeout: float,
+    stall_timeout: float,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -100,7 +106,13 @@ def local(
         return 0
     os.environ.update(spec.settings)
     return here.start(
-        spec.ranks, spec.words, terminal_columns(), debug=debug, conclude=partial(conclude, spec.words)
+        spec.ranks,
+        spec.words,
+        terminal_columns(),
+        debug=debug,
+        conclude=partial(conclude, spec.words),
+        start_timeout=start_timeout,
+        stall_timeout=stall_timeout,
     )
 
 
@@ -122,6 +134,8 @@ def local(
     "--ssh-timeout", type=Seconds(1.0), default=ssh_hosts.TIMEOUT, show_default=True, metavar="SECONDS",
     help="Time for a host to answer before the run.",
 )  # fmt: skip
+@START
+@STALL
 @PRINT
 @DEBUG
 @WORDS
@@ -133,6 +147,8 @@ def mpirun(
     settings: Sequence[str],
     host_timeout: float,
     ssh_timeout: float,
+    start_timeout: float,
+    stall_timeout: float,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -156,5 +172,11 @@ def mpirun(
         click.echo(target.preview(spec))
         return 0
     return target.start(
-        spec, terminal_columns(), timeout=ssh_timeout, debug=debug, conclude=partial(conclude, spec.words)
+        spec,
+        terminal_columns(),
+        timeout=ssh_timeout,
+        debug=debug,
+        conclude=partial(conclude, spec.words),
+        start_timeout=start_timeout,
+        stall_timeout=stall_timeout,
     )

@@ -22,6 +22,7 @@ from launch import completion
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
+from launch.cli.params import STALL, START
 from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
@@ -61,6 +62,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
     metavar="N",
     help="Of --on-failure resume: end the run after so many lost ranks.  [default: 3]",
 )
+@START
+@STALL
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option("--expect", nargs=2, type=int, hidden=True)
@@ -81,6 +84,8 @@ def command(
     ranks: int | None,
     on_failure: str,
     max_restarts: int,
+    start_timeout: float,
+    stall_timeout: float,
     run_dir: str | None,
     host_timeout: float,
     expect: tuple[int, int] | None,
@@ -104,13 +109,25 @@ def command(
         if ranks > 1 and run_dir is None and not _is_rank(launched):
             from launch.mpi.local import start
 
-            answer, debug = partial(conclude, words), "--debug" in words
-            restarts = _restarts(on_failure, max_restarts, words)
-            ctx.exit(start(ranks, words, terminal_columns(), debug=debug, conclude=answer, restarts=restarts))
+            status = start(
+                ranks,
+                words,
+                terminal_columns(),
+                debug="--debug" in words,
+                conclude=partial(conclude, words),
+                restarts=_restarts(on_failure, max_restarts, words),
+                start_timeout=start_timeout,
+                stall_timeout=stall_timeout,
+            )
+            ctx.exit(status)
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     if on_failure == "resume" and not {*words} & {*HELP}:
         raise click.UsageError("--on-failure resume: this command starts no ranks; add -n N, 2 or more")
+    if run_dir is not None and launched is not None:
+        from runner.world.run_status import run_at
+
+        run_at(run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
     ctx.obj = CliContext(
         ranks,
         run_dir,

@@ -13,6 +13,8 @@ import click
 from launch.cli.plugins import check_words
 from launch.spec import (
     HOST_TIMEOUT,
+    STALL_TIMEOUT,
+    START_TIMEOUT,
     HostSlots,
     LaunchSpec,
     make_spec,
@@ -98,6 +100,14 @@ NETWORK = click.option(
 TIMEOUT = click.option(
     "--host-timeout", type=Seconds(3.0), default=HOST_TIMEOUT, show_default=True,
     metavar="SECONDS", help="Time for which a host may not respond.",
+)  # fmt: skip
+START = click.option(
+    "--start-timeout", type=Seconds(0.0), default=START_TIMEOUT, show_default=True,
+    metavar="SECONDS", help="Time for all ranks to start; 0: any.",
+)  # fmt: skip
+STALL = click.option(
+    "--stall-timeout", type=Seconds(0.0), default=STALL_TIMEOUT, show_default=True,
+    metavar="SECONDS", help="Time in which some rank must make progress; 0: any.",
 )  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")

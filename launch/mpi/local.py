@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi.environment import shell_command
 from launch.mpi.rank_command import PROGRAM, run_options
-from launch.spec import LaunchSpec
+from launch.spec import STALL_TIMEOUT, START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.clock import Clocks
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.restarts import with_restarts
 from launch.supervise.supervisor import supervise
@@ -28,12 +30,14 @@ def start(
     debug: bool = False,
     conclude: Conclude = no_answer,
     restarts: int = 0,
+    start_timeout: float = START_TIMEOUT,
+    stall_timeout: float = STALL_TIMEOUT,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
     debug: also show the launcher's own messages. conclude: as for `judge`. restarts: how often to start again
-    with a rank less after one was lost, for a command `run`.
+    with a rank less after one was lost, for a command `run`. start_timeout, stall_timeout: as for `Clocks`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -52,7 +56,10 @@ def start(
                 RUN_MARK: str(run),
             }
 
-        return supervise(prepare, columns, debug=debug, conclude=conclude, restartable=restartable)
+        clocks = partial(Clocks, ranks=ranks, start=start_timeout, stall=stall_timeout)
+        return supervise(
+            prepare, columns, debug=debug, conclude=conclude, restartable=restartable, clocks=clocks
+        )
 
     return with_restarts(run, ranks, words, restarts)
 

@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from launch.mpi import launcher as mpi_launcher
@@ -15,8 +16,9 @@ from launch.mpi import ssh_hosts
 from launch.mpi.environment import environment, forwarded, on_interface, shell_command
 from launch.mpi.launcher import Launcher
 from launch.mpi.rank_command import PROGRAM, run_options, spec_options
-from launch.spec import LaunchSpec
+from launch.spec import STALL_TIMEOUT, START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
+from launch.supervise.clock import Clocks
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import supervise
 
@@ -47,8 +49,12 @@ def start(
     timeout: float = ssh_hosts.TIMEOUT,
     debug: bool = False,
     conclude: Conclude = no_answer,
+    start_timeout: float = START_TIMEOUT,
+    stall_timeout: float = STALL_TIMEOUT,
 ) -> int:
     """Run the spec on its hosts, which must answer within `timeout` seconds; returns the run's exit status.
+
+    start_timeout, stall_timeout: as for `Clocks`.
 
     Raises UserError without a launcher, or if a host does not answer.
     """
@@ -77,7 +83,16 @@ def start(
             spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    return supervise(prepare, columns, token=token, debug=debug, clean_up_hosts=clean_up, conclude=conclude)
+    clocks = partial(Clocks, ranks=spec.ranks, start=start_timeout, stall=stall_timeout)
+    return supervise(
+        prepare,
+        columns,
+        token=token,
+        debug=debug,
+        clean_up_hosts=clean_up,
+        conclude=conclude,
+        clocks=clocks,
+    )
 
 
 def preview(spec: LaunchSpec) -> str:

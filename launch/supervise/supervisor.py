@@ -23,11 +23,13 @@ from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
+    from launch.supervise.clock import Clocks
     from runner.world.run_status import RunDirectory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 5.0  # seconds for the launcher to end its ranks
 CLAIMED = 2.0  # seconds for the launcher to end after a rank has reported a failure; MPICH's may never end
+LOOK_INTERVAL = 0.25  # seconds between two looks at the clocks
 STRAY_OUTPUT = 1.0  # seconds to continue reading after the launcher's end, if a process still holds its pipes
 TAIL = 1 << 16  # bytes kept of the ranks' last output
 # Clear the line and show the cursor, which a terminated rank could not do.
@@ -55,6 +57,7 @@ def supervise(
     explain: Explain | None = None,
     conclude: Conclude = no_answer,
     restartable: bool = False,
+    clocks: Callable[[RunDirectory], Clocks] | None = None,
 ) -> int:
     """Run a launcher to its end, judge the run and clean up after it; returns the run's exit status.
 
@@ -63,6 +66,7 @@ def supervise(
     ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
     two and the seconds since the start, and returns those that do not answer. explain, conclude: as for
     `judge`. restartable: raise RankLostError if the run can go on without a rank, instead of judging it.
+    clocks: makes the clocks of the run.
     """
     from runner.system.launcher import working_directory
     from runner.world.run_status import RunDirectory, RunLines
@@ -76,7 +80,7 @@ def supervise(
     succeeded = False
     try:
         command, environment = prepare(run.path, sockets)
-        outcome = watch_launcher(command, environment, token)
+        outcome = watch_launcher(command, environment, token, clocks(run) if clocks else None)
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
@@ -96,18 +100,22 @@ def supervise(
 
 
 def watch_launcher(
-    command: Sequence[str], environment: Mapping[str, str], token: str | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    token: str | None = None,
+    clocks: Clocks | None = None,
 ) -> Outcome:
     """Run the launcher to its end; in all cases, no process of the run is left on this machine.
 
-    token: of the status lines on stderr, which go to the run's directory.
+    token: of the status lines on stderr, which go to the run's directory. clocks: end the run when a time-out
+    has passed.
 
     The ranks run in their own session, so that Ctrl-C reaches them only once, through the launcher. The first
     signal terminates the launcher; a second one, or `GRACE` seconds, kills all processes.
     """
     from runner.world.run_status import RunDirectory
 
-    watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token)
+    watched = _WatchedLauncher(RunDirectory(Path(environment[RUN_MARK])), token, clocks)
     with signal_handlers(watched.signalled):
         try:
             watched.start(command, environment)
@@ -120,8 +128,9 @@ def watch_launcher(
 
 
 class _WatchedLauncher:
-    def __init__(self, run: RunDirectory, token: str | None) -> None:
-        self.run = run
+    def __init__(self, run: RunDirectory, token: str | None, clocks: Clocks | None) -> None:
+        self.run, self.clocks = run, clocks
+        self.next_look = 0.0
         self.status_lines = StatusLines(run, token) if token else None
         self.process: subprocess.Popen[bytes] | None = None
         self.interrupted: signal.Signals | None = None
@@ -170,6 +179,7 @@ class _WatchedLauncher:
                         selector.unregister(key.fileobj)
                 if self.deadline == float("inf") and self.run.failure() is not None:
                     self.deadline = time.monotonic() + CLAIMED
+                self._look_at_clocks()
                 if self.process.poll() is not None:
                     self.deadline = min(self.deadline, time.monotonic() + STRAY_OUTPUT)
         if self.status_lines:
@@ -178,6 +188,20 @@ class _WatchedLauncher:
             self._pass_on(target, output_filter.finish())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, min(self.deadline - time.monotonic(), GRACE)))
+
+    def _look_at_clocks(self) -> None:
+        """End a run of which a time-out has passed; all of its processes are killed."""
+        now = time.monotonic()
+        if self.clocks is None or self.deadline < float("inf") or now < self.next_look:
+            return
+        self.next_look = now + LOOK_INTERVAL
+        found = self.clocks.failure()
+        if found is None:
+            return
+        rank, sentence = found
+        self.run.claim_failure({"exit_code": self.run.exit_status(), "sentence": sentence, "rank": rank})
+        self.deadline = now
+        end_strays(str(self.run.path))
 
     def _pass_on(self, target: int, text: bytes) -> None:
         if target == 2:

@@ -16,20 +16,27 @@ class Phase:
     moved: int = 0
 
 
+def no_progress(what: str) -> None:
+    """Ignore progress."""
+
+
 @dataclass
 class Phases:
     """The phases of one rank, in the order of their first use.
 
-    synchronize: waits for the work issued to the rank's device.
+    synchronize: waits for the work issued to the rank's device. progress: called with the name of a phase
+    that begins or ends.
     """
 
     synchronize: Callable[[], None]
+    progress: Callable[[str], None] = no_progress
     phases: dict[str, Phase] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, name: str, moved: int = 0) -> Iterator[None]:
         """Time the block, including the device work that it issues."""
         begin = time.perf_counter()
+        self.progress(name)
         yield
         self.synchronize()
         self.add(name, time.perf_counter() - begin, moved)
@@ -39,6 +46,7 @@ class Phases:
         return self.phases[name].seconds if name in self.phases else 0.0
 
     def add(self, name: str, seconds: float, moved: int = 0) -> None:
+        self.progress(name)
         phase = self.phases.setdefault(name, Phase())
         phase.seconds += seconds
         phase.moved += moved

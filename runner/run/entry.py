@@ -48,7 +48,16 @@ def main(
         width = columns if world.rank == 0 else 0
         with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
+            def row(done: int, total: int) -> None:
+                world.progress(f"row {done} of {total}")
+                rows(done, total)
+
+            def stepped(done: int, total: int, cells: int) -> None:
+                world.progress(f"step {done} of {total}")
+                rows.steps(done, total, cells)
+
             def proof(done: int, total: int) -> None:
+                world.progress("verify")
                 flow.end()
                 rows.proof(done, total)
 
@@ -60,10 +69,10 @@ def main(
                 parameters,
                 options,
                 transaction=handler.transaction,
-                progress=rows,
+                progress=row,
                 show=flow.update,
                 proof=proof,
-                stepped=rows.steps,
+                stepped=stepped,
             )
         if world.rank == 0 and on_record is None:
             shown = record["output"] is None or {"simulate", "create"} & job.services

@@ -20,7 +20,6 @@ from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.region import Region
-from runner.report.phases import Phases
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.units import counted
 from runner.run.map_run import run_map
@@ -110,7 +109,7 @@ def execute(
     added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
     opened = [] if folder or not job.opens_input else sources_at
     noted = note(world, opened, job, parameters, added_to)
-    phases = world.phases = Phases(world.backend.synchronize)
+    phases = world.phases = world.new_phases()
     if folder is not None:
         from runner.run.image_run import FolderRun
 
@@ -312,6 +311,7 @@ def _result(run: RunContext) -> Record:
         run.transaction.track_partial(partial)
     simulate = Simulate(run) if run.job.takes_steps else None
     create = CreateOutput(run) if "create" in run.job.services and run.targets else None
+    run.world.progress("" if run.job.kind == "job" and simulate is None else run.job.name)
     value = call(run, output, simulate, create)
     run.inputs.check(run.world)
     proof, results = None, None

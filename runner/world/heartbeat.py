@@ -16,7 +16,7 @@ from runner import files
 from runner.errors import RunError
 from runner.system.launcher import slurm_job
 from runner.world.run_status import lost_note
-from runner.world.watchdog.channel import host_addresses
+from runner.world.watchdog.channel import host_addresses, interface_address
 from runner.world.watchdog.report import ranges
 from runner.world.world import Rank, World
 
@@ -45,9 +45,12 @@ class Heartbeat:
         offer: dict[str, Any] = {}
         if world.rank == 0:
             token = secrets.token_hex(16)
-            message = self._start({"token": token, "seconds": self._seconds, "others": len(first) - 1})
+            address = interface_address(world.network)
+            setting = {"token": token, "seconds": self._seconds, "others": len(first) - 1, "address": address}
+            message = self._start(setting)
             if "port" in message:
-                offer = {**message, "token": token, "candidates": host_addresses(), "seconds": self._seconds}
+                candidates = [address] if address else host_addresses()
+                offer = {**message, "token": token, "candidates": candidates, "seconds": self._seconds}
             else:
                 self.warnings.append(f"no host is watched: {message['error']}")
         offer = control.broadcast(offer)

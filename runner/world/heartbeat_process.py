@@ -63,7 +63,7 @@ def lead(setting: dict[str, Any]) -> list[int]:
 
     hub = Hub(setting["token"])
     try:
-        write_message({"port": hub.listen(setting["others"])})
+        write_message({"port": hub.listen(setting["others"], setting.get("address", ""))})
     except OSError as failure:
         write_message({"error": f"rank 0 cannot listen: {failure.strerror or failure}"})
         return []

@@ -15,7 +15,7 @@ from runner.world import preload
 from runner.world.failure import GRACE, FailureHandler, Guard
 from runner.world.heartbeat import Heartbeat
 from runner.world.preflight.inspection import preflight
-from runner.world.run_status import run_at
+from runner.world.run_status import ProgressNotes, run_at
 from runner.world.termination import end_with_parent, on_termination
 from runner.world.world import Check, DeviceChoice, World, open_world
 
@@ -101,7 +101,8 @@ def join_world(
         return handler.report_common(failure, rank if is_common else 0)
     if handler.status is not None:
         handler.status.register(world.rank, world.here.host, os.getpid())
-    handler.world = world
+        world.progress = ProgressNotes(handler.status, world.rank)
+    handler.world, world.network = world, started.network
     heartbeat = Heartbeat(world, started.host_timeout, handler.abort)
     for warning in (*world.warnings, *heartbeat.warnings) if world.rank == 0 else ():
         tell(f"warning: {warning}")

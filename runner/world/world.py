@@ -15,7 +15,7 @@ from runner.comm.collectives.api import Collectives, NcclTuning
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
-from runner.report.phases import Phases
+from runner.report.phases import Phases, no_progress
 from runner.system import launcher
 from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
 from runner.world.group import Group
@@ -50,16 +50,24 @@ class World(Group):
     """All ranks of a run, and this rank's communicators and back end.
 
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
-    phases: times of the current run.
+    phases: times of the current run. progress: reports, in a few words, that this rank goes on; a run that a
+    launcher of meshrun started ends when no rank does for --stall-timeout seconds. "": any time may pass.
+    network: the interface between hosts that the user or the launcher chose; None for any.
     """
 
     ranks: tuple[Rank, ...]
     run_id: str
     warnings: list[str] = field(default_factory=list)
+    progress: Callable[[str], None] = no_progress
+    network: str | None = None
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.phases = Phases(self.backend.synchronize)
+        self.phases = self.new_phases()
+
+    def new_phases(self) -> Phases:
+        """Phases of which none has begun."""
+        return Phases(self.backend.synchronize, self.progress)
 
     @property
     def here(self) -> Rank:

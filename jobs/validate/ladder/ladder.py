@@ -158,9 +158,7 @@ class Ladder:
             if isinstance(measurement, InterNode) and measurement.bytes_of_flow < self.plan.nic_bytes:
                 nbytes = measurement.bytes_of_flow
                 share = self.plan.nic_bytes // nbytes
-                self.plan = replace(
-                    self.plan, nic_bytes=nbytes, ring_bytes=self.plan.ring_bytes // share
-                )
+                self.plan = replace(self.plan, nic_bytes=nbytes, ring_bytes=self.plan.ring_bytes // share)
             self.note_gaps(name, what, located)
             for gap in measurement.gaps:
                 self.note_not_judged(f"{name}: {gap}")

@@ -135,7 +135,10 @@ def belongs_to(one: Finding, whole: Finding) -> bool:
     if one.kind in ("gpu", "pcie"):
         return whole.kind == "host" and one.hosts == whole.hosts
     return (
-        one.kind == "path" and whole.kind in ("flap", "stall") and whole.gpus == one.gpus and whole.hosts[0] in one.hosts
+        one.kind == "path"
+        and whole.kind in ("flap", "stall")
+        and whole.gpus == one.gpus
+        and whole.hosts[0] in one.hosts
     )
 
 
@@ -149,7 +152,11 @@ def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
         if kind == "rail":
             slow = [rank for rank in slow if by_rank[rank].kind == "nic"]
         members = list({id(one): one for one in (by_rank[rank] for rank in slow)}.values())
-        if len(slow) < max(2, len(ranks)) or len(members) < 2 or np.ptp([one.factor for one in members]) > ALIKE:
+        if (
+            len(slow) < max(2, len(ranks))
+            or len(members) < 2
+            or np.ptp([one.factor for one in members]) > ALIKE
+        ):
             continue
         hosts, gpus, all_ranks = location((kind, key), topology)
         whole = replace(members[0], kind=cast(FindingKind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)

@@ -249,9 +249,7 @@ class Search:
         cover.close(suspect.rows & gone)
 
 
-def confirmed(
-    suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasurement
-) -> Confirmed | None:
+def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasurement) -> Confirmed | None:
     """Return the suspect with its evidence if the retest confirms it."""
     table = cover.table
     retested = suspect.rows & table.retested

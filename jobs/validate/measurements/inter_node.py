@@ -539,7 +539,9 @@ def through_nics(table: Observations, topology: Topology) -> Observations:
 def host_levels(table: Observations, topology: Topology) -> Floats:
     """Return (hosts, hosts): log seconds between each two hosts, the median over rails; NaN if unknown."""
     host, size = topology.host, topology.hosts
-    rows = np.flatnonzero((topology.gpu[table.a] == topology.gpu[table.b]) & ~topology.over_nvlink(table.a, table.b))
+    rows = np.flatnonzero(
+        (topology.gpu[table.a] == topology.gpu[table.b]) & ~topology.over_nvlink(table.a, table.b)
+    )
     a, b = host[table.a[rows]], host[table.b[rows]]
     pairs, group = np.unique(np.minimum(a, b) * size + np.maximum(a, b), return_inverse=True)
     found = np.full((size, size), np.nan)

@@ -12,7 +12,6 @@ from runner.pipeline.steps.fused_steps import passes, prepare
 from runner.pipeline.steps.loop import largest_change
 from runner.plan.task import Task
 from runner.region import Array, Region
-from runner.report.phases import Phases
 from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
@@ -31,7 +30,7 @@ class ChunkSteps(StepBlocks):
         self.world, self.task, self.wide, self._observed = world, task, wide, observed
         self._must_fuse, self.single_reason = must_fuse, ""
         self.changes: list[float] = []
-        self.phases = Phases(world.backend.synchronize)  # not reported: the engine records the chunk's time
+        self.phases = world.new_phases()  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
 
     def take(self, region: Region, blocks: Sequence[Array]) -> list[Array]:

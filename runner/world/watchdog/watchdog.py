@@ -23,7 +23,16 @@ from collections.abc import Callable, Sequence
 
 from runner.comm.api import Control
 from runner.errors import RunError, first_line
-from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, Message, connect, host_addresses
+from runner.world.watchdog.channel import (
+    LOOPBACK,
+    Connection,
+    Hub,
+    Message,
+    connect,
+    host_addresses,
+    interface_address,
+    network_stack,
+)
 from runner.world.watchdog.progress import MeasurementProgress, StallTimer
 from runner.world.watchdog.report import Position, format_own_report, format_report
 
@@ -55,7 +64,8 @@ class Watchdog(MeasurementProgress):
     seconds: time-out at one position.
     on_report: called with the report on rank 0, or with one line on a rank that gets no answer from rank 0.
     It must write everything that a launcher needs, because the rank ends when it returns. end: ends all ranks
-    with a status, through the launcher; may hang or return.
+    with a status, through the launcher; may hang or return. network: the interface between hosts; None for
+    any.
 
     Raises RunError, on every rank, if rank 0 cannot listen. warnings: on every rank, one for each rank that
     cannot connect to rank 0; such ranks are missing in a report.
@@ -69,6 +79,7 @@ class Watchdog(MeasurementProgress):
         *,
         on_report: Callable[[str], None],
         end: Callable[[int], None],
+        network: str | None = None,
     ) -> None:
         super().__init__()
         self._rank, self._names = control.rank, names
@@ -81,7 +92,7 @@ class Watchdog(MeasurementProgress):
         follow = self._lead if self._rank == 0 else self._follow
         self._thread = threading.Thread(target=follow, name="watchdog", daemon=True)
         if control.size > 1:
-            self._connect(control)
+            self._connect(control, network)
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -92,14 +103,16 @@ class Watchdog(MeasurementProgress):
             for rank, reason in self._unconnected.items()
         ]
 
-    def _connect(self, control: Control) -> None:
-        offer = self._listen(control.size) if self._rank == 0 else None
-        failure, host, candidates, port, token = control.broadcast(offer)
+    def _connect(self, control: Control, network: str | None) -> None:
+        stacks = control.allgather(network_stack())
+        address = LOOPBACK if len(set(stacks)) == 1 else interface_address(network)
+        offer = self._listen(control.size, address) if self._rank == 0 else None
+        failure, candidates, port, token = control.broadcast(offer)
         if failure:
             raise RunError("rank 0 cannot listen for the watchdogs", got=failure, everywhere=True)
         reason = ""
         if self._rank:
-            near = [LOOPBACK] if host == os.uname().nodename else []
+            near = [LOOPBACK] if stacks[self._rank] == stacks[0] and LOOPBACK not in candidates else []
             outcome = connect([*near, *candidates], port, token, self._rank)
             if isinstance(outcome, Connection):
                 self._connection = outcome
@@ -108,13 +121,14 @@ class Watchdog(MeasurementProgress):
         reasons = control.allgather(reason)
         self._unconnected = {rank: reason for rank, reason in enumerate(reasons) if reason}
 
-    def _listen(self, size: int) -> tuple[str, str, list[str], int, str]:
+    def _listen(self, size: int, address: str) -> tuple[str, list[str], int, str]:
+        """Listen on `address`, or on all; returns an error, the addresses to try, the port and the token."""
         try:
-            port = self._hub.listen(size)
+            port = self._hub.listen(size, address)
         except OSError as reason:
-            return first_line(reason), "", [], 0, ""
+            return first_line(reason), [], 0, ""
         self._thread.start()  # the thread accepts connections
-        return "", os.uname().nodename, host_addresses(), port, self._hub.token
+        return "", [address] if address else host_addresses(), port, self._hub.token
 
     def stop(self) -> None:
         super().stop()

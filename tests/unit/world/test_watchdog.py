@@ -17,7 +17,7 @@ import pytest
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import RunError
 from runner.world.watchdog import channel, watchdog
-from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
+from runner.world.watchdog.channel import LOOPBACK, Connection, Handshake, Hub, connect
 from runner.world.watchdog.progress import MeasurementProgress, StallTimer
 from runner.world.watchdog.report import (
     BEFORE,
@@ -321,6 +321,8 @@ def test_a_thousand_ranks_connect_and_answer(hub: Hub) -> None:
     [
         b'{"token": "wrong", "rank": 1}\n{"stuck": true}\n',
         b'{"rank": 1}\n{"stuck": true}\n',
+        b'{"rank": 1, "challenge": "00", "proof": "00"}\n{"stuck": true}\n',
+        b'{"rank": true, "challenge": "00", "proof": "\xc3\xa9"}\n{"stuck": true}\n',
         b'{"token": "secret"}\n{"stuck": true}\n',
         b"GET / HTTP/1.1\r\n\r\n",
         b"[1, 2]\n",
@@ -346,14 +348,152 @@ def test_strangers_are_ignored(hub: Hub, words: bytes) -> None:
     assert hub.disconnected == {}
 
 
-def test_a_message_in_pieces(hub: Hub) -> None:
-    port = hub.listen(1)
-    with socket.create_connection((LOOPBACK, port)) as peer:
-        said: list[tuple[int, dict[str, object]]] = []
-        for piece in (b'{"token": "sec', b'ret", "rank": 3}\n{"stuck"', b': true}\n{"a": 1}\n'):
-            peer.sendall(piece)
-            said += [message for _ in range(3) for message in hub.poll(0.05)]
-    assert said == [(3, {"stuck": True}), (3, {"a": 1})]
+class Wire:
+    """A relay between a rank and the hub that keeps what passes, as who listens on the network would."""
+
+    def __init__(self, port: int) -> None:
+        self.passed: dict[str, bytes] = {"peer": b"", "root": b""}
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._target = port
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._relay, daemon=True).start()
+
+    def _relay(self) -> None:
+        near, _ = self._listener.accept()
+        far = socket.create_connection((LOOPBACK, self._target))
+        self._ends = [near, far]
+        for one, other, of in ((near, far, "peer"), (far, near, "root")):
+            threading.Thread(target=self._copy, args=(one, other, of), daemon=True).start()
+
+    def _copy(self, one: socket.socket, other: socket.socket, of: str) -> None:
+        try:
+            while chunk := one.recv(1 << 16):
+                self.passed[of] += chunk
+                for byte in chunk:  # in pieces as small as can be
+                    other.sendall(bytes([byte]))
+        except OSError:
+            return
+
+    def inject(self, text: bytes) -> None:
+        self._ends[1].sendall(text)
+
+    def close(self) -> None:
+        for each in (self._listener, *self._ends):
+            each.close()
+
+
+@dataclass
+class Sniffed:
+    """A rank's connection through a wire, after one message."""
+
+    wire: Wire
+    connection: Connection
+
+
+@pytest.fixture
+def sniffed(hub: Hub) -> Iterator[Sniffed]:
+    wire = Wire(hub.listen(2))
+    stop = threading.Event()
+    server = served(hub, stop)
+    connection = connect([LOOPBACK], wire.port, "secret", 3)
+    stop.set()
+    server.join()
+    assert isinstance(connection, Connection)
+    connection.send({"state": None})
+    assert poll_until(hub, 1) == [(3, {"state": None})]
+    yield Sniffed(wire, connection)
+    connection.close()
+    wire.close()
+
+
+def test_the_secret_is_not_sent_and_messages_arrive_in_pieces(hub: Hub, sniffed: Sniffed) -> None:
+    assert sniffed.wire.passed["peer"].endswith(b'{"state": null}\n')
+    assert b"secret" not in b"".join(sniffed.wire.passed.values())
+    hub.broadcast({"where": True})
+    until(lambda: sniffed.connection.receive(0.1) == [{"where": True}])
+
+
+@pytest.mark.parametrize("kind", ["the same message again", "an invented message", "one of another number"])
+def test_what_is_put_into_a_connection_ends_it_unheard(hub: Hub, sniffed: Sniffed, kind: str) -> None:
+    last = sniffed.wire.passed["peer"].splitlines(keepends=True)[-1]
+    texts = {
+        "the same message again": last,
+        "an invented message": b'{"stuck": true}\n',
+        "one of another number": last.replace(b"null", b"true"),
+    }
+    sniffed.wire.inject(texts[kind])
+    deadline = time.monotonic() + 30
+    while hub.connections:
+        assert time.monotonic() < deadline
+        assert list(hub.poll(0.1)) == []
+    assert hub.disconnected == {3: "its process ended"}
+
+
+def test_a_whole_conversation_again_admits_nobody(hub: Hub, sniffed: Sniffed) -> None:
+    admitted = dict(hub.connections)
+    with socket.create_connection((LOOPBACK, hub._listener.getsockname()[1])) as stranger:  # type: ignore[union-attr]
+        stranger.sendall(sniffed.wire.passed["peer"])
+        assert [message for _ in range(5) for message in hub.poll(0.05)] == []
+    assert hub.connections == admitted
+
+
+def test_silent_strangers_are_bounded_in_number_and_shut_nobody_out(hub: Hub) -> None:
+    port = hub.listen(2)
+    strangers = [socket.create_connection((LOOPBACK, port)) for _ in range(channel.MIN_STRANGERS - 1)]
+    stop = threading.Event()
+    server = served(hub, stop)
+    strangers += [socket.create_connection((LOOPBACK, port)) for _ in range(3 * channel.MIN_STRANGERS)]
+    connection = connect([LOOPBACK], port, "secret", 1)
+    stop.set()
+    server.join()
+    assert isinstance(connection, Connection)
+    assert len(hub._strangers) <= channel.MIN_STRANGERS
+    assert list(hub.connections) == [1]
+    for each in (*strangers, connection):
+        each.close()
+
+
+def test_a_silent_stranger_is_dropped(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT", 0.1)
+    port = hub.listen(2)
+    with socket.create_connection((LOOPBACK, port)) as stranger:
+        stranger.settimeout(0.01)
+        deadline = time.monotonic() + 30
+        heard = b"-"
+        while heard:
+            assert time.monotonic() < deadline
+            assert list(hub.poll(0.02)) == []
+            try:
+                heard = stranger.recv(1024)
+            except TimeoutError:
+                continue
+    assert hub.disconnected == {}
+
+
+def test_ranks_of_one_host_meet_on_the_loopback_only(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses: list[str] = []
+    listen = Hub.listen
+
+    def heard(self: Hub, peers: int, address: str = "") -> int:
+        addresses.append(address)
+        return listen(self, peers, address)
+
+    monkeypatch.setattr(Hub, "listen", heard)
+
+    def rank_main(comm: ThreadComm) -> list[str]:
+        dog = make(comm, ends)
+        comm.barrier()
+        dog.stop()
+        return dog.warnings
+
+    assert run_ranks(2, rank_main) == [[], []]
+    assert addresses == [LOOPBACK]
+
+
+def test_an_interface_has_an_address() -> None:
+    assert channel.interface_address("lo") == LOOPBACK
+    assert channel.interface_address("none-of-that-name") == channel.interface_address(None) == ""
 
 
 def test_who_leaves_and_who_is_lost(hub: Hub) -> None:
@@ -599,7 +739,7 @@ def test_a_rank_that_cannot_connect_is_told_and_reported(ends: Ends, monkeypatch
 def test_rank_0_that_cannot_listen_is_an_error_everywhere(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Hub, peers: int) -> int:
+    def refuse(self: Hub, peers: int, address: str = "") -> int:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(Hub, "listen", refuse)
@@ -632,14 +772,24 @@ def test_a_rank_alone_opens_no_port(ends: Ends, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_rank_0_says_at_once_is_not_lost() -> None:
-    """Token and message may come in one piece."""
+    """Proof and messages may come in one piece."""
     with socket.create_server((LOOPBACK, 0)) as listener:
 
         def answer() -> None:
-            rank_0, _ = listener.accept()
-            with rank_0:
-                rank_0.recv(1024)
-                rank_0.sendall(b'{"token": "secret"}\n{"where": true}\n{"end": 4}\n')
+            accepted, _ = listener.accept()
+            root = Connection(accepted)
+            root.send({"challenge": root.challenge})
+            greeting = root.first(5)
+            assert greeting is not None
+            handshake = Handshake("secret", root.challenge, greeting["challenge"], 1)
+            pieces: list[bytes] = []
+            root._socket = Pieces(pieces)  # type: ignore[assignment]
+            root.send({"proof": handshake.proof("root")})
+            root.secure(handshake, "root", "peer")
+            root.send({"where": True})
+            root.send({"end": 4})
+            accepted.sendall(b"".join(pieces))
+            accepted.close()
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -648,3 +798,13 @@ def test_what_rank_0_says_at_once_is_not_lost() -> None:
     assert isinstance(line, Connection)
     assert line.receive() == [{"where": True}, {"end": 4}]
     line.close()
+
+
+@dataclass
+class Pieces:
+    """Keeps what is sent."""
+
+    sent: list[bytes]
+
+    def sendall(self, data: bytes) -> None:
+        self.sent.append(data)

@@ -26,6 +26,9 @@ VERDICT = 7  # of what would have been started
 BENCH = ("bench", "all_reduce", "-b", "8")
 
 
+CLOCKS = (60.0, 300.0)  # seconds for all ranks to start, and without progress
+
+
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
@@ -44,6 +47,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     def start(*arguments: Any, conclude: partial[int], **more: Any) -> int:
         more["answers"] = conclude.args
+        more["clocks"] = more.pop("start_timeout"), more.pop("stall_timeout")
         found.append((*arguments, more))
         return VERDICT
 
@@ -76,13 +80,15 @@ def test_local_starts_ranks_here_and_returns_their_verdict(
 ) -> None:
     monkeypatch.setenv("MY_SETTING", "inherited")
     assert main(["launch", "local", "-j", "4", "-x", "MY_SETTING=a=b", "--", *BENCH]) == VERDICT
-    assert started == [(4, BENCH, None, {"debug": False, "answers": (BENCH,)})]
+    assert started == [(4, BENCH, None, {"debug": False, "answers": (BENCH,), "clocks": CLOCKS})]
     assert launcher.environment()["MY_SETTING"] == "a=b"
 
 
 def test_local_has_one_rank_unless_told(started: Started) -> None:
     assert main(["launch", "local", "--debug", "--", "selftest"]) == VERDICT
-    assert started == [(1, ("selftest",), None, {"debug": True, "answers": (("selftest",),)})]
+    assert started == [
+        (1, ("selftest",), None, {"debug": True, "answers": (("selftest",),), "clocks": CLOCKS})
+    ]
 
 
 def test_mpirun_starts_the_plan_and_returns_the_verdict(
@@ -94,14 +100,21 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     assert main(["launch", "mpirun", *words, *more, "--", *BENCH]) == VERDICT
     settings = {"A": "1", "INHERITED": "here", "B": ""}
     spec = LaunchSpec(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
-    assert started == [(spec, None, {"timeout": 90.0, "debug": True, "answers": (BENCH,)})]
+    assert started == [(spec, None, {"timeout": 90.0, "debug": True, "answers": (BENCH,), "clocks": CLOCKS})]
+
+
+@pytest.mark.parametrize("target", [("local",), ("mpirun", "-j", "1x2", "--hosts", "a")])
+def test_the_clocks_of_a_run(started: Started, target: tuple[str, ...]) -> None:
+    words = ["--start-timeout", "5", "--stall-timeout", "0", "--", "selftest"]
+    assert main(["launch", *target, *words]) == VERDICT
+    assert started[0][-1]["clocks"] == (5.0, 0.0)
 
 
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a slots=8\nb:8\n")
     assert main(["launch", "mpirun", "--hostfile", str(file), "--", "selftest"]) == VERDICT
-    more = {"timeout": 30.0, "debug": False, "answers": (("selftest",),)}
+    more = {"timeout": 30.0, "debug": False, "answers": (("selftest",),), "clocks": CLOCKS}
     assert started == [(LaunchSpec(("selftest",), 2, 8, ("a", "b")), None, more)]
 
 

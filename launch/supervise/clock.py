@@ -1,0 +1,137 @@
+"""The clocks of a run: all ranks must start within a time, and then go on making progress.
+
+A launcher waits for ever for a rank that has left with status 0 before MPI_Init, or that is stopped. Ranks
+report to the process that started them (`runner.world.run_status`): as soon as they run, when they are
+connected, and now and then while they work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runner.world.run_status import RunDirectory
+    from runner.world.watchdog.progress import StallTimer
+
+EARLY = "ended before all ranks were connected"
+STOPPED = "is stopped (kill -CONT continues it)"
+MAX_NAMES = 4  # ranks that are named; of more, the number is
+
+
+@dataclass
+class Clocks:
+    """Watches the `ranks` ranks of `run`. start, stall: time-outs in seconds; 0 switches one off.
+
+    Time in which this process did not run, for example because it was stopped from a terminal, does not
+    count.
+    """
+
+    run: RunDirectory
+    ranks: int
+    start: float
+    stall: float
+    _timer: StallTimer = field(init=False)
+    _is_started: bool = False
+    _position: object = None
+
+    def __post_init__(self) -> None:
+        from runner.world.watchdog.progress import StallTimer
+
+        self._timer = StallTimer(self.start)
+
+    def failure(self) -> tuple[int, str] | None:
+        """A rank and the sentence that ends the run; None while no time-out has passed."""
+        now = time.monotonic()
+        if not self._is_started:
+            if len(self.run.ranks("pid")) < self.ranks:
+                is_over = self._timer.is_over(self.run, now) and self.start > 0
+                return self._not_started() if is_over else None
+            self._is_started, self._timer = True, replace(self._timer, timeout=self.stall)
+        position = self._where()
+        if position != self._position:
+            self._position = position
+        is_over = self._timer.is_over(self._position, now) and self.stall > 0
+        return self._stalled() if is_over else None
+
+    def _where(self) -> object:
+        """Changes with every progress; None while none is expected."""
+        if self.run.record() is not None:
+            return "complete"
+        notes = self.run.progress()
+        if notes and all(what for what, _ in notes.values()):
+            return notes
+        known = self.run.ranks("pid")
+        halted = {rank: state for rank, one in known.items() if (state := _state(one)) != "running"}
+        return halted or None
+
+    def _not_started(self) -> tuple[int, str]:
+        begun, connected = self.run.ranks("begun"), self.run.ranks("pid")
+        states = {rank: _state(one) for rank, one in begun.items()}
+        missing = [rank for rank in range(self.ranks) if rank not in connected]
+        groups = (
+            ([rank for rank in missing if states.get(rank) == "ended"], EARLY),
+            ([rank for rank in missing if states.get(rank) == "stopped"], STOPPED),
+            ([rank for rank in missing if rank not in begun], "has not begun"),
+            (missing, "is not connected to the others"),
+        )  # fmt: skip
+        return self._sentence(
+            groups,
+            begun,
+            f"not all ranks started within {self.start:g} s",
+            "--debug shows the launcher's own messages; --start-timeout allows more time",
+        )
+
+    def _stalled(self) -> tuple[int, str]:
+        known, notes = self.run.ranks("pid"), self.run.progress()
+        if self._position == "complete":
+            groups: tuple[tuple[list[int], str], ...] = ((sorted(known), "has not left"),)
+            why = f"the run was complete {self.stall:g} s ago"
+        else:
+            states = {rank: _state(one) for rank, one in known.items()}
+            oldest = min(notes, key=lambda rank: notes[rank][1], default=0)
+            last = notes[oldest][0] if notes else ""
+            groups = (
+                ([rank for rank in states if states[rank] == "ended"], "ended without a report"),
+                ([rank for rank in states if states[rank] == "stopped"], STOPPED),
+                ([oldest], f"made the least progress, last seen at: {last}"),
+            )  # fmt: skip
+            why = f"no rank made progress for {self.stall:g} s"
+        return self._sentence(
+            groups,
+            known,
+            why,
+            "--stall-timeout allows more time between two signs of progress, 0 any",
+        )
+
+    def _sentence(
+        self,
+        groups: tuple[tuple[list[int], str], ...],
+        known: dict[int, dict[str, object]],
+        why: str,
+        hint: str,
+    ) -> tuple[int, str]:
+        from runner.errors import RunError
+
+        silent, what = next(((ranks, what) for ranks, what in groups if ranks), ([0], "is silent"))
+        names = [
+            f"[rank {rank}, host {known[rank]['host']}]" if rank in known else f"[rank {rank}]"
+            for rank in sorted(silent)[:MAX_NAMES]
+        ]
+        more = f" and {len(silent) - MAX_NAMES:,} more" if len(silent) > MAX_NAMES else ""
+        each = " (each of these ranks)" if len(silent) > 1 else ""
+        return min(silent), str(RunError(f"{', '.join(names)}{more} {what}{each}: {why}", hint=hint))
+
+
+def _state(process: dict[str, object]) -> str:
+    """Whether a process of this host is running, stopped or ended; those of others count as running."""
+    if process["host"] != os.uname().nodename:
+        return "running"
+    try:
+        state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "ended"
+    return {"T": "stopped", "Z": "ended", "X": "ended"}.get(state, "running")
