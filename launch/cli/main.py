@@ -23,7 +23,7 @@ from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, si
 from launch.cli.job_command import Jobs
 from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
-from launch.spec import HOST_TIMEOUT
+from launch.spec import HOST_TIMEOUT, STALL_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
@@ -48,6 +48,14 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 )
 @click.option("--run-dir", hidden=True)
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
+@click.option(
+    "--stall-timeout",
+    type=click.FloatRange(min=0),
+    default=STALL_TIMEOUT,
+    show_default=True,
+    metavar="SECONDS",
+    help="End a run of several ranks that makes no progress for so long; 0: never.",
+)
 @click.option("--expect", nargs=2, type=int, hidden=True)
 @click.option("--expect-network", hidden=True)
 @click.option("--tty", "columns", type=int, hidden=True)
@@ -66,6 +74,7 @@ def command(
     ranks: int | None,
     run_dir: str | None,
     host_timeout: float,
+    stall_timeout: float,
     expect: tuple[int, int] | None,
     expect_network: str | None,
     columns: int | None,
@@ -88,7 +97,16 @@ def command(
             from launch.mpi.local import start
 
             answer = partial(conclude, words)
-            ctx.exit(start(ranks, words, terminal_columns(), debug="--debug" in words, conclude=answer))
+            ctx.exit(
+                start(
+                    ranks,
+                    words,
+                    terminal_columns(),
+                    debug="--debug" in words,
+                    conclude=answer,
+                    stall_timeout=stall_timeout,
+                )
+            )
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     ctx.obj = CliContext(
@@ -100,6 +118,7 @@ def command(
         columns if launched else terminal_columns(),
         colour if launched else sys.stdout.isatty(),
         words,
+        stall_timeout,
     )
 
 

@@ -80,4 +80,6 @@ def main(
         oversubscribe=options.oversubscribe,
         started=started,
         debug=options.debug,
+        command=f"run {job.name}",
+        watch_stalls=True,
     )

@@ -110,7 +110,7 @@ def execute(
     added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
     opened = [] if folder or not job.opens_input else sources_at
     noted = note(world, opened, job, parameters, added_to)
-    phases = world.phases = Phases(world.backend.synchronize)
+    phases = world.phases = Phases(world.backend.synchronize, world.recorder)
     if folder is not None:
         from runner.run.image_run import FolderRun
 

@@ -12,9 +12,12 @@ from typing import Literal, TypeVar
 from runner.comm.api import Control
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives, Tuning
+from runner.comm.recorded import RecordedControl
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
+from runner.recorder.process import remove_stale
+from runner.recorder.ring import NoRecorder, Recorder, file_of
 from runner.report.phases import Phases
 from runner.system import launcher
 from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
@@ -50,16 +53,17 @@ class World(Group):
     """All ranks of a run, and this rank's communicators and back end.
 
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
-    phases: times of the current run.
+    recorder: of this rank's operations. phases: times of the current run.
     """
 
     ranks: tuple[Rank, ...]
     run_id: str
     warnings: list[str] = field(default_factory=list)
+    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
-        self.phases = Phases(self.backend.synchronize)
+        self.phases = Phases(self.backend.synchronize, self.recorder)
 
     @property
     def here(self) -> Rank:
@@ -128,12 +132,14 @@ def open_world(
     expected_ranks: int | None = None,
     control: Control | None = None,
     check: Check | None = None,
+    record: str | None = None,
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
     expected_ranks: number of ranks that the user requested; None if unspecified.
     control: communicator to use instead of MPI's. check: called on every rank before device communicators are
-    opened; returns warnings for the world.
+    opened; returns warnings for the world. record: what the run does, to record the operations of this rank,
+    which must be a process; None to record nothing.
 
     Raises UserError, on every rank if they can communicate, if the launcher's variables contradict MPI, if
     there is no device for a rank, or if two ranks would share a GPU.
@@ -162,9 +168,43 @@ def open_world(
         raise clash_error(clash)
     remarks = check(control, ranks, backend) if check else ()
     run_id = control.broadcast(os.urandom(6).hex())
-    arrays = open_arrays(control, backend, shared_gpu=bool(clash))
-    warnings = locality_warnings(host_ids, [place[3] for place in places])
-    return World(control, arrays, backend, ranks, run_id, [*warnings, *remarks])
+    warnings = [*locality_warnings(host_ids, [place[3] for place in places]), *remarks]
+    recorder: Recorder | NoRecorder = NoRecorder()
+    if record is not None:
+        recorder, reasons = open_recorder(control, ranks, run_id, record)
+        warnings += reasons
+    own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
+    arrays = open_arrays(own, backend, shared_gpu=bool(clash))
+    return World(own, arrays, backend, ranks, run_id, warnings, recorder)
+
+
+def open_recorder(
+    control: Control, ranks: Sequence[Rank], run_id: str, command: str
+) -> tuple[Recorder | NoRecorder, list[str]]:
+    """Open this rank's flight recorder; returns it, and warnings about ranks that have none. Collective."""
+    here = ranks[control.rank]
+    about = {
+        "run": run_id,
+        "rank": here.number,
+        "size": control.size,
+        "host": here.host,
+        "device": str(here.device),
+        "command": command[:1000],
+    }
+    recorder: Recorder | NoRecorder = NoRecorder()
+    reason = ""
+    try:
+        if here.local == 0:
+            remove_stale()
+        recorder = Recorder(file_of(run_id, here.number), about)
+    except OSError as failure:
+        reason = f"[{here}] no flight recorder, which says where a stuck run stands: {first_line(failure)}"
+    # All ranks or none: a rank without a recorder would look as if it had entered nothing.
+    reasons = [reason for reason in control.allgather(reason) if reason]
+    if reasons and isinstance(recorder, Recorder):
+        recorder.close()
+        recorder = NoRecorder()
+    return recorder, reasons[:1]
 
 
 def single_rank_world(backend: Backend) -> World:

@@ -31,7 +31,8 @@ class ChunkSteps(StepBlocks):
         self.world, self.task, self.wide, self._observed = world, task, wide, observed
         self._must_fuse, self.single_reason = must_fuse, ""
         self.changes: list[float] = []
-        self.phases = Phases(world.backend.synchronize)  # not reported: the engine records the chunk's time
+        # Not reported: the engine records the chunk's time.
+        self.phases = Phases(world.backend.synchronize, world.recorder)
         self._memory: dict[int, Array] = {}
 
     def take(self, region: Region, blocks: Sequence[Array]) -> list[Array]:
