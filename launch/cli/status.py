@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
-@click.option("--last", type=click.IntRange(0, 1000), default=0, metavar="N", help="Also the last N operations.")
+@click.option(
+    "--last", type=click.IntRange(0, 1000), default=0, metavar="N", help="Also the last N operations."
+)
 def status(run: str | None, as_json: bool, last: int) -> int:
     """Show what each rank of your runs on this host does now, and who waits for whom.
 
@@ -50,7 +52,8 @@ def _show(run: RunState, last: int) -> None:
     rows = [("rank", "process", "in", "for", "bytes", "operations", "at"), *map(_row, run.ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        click.echo("  " + "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        click.echo(f"  {'  '.join(cells)}".rstrip())
     for line in run.remarks:
         click.echo(f"  {line}")
     for rank in run.ranks if last else ():

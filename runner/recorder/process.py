@@ -21,6 +21,8 @@ State = Literal["running", "waiting", "disk", "stopped", "dead"]
 # Letters of /proc/PID/stat; D is a sleep that no signal ends, usually in a disk or a driver.
 STATES: dict[str, State] = {"R": "running", "S": "waiting", "D": "disk", "T": "stopped", "t": "stopped"}
 ANSWER_TIMEOUT = 1.0  # seconds for the ranks of a host to append their tracebacks
+QUIET = 0.2  # seconds without another frame, after which a traceback is whole
+WHOLE = ("in <module>\n", "  ...\n")  # ends of whole tracebacks
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 HERE = str(Path(__file__).resolve().parents[2])
 # Files that are not the user's: the runner and the door, and what is installed or comes with Python.
@@ -80,17 +82,18 @@ def tracebacks(ranks: Sequence[tuple[Path, int]], seconds: float = ANSWER_TIMEOU
             os.kill(pid, TRACEBACK_SIGNAL)
             waiting.add(index)
     found: list[list[Frame]] = [[] for _ in ranks]
-    sizes: dict[int, int] = {}
+    seen: dict[int, tuple[int, float]] = {}  # size of the text, and since when
     until = time.monotonic() + seconds
     while waiting and time.monotonic() < until:
         time.sleep(0.02)
         for index in sorted(waiting):
             text = _appended(ranks[index][0])
-            # Whole when the file has not grown since the last look: the handler writes without a pause.
-            if text and sizes.get(index) == len(text):
+            size, since = seen.get(index, (0, 0.0))
+            if size != len(text):
+                seen[index] = (len(text), time.monotonic())
+            elif text and (text.endswith(WHOLE) or time.monotonic() - since > QUIET):
                 found[index] = frames(text)
                 waiting.discard(index)
-            sizes[index] = len(text)
     return found
 
 

@@ -205,6 +205,8 @@ def _circles(known: Mapping[int, RankSnapshot], waits: Mapping[int, set[int]]) -
         begin = min(left)
         circle = _circle_from(begin, waits)
         left -= {begin, *circle}
+        if not circle:
+            continue
         parts = []
         for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
             operation = waiting_in(known[rank])

@@ -44,7 +44,7 @@ class RunState:
         elsewhere = self.size - len(here)
         remarks = []
         if elsewhere:
-            remarks.append(f"{elsewhere} more ranks have ended or are on other hosts: run meshrun status there")
+            remarks.append(f"{elsewhere} more ranks have ended or are on other hosts (meshrun status there)")
         bad = any(rank.state in ("stopped", "dead") for rank in self.ranks)
         is_calm = min(rank.idle for rank in self.ranks) > CALM
         if not elsewhere and (bad or (is_calm and waits_for({rank.rank: rank for rank in self.ranks}))):
