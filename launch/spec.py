@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HOST_TIMEOUT = 15.0  # seconds
-STALL_TIMEOUT = 300.0  # seconds without progress
 NAME = re.compile(
     r"(?!-)[\w.-]+@?[\w.-]*|\[[0-9a-fA-F:.]+\]"
 )  # a host, optionally with a user; or an IPv6 address

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launch.spec import HOST_TIMEOUT, STALL_TIMEOUT
+from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.system.launcher import Started
@@ -19,7 +19,7 @@ class CliContext:
 
     ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from the process that started this
     rank. columns: the terminal's width if rank 0 may draw a progress bar. colour: standard output is a
-    terminal. words: the command and its arguments. stall_timeout: seconds without progress, 0 for any.
+    terminal. words: the command and its arguments. stall_timeout: as in `Started`.
     """
 
     ranks: int | None = None
@@ -30,7 +30,7 @@ class CliContext:
     columns: int | None = None
     colour: bool = False
     words: tuple[str, ...] = ()
-    stall_timeout: float = STALL_TIMEOUT
+    stall_timeout: float | None = None
 
     @property
     def started(self) -> Started:

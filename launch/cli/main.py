@@ -23,7 +23,7 @@ from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, si
 from launch.cli.job_command import Jobs
 from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
-from launch.spec import HOST_TIMEOUT, STALL_TIMEOUT
+from launch.spec import HOST_TIMEOUT
 
 if TYPE_CHECKING:
     from runner.errors import MeshrunError
@@ -51,10 +51,9 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 @click.option(
     "--stall-timeout",
     type=click.FloatRange(min=0),
-    default=STALL_TIMEOUT,
-    show_default=True,
     metavar="SECONDS",
-    help="End a run of several ranks that makes no progress for so long; 0: never.",
+    help="End a run of several ranks that makes no progress for so long, and say why; 0: never.  [default: "
+    "300, but a rank that computes in a job's function is only reported]",
 )
 @click.option("--expect", nargs=2, type=int, hidden=True)
 @click.option("--expect-network", hidden=True)
@@ -74,7 +73,7 @@ def command(
     ranks: int | None,
     run_dir: str | None,
     host_timeout: float,
-    stall_timeout: float,
+    stall_timeout: float | None,
     expect: tuple[int, int] | None,
     expect_network: str | None,
     columns: int | None,

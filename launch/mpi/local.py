@@ -10,7 +10,7 @@ from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi.environment import shell_command
 from launch.mpi.rank_command import PROGRAM, run_options
-from launch.spec import STALL_TIMEOUT, LaunchSpec
+from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import supervise
@@ -26,13 +26,13 @@ def start(
     program: Sequence[str] = PROGRAM,
     debug: bool = False,
     conclude: Conclude = no_answer,
-    stall_timeout: float = STALL_TIMEOUT,
+    stall_timeout: float | None = None,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
-    debug: also show the launcher's own messages. conclude: as for `judge`. stall_timeout: seconds without
-    progress after which the ranks end; 0: never.
+    debug: also show the launcher's own messages. conclude: as for `judge`. stall_timeout: as in
+    `Started`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.

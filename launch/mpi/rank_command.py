@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launch.spec import STALL_TIMEOUT, LaunchSpec
+from launch.spec import LaunchSpec
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "__main__.py"))
 
@@ -21,9 +21,9 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     return [*run, *silence, "--expect", str(spec.hosts), str(spec.per_host), *network, "-n", str(spec.ranks)]
 
 
-def run_options(place: str, columns: int | None, stall_timeout: float = STALL_TIMEOUT) -> list[str]:
+def run_options(place: str, columns: int | None, stall_timeout: float | None = None) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
-    stall = [] if stall_timeout == STALL_TIMEOUT else ["--stall-timeout", f"{stall_timeout:g}"]
+    stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if sys.stdout.isatty() else []
     return ["--run-dir", place, *stall, *terminal, *colour]

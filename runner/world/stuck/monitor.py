@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runner.system.launcher import Started
     from runner.world.world import World
 
+STALL_TIMEOUT = 300.0  # seconds without progress
 _KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
 PROCESS = str(Path(__file__).with_name("monitor_process.py"))
 
@@ -65,7 +66,8 @@ class HostMonitor:
 
 def start(world: World, started: Started) -> list[str]:
     """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings."""
-    if started.stall_timeout <= 0 or world.size == 1 or isinstance(world.recorder, ring.NoRecorder):
+    seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
+    if seconds <= 0 or world.size == 1 or isinstance(world.recorder, ring.NoRecorder):
         return []
     first: dict[str, int] = {}
     for number, rank in enumerate(world.ranks):
@@ -73,7 +75,8 @@ def start(world: World, started: Started) -> list[str]:
     leads = world.rank == 0
     setting: dict[str, Any] = {
         "run_id": world.run_id,
-        "seconds": started.stall_timeout,
+        "seconds": seconds,
+        "chosen": started.stall_timeout is not None,
         "run": started.run,
         "size": world.size,
         "hosts": {str(number): world.ranks[number].host for number in first.values()},

@@ -42,6 +42,7 @@ class Lead:
         self.timer = StallTimer(setting["seconds"])
         self.counts: dict[str, Any] = {}
         self.position = object()
+        self.reported: object = None  # the position that has been reported, and not ended
 
     def look(self) -> bool:
         """Look at all ranks; returns whether the run has been ended."""
@@ -51,12 +52,14 @@ class Lead:
                 self.counts[str(rank)] = message["progress"]
         if self.counts != before:
             self.position = object()
-        if not self.timer.is_over(self.position, time.monotonic()):
+        if not self.timer.is_over(self.position, time.monotonic()) or self.position is self.reported:
             return False
         found, silent = self.collect()
         if not found:
             return False  # all ranks have ended normally
-        report(self.setting, found, silent)
+        if not report(self.setting, found, silent):
+            self.reported = self.position
+            return False
         if self.hub:
             self.hub.broadcast({"end": True})
         return True
@@ -106,28 +109,50 @@ class Follow:
         return any("end" in message for message in messages)
 
 
-def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str]) -> None:
-    """Claim the failure of the run, and print it unless a rank has failed first."""
+def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str]) -> bool:
+    """Say why nothing progresses; returns whether the run is to be ended.
+
+    It is not if the user has chosen no time-out, and the culprits compute in a job's function: that may take
+    any time. A run that ends claims its failure, and prints nothing if a rank has failed first.
+    """
     from runner.errors import tell
     from runner.world.run_status import RunLines, run_at
     from runner.world.stuck.explain import explain
 
     explanation = explain(found, setting["size"], silent)
     first, *others = explanation.sentences
+    known = {one.rank: one for one in found}
+    lines = [f"  {line}" for line in others]
+    if not setting["chosen"] and all(computes(known.get(rank)) for rank in explanation.culprits):
+        tell(f"no progress for {setting['seconds']:g} s: {first}")
+        for line in (*lines, "  the run goes on; --stall-timeout SECONDS would end it"):
+            tell(line)
+        return False
     rank = explanation.culprits[0] if explanation.culprits else 0
     place = run_at(setting["run"]) if setting["run"] else RunLines(setting["run_id"], has_reader=False)
     sentence = f"stalled: {first}"
     claimed = True
     with contextlib.suppress(OSError):  # a full disk must not keep it secret
         claimed = place.claim_failure({"exit_code": 1, "sentence": sentence, "rank": rank})
-    if not claimed:
-        return
-    tell(sentence)
-    for line in others:
-        tell(f"  {line}")
-    tell(f"  no rank has entered an operation for {setting['seconds']:g} s (--stall-timeout)")
-    if isinstance(place, RunLines):
-        place.remove_claim()
+    if claimed:
+        lines.append(f"  no rank has entered an operation for {setting['seconds']:g} s (--stall-timeout)")
+        for line in (sentence, *lines):
+            tell(line)
+        if isinstance(place, RunLines):
+            place.remove_claim()
+    return True
+
+
+def computes(one: RankSnapshot | None) -> bool:
+    """Whether a rank is in a job's function, or in another operation that waits for no rank."""
+    from runner.world.stuck.explain import waiting_in
+
+    return (
+        one is not None
+        and one.state not in ("stopped", "dead")
+        and one.current is not None
+        and waiting_in(one) is None
+    )
 
 
 def end_ranks(monitor: HostMonitor) -> None:
