@@ -41,6 +41,7 @@ EXPECTED = {
     "stop": r"rank {rank} \(.*\) is stopped \(by SIGSTOP or a debugger\); it was in job",
     "missing": r"rank {rank} \(.*\) has not sent or received the messages"
     r".*in stalling, for .* in barrier \d+|"
+    r"rank {rank} \(.*\) is in barrier \d+ at stalling_job.py:\d+ in stalling, and rank|"
     r"deadlock: .*rank {rank} has waited .* in barrier \d+ at stalling_job.py:\d+ in stalling",
     "receive_first": r"deadlock: ranks {both} wait for each other: .*"
     r"for messages at stalling_job.py:\d+ in receive_first",

@@ -7,7 +7,6 @@ somebody is a culprit. If there is none, ranks wait for each other in a circle, 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -88,18 +87,26 @@ def _different_collectives(known: Mapping[int, RankSnapshot]) -> Found:
         operation = waiting_in(one)
         if operation is not None and operation.is_collective:
             by_place.setdefault((operation.group, operation.sequence), []).append(one)
+    waits = waits_for(known)
     for ranks in by_place.values():
-        names = Counter(_call(one) for one in ranks)
-        if len(names) > 1:
-            usual = names.most_common(1)[0][0]
-            most = [one for one in ranks if _call(one) == usual]
-            for one in ranks:
-                if _call(one) != usual:
-                    yield (
-                        one.rank,
-                        f"{one} is in {_call(one)}{_at(one)}, and {_ranks(most)} in {usual}{_at(most[0])}: "
-                        "the ranks of a communicator must call the same collectives in the same order",
-                    )
+        calls: dict[str, list[RankSnapshot]] = {}
+        for one in ranks:
+            calls.setdefault(_call(one), []).append(one)
+        # Usual is what most ranks call; of as many, what fewer others wait for.
+        usual = max(calls, key=lambda call: (len(calls[call]), -_waiters(calls[call], waits)))
+        for call, those in calls.items():
+            for one in those if call != usual else ():
+                yield (
+                    one.rank,
+                    f"{one} is in {call}{_at(one)}, and {_ranks(calls[usual])} in {usual}"
+                    f"{_at(calls[usual][0])}: the ranks of a communicator must call the same collectives in "
+                    "the same order",
+                )
+
+
+def _waiters(ranks: Sequence[RankSnapshot], waits: Mapping[int, set[int]]) -> int:
+    """How many ranks wait for any of `ranks`."""
+    return sum(not missing.isdisjoint(one.rank for one in ranks) for missing in waits.values())
 
 
 def _call(one: RankSnapshot) -> str:

@@ -74,6 +74,20 @@ def test_different_collectives() -> None:
     assert "ranks 0-1 in all_reduce 118" in found.sentences[0]
 
 
+@pytest.mark.parametrize("odd", [0, 2])
+def test_different_collectives_of_as_many_ranks(odd: int) -> None:
+    """Ranks 1 and 3 wait for messages of the odd one; the other has had its messages."""
+    ranks = {
+        odd: rank(odd, entered("barrier", 118), collectives={"world": 118}),
+        2 - odd: rank(2 - odd, entered("all_reduce", 118), collectives={"world": 118}),
+    }
+    for number in (1, 3):
+        ranks[number] = rank(number, entered(WAIT), messages={"world": {odd: (0, 1)}})
+    found = explain([ranks[number] for number in range(4)], 4)
+    assert found.culprits == (odd,)
+    assert f"rank {odd} (host n1, GPU {odd}) is in barrier 118" in found.sentences[0]
+
+
 def test_two_ranks_that_both_receive_first() -> None:
     both = [
         rank(number, entered(WAIT), messages={"world": {1 - number: (0, 1)}}, at=LINE) for number in (0, 1)
