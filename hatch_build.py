@@ -1,8 +1,9 @@
-"""Compiles `runner/comm/collectives/_batch.c` into the wheel.
+"""Compiles the modules in C into the wheel.
 
 Without a C compiler, or with MESHRUN_PURE_WHEEL set, the wheel is pure Python.
 
-Only the time between two measured calls depends on it, and `meshrun bench` says which it uses.
+Only times depend on them: between two measured calls (`_batch`; `meshrun bench` says which it uses), and of
+an entry in the flight recorder (`_record`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("runner", "comm", "collectives", "_batch.c")
+SOURCES = (Path("runner", "comm", "collectives", "_batch.c"), Path("runner", "recorder", "_record.c"))
 FLAGS = ("-shared", "-fPIC", "-O2")
 
 
@@ -26,19 +27,20 @@ class CustomBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or os.environ.get("MESHRUN_PURE_WHEEL"):
             return
-        source = Path(self.root, SOURCE)
-        name = f"{source.stem}.abi3.so"
         # An editable installation imports from the tree.
         self._folder = None if version == "editable" else tempfile.mkdtemp()
-        made = Path(self._folder or source.parent, name)
-        if not compiled(source, made):
-            self.app.display_warning(f"{SOURCE} was not compiled: measured calls are made from Python")
-            return
+        for path in SOURCES:
+            source = Path(self.root, path)
+            name = f"{source.stem}.abi3.so"
+            made = Path(self._folder or source.parent, name)
+            if not compiled(source, made):
+                self.app.display_warning(f"{path} was not compiled: Python does the same, but slower")
+                return
+            if self._folder:
+                build_data["force_include"][str(made)] = str(path.with_name(name))
         build_data["pure_python"] = False
-        # The limited API of Python 3.10, as the source says.
+        # The limited API of Python 3.10, as the sources say.
         build_data["tag"] = f"cp310-abi3-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        if self._folder:
-            build_data["force_include"][str(made)] = str(SOURCE.with_name(name))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         if getattr(self, "_folder", None):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 HOST_TIMEOUT = 15.0  # seconds
 START_TIMEOUT = 60.0  # seconds
-STALL_TIMEOUT = 300.0  # seconds
 NAME = re.compile(
     r"(?!-)[\w.-]+@?[\w.-]*|\[[0-9a-fA-F:.]+\]"
 )  # a host, optionally with a user; or an IPv6 address

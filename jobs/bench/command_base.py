@@ -60,4 +60,5 @@ def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any,
         debug=debug,
         usage_exit_status=BAD_USAGE,
         interrupt_message="interrupted",
+        command=" ".join(cli_context.words),
     )

@@ -156,4 +156,5 @@ def validate(
             failure_exit_status=EXIT["critical"],
             interrupt_message="interrupted",
             before_exit=lambda handler: report_before_world(handler, options, cli_context),
+            command="validate",
         )

@@ -19,7 +19,7 @@ class CliContext:
 
     ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from the process that started this
     rank. columns: the terminal's width if rank 0 may draw a progress bar. colour: standard output is a
-    terminal. words: the command and its arguments.
+    terminal. words: the command and its arguments. stall_timeout: as in `Started`.
     """
 
     ranks: int | None = None
@@ -30,12 +30,15 @@ class CliContext:
     columns: int | None = None
     colour: bool = False
     words: tuple[str, ...] = ()
+    stall_timeout: float | None = None
 
     @property
     def started(self) -> Started:
         from runner.system.launcher import Started
 
-        return Started(self.ranks, self.run, self.host_timeout, *self.expect, self.network)
+        return Started(
+            self.ranks, self.run, self.host_timeout, *self.expect, self.network, self.stall_timeout
+        )
 
 
 def terminal_columns() -> int | None:

@@ -85,9 +85,9 @@ def command(
     on_failure: str,
     max_restarts: int,
     start_timeout: float,
-    stall_timeout: float,
     run_dir: str | None,
     host_timeout: float,
+    stall_timeout: float | None,
     expect: tuple[int, int] | None,
     expect_network: str | None,
     columns: int | None,
@@ -137,6 +137,7 @@ def command(
         columns if launched else terminal_columns(),
         colour if launched else takes_colour(),
         words,
+        stall_timeout,
     )
 
 

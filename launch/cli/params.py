@@ -13,7 +13,6 @@ import click
 from launch.cli.plugins import check_words
 from launch.spec import (
     HOST_TIMEOUT,
-    STALL_TIMEOUT,
     START_TIMEOUT,
     HostSlots,
     LaunchSpec,
@@ -106,8 +105,9 @@ START = click.option(
     metavar="SECONDS", help="Time for all ranks to start; 0: any.",
 )  # fmt: skip
 STALL = click.option(
-    "--stall-timeout", type=Seconds(0.0), default=STALL_TIMEOUT, show_default=True,
-    metavar="SECONDS", help="Time in which some rank must make progress; 0: any.",
+    "--stall-timeout", type=Seconds(0.0), metavar="SECONDS",
+    help="End a run that makes no progress for so long, and say why; 0: never.  [default: 300, but a rank "
+    "that computes in a job's function is only reported]",
 )  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")

@@ -21,11 +21,14 @@ SUMMARIES = {
     "launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
     "launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
+    "launch.cli.status:status": "Show what each rank of your runs on this host does now.",
     "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
 # Commands that no ranks run.
-WITHOUT_RANKS = (("jobs",), ("completion",), ("launch",), ("plan",), ("bench", "compare"), ("bench", "plot"))
+WITHOUT_RANKS = (
+    ("jobs",), ("completion",), ("launch",), ("plan",), ("status",), ("bench", "compare"), ("bench", "plot"),
+)  # fmt: skip
 VALUES = {"--colour": 0, "--expect": 2}  # number of values of options before the command; others have one
 
 

@@ -11,7 +11,7 @@ from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi.environment import shell_command
 from launch.mpi.rank_command import PROGRAM, run_options
-from launch.spec import STALL_TIMEOUT, START_TIMEOUT, LaunchSpec
+from launch.spec import START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.clock import Clocks
 from launch.supervise.judge import Conclude, no_answer
@@ -31,13 +31,14 @@ def start(
     conclude: Conclude = no_answer,
     restarts: int = 0,
     start_timeout: float = START_TIMEOUT,
-    stall_timeout: float = STALL_TIMEOUT,
+    stall_timeout: float | None = None,
 ) -> int:
     """Run `program` with `words` as `ranks` ranks on this machine; returns the exit status (see `judge`).
 
     The program also gets `--run-dir DIR -n RANKS`, and `--tty COLUMNS` if it may draw a progress bar.
     debug: also show the launcher's own messages. conclude: as for `judge`. restarts: how often to start again
-    with a rank less after one was lost, for a command `run`. start_timeout, stall_timeout: as for `Clocks`.
+    with a rank less after one was lost, for a command `run`. start_timeout: as for `Clocks`. stall_timeout:
+    as in `Started`.
 
     Raises UserError without a launcher, or if it belongs to another MPI than mpi4py loads. The status is
     128 + signal if interrupted.
@@ -49,14 +50,14 @@ def start(
 
     def run(ranks: int, words: Sequence[str], restartable: bool) -> int:
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-            ours = [*run_options(str(run), columns), "-n", str(ranks)]
+            ours = [*run_options(str(run), columns, stall_timeout), "-n", str(ranks)]
             environment = launcher.environment(ranks, os.environ, sockets)
             return [*launcher.command(ranks, bar=columns is not None), *program, *ours, *words], {
                 **environment,
                 RUN_MARK: str(run),
             }
 
-        clocks = partial(Clocks, ranks=ranks, start=start_timeout, stall=stall_timeout)
+        clocks = partial(Clocks, ranks=ranks, start=start_timeout)
         return supervise(
             prepare, columns, debug=debug, conclude=conclude, restartable=restartable, clocks=clocks
         )

@@ -16,7 +16,7 @@ from launch.mpi import ssh_hosts
 from launch.mpi.environment import environment, forwarded, on_interface, shell_command
 from launch.mpi.launcher import Launcher
 from launch.mpi.rank_command import PROGRAM, run_options, spec_options
-from launch.spec import STALL_TIMEOUT, START_TIMEOUT, LaunchSpec
+from launch.spec import START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.clock import Clocks
 from launch.supervise.judge import Conclude, no_answer
@@ -50,11 +50,11 @@ def start(
     debug: bool = False,
     conclude: Conclude = no_answer,
     start_timeout: float = START_TIMEOUT,
-    stall_timeout: float = STALL_TIMEOUT,
+    stall_timeout: float | None = None,
 ) -> int:
     """Run the spec on its hosts, which must answer within `timeout` seconds; returns the run's exit status.
 
-    start_timeout, stall_timeout: as for `Clocks`.
+    start_timeout: as for `Clocks`. stall_timeout: as in `Started`.
 
     Raises UserError without a launcher, or if a host does not answer.
     """
@@ -74,7 +74,7 @@ def start(
     def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         base = launcher.clean_environment(os.environ, sockets)
         variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
-        ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
+        ours = [*run_options(f"@{token}", columns, stall_timeout), *spec_options(spec)]
         start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
         return [*start, *PROGRAM, *ours, *spec.words], variables
 
@@ -83,7 +83,7 @@ def start(
             spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    clocks = partial(Clocks, ranks=spec.ranks, start=start_timeout, stall=stall_timeout)
+    clocks = partial(Clocks, ranks=spec.ranks, start=start_timeout)
     return supervise(
         prepare,
         columns,

@@ -21,10 +21,11 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     return [*run, *silence, "--expect", str(spec.hosts), str(spec.per_host), *network, "-n", str(spec.ranks)]
 
 
-def run_options(place: str, columns: int | None) -> list[str]:
+def run_options(place: str, columns: int | None, stall_timeout: float | None = None) -> list[str]:
     """Options about the process that waits for the ranks. place: as for `run_status.run_at`."""
     from runner.system.launcher import takes_colour
 
+    stall = [] if stall_timeout is None else ["--stall-timeout", f"{stall_timeout:g}"]
     terminal = [] if columns is None else ["--tty", str(columns)]
     colour = ["--colour"] if takes_colour() else []
-    return ["--run-dir", place, *terminal, *colour]
+    return ["--run-dir", place, *stall, *terminal, *colour]

@@ -1,8 +1,9 @@
-"""The clocks of a run: all ranks must start within a time, and then go on making progress.
+"""The clocks of a run: all ranks must start within a time, and none may be stopped or gone for long.
 
 A launcher waits for ever for a rank that has left with status 0 before MPI_Init, or that is stopped. Ranks
 report to the process that started them (`runner.world.run_status`): as soon as they run, when they are
-connected, and now and then while they work.
+connected, and when the run is complete. Once connected, they watch each other's progress themselves
+(`runner.world.stuck`, `runner.world.watchdog`); this is for those that do not.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 EARLY = "ended before all ranks were connected"
 STOPPED = "is stopped (kill -CONT continues it)"
+HALT_TIMEOUT = 600.0  # seconds for which a rank may be stopped or gone; twice what ranks allow each other
 MAX_NAMES = 4  # ranks that are named; of more, the number is
 
 
 @dataclass
 class Clocks:
-    """Watches the `ranks` ranks of `run`. start, stall: time-outs in seconds; 0 switches one off.
+    """Watches the `ranks` ranks of `run`. start, halt: time-outs in seconds; 0 switches one off.
 
     Time in which this process did not run, for example because it was stopped from a terminal, does not
     count.
@@ -33,7 +35,7 @@ class Clocks:
     run: RunDirectory
     ranks: int
     start: float
-    stall: float
+    halt: float = HALT_TIMEOUT
     _timer: StallTimer = field(init=False)
     _is_started: bool = False
     _position: object = None
@@ -50,20 +52,16 @@ class Clocks:
             if len(self.run.ranks("pid")) < self.ranks:
                 is_over = self._timer.is_over(self.run, now) and self.start > 0
                 return self._not_started() if is_over else None
-            self._is_started, self._timer = True, replace(self._timer, timeout=self.stall)
-        position = self._where()
-        if position != self._position:
+            self._is_started, self._timer = True, replace(self._timer, timeout=self.halt)
+        if (position := self._where()) != self._position:  # the timer compares by identity
             self._position = position
-        is_over = self._timer.is_over(self._position, now) and self.stall > 0
-        return self._stalled() if is_over else None
+        is_over = self._timer.is_over(self._position, now) and self.halt > 0
+        return self._halted() if is_over else None
 
     def _where(self) -> object:
-        """Changes with every progress; None while none is expected."""
+        """Where the run is, if ranks are to end now or are halted; None if not."""
         if self.run.record() is not None:
             return "complete"
-        notes = self.run.progress()
-        if notes and all(what for what, _ in notes.values()):
-            return notes
         known = self.run.ranks("pid")
         halted = {rank: state for rank, one in known.items() if (state := _state(one)) != "running"}
         return halted or None
@@ -85,27 +83,19 @@ class Clocks:
             "--debug shows the launcher's own messages; --start-timeout allows more time",
         )
 
-    def _stalled(self) -> tuple[int, str]:
-        known, notes = self.run.ranks("pid"), self.run.progress()
+    def _halted(self) -> tuple[int, str]:
+        known = self.run.ranks("pid")
         if self._position == "complete":
             groups: tuple[tuple[list[int], str], ...] = ((sorted(known), "has not left"),)
-            why = f"the run was complete {self.stall:g} s ago"
+            why = f"the run was complete {self.halt:g} s ago"
         else:
             states = {rank: _state(one) for rank, one in known.items()}
-            oldest = min(notes, key=lambda rank: notes[rank][1], default=0)
-            last = notes[oldest][0] if notes else ""
             groups = (
                 ([rank for rank in states if states[rank] == "ended"], "ended without a report"),
                 ([rank for rank in states if states[rank] == "stopped"], STOPPED),
-                ([oldest], f"made the least progress, last seen at: {last}"),
-            )  # fmt: skip
-            why = f"no rank made progress for {self.stall:g} s"
-        return self._sentence(
-            groups,
-            known,
-            why,
-            "--stall-timeout allows more time between two signs of progress, 0 any",
-        )
+            )
+            why = f"for {self.halt:g} s"
+        return self._sentence(groups, known, why, "--debug shows the launcher's own messages")
 
     def _sentence(
         self,

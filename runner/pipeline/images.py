@@ -66,7 +66,7 @@ class StreamedFolder:
     partial: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self._spans = Spans()
+        self._spans = Spans(recorder=self.world.recorder)
         self.partial = partial_path(self.target, KEPT)
         self._journal = Journal(self.target)
 

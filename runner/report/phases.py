@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from runner.recorder.ring import DEVICE_WAIT, NoRecorder, Recorder
+
 
 @dataclass
 class Phase:
@@ -16,29 +18,30 @@ class Phase:
     moved: int = 0
 
 
-def no_progress(what: str) -> None:
-    """Ignore progress."""
-
-
 @dataclass
 class Phases:
     """The phases of one rank, in the order of their first use.
 
-    synchronize: waits for the work issued to the rank's device. progress: called with the name of a phase
-    that begins or ends.
+    synchronize: waits for the work issued to the rank's device. recorder: notes where the rank is.
     """
 
     synchronize: Callable[[], None]
-    progress: Callable[[str], None] = no_progress
+    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
     phases: dict[str, Phase] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, name: str, moved: int = 0) -> Iterator[None]:
         """Time the block, including the device work that it issues."""
+        recorder = self.recorder
+        entry = recorder.enter(recorder.name(name), moved)
         begin = time.perf_counter()
-        self.progress(name)
-        yield
-        self.synchronize()
+        try:
+            yield
+            waiting = recorder.enter(recorder.name(DEVICE_WAIT))
+            self.synchronize()
+            recorder.leave(waiting)
+        finally:
+            recorder.leave(entry)
         self.add(name, time.perf_counter() - begin, moved)
 
     def seconds(self, name: str) -> float:
@@ -46,7 +49,6 @@ class Phases:
         return self.phases[name].seconds if name in self.phases else 0.0
 
     def add(self, name: str, seconds: float, moved: int = 0) -> None:
-        self.progress(name)
         phase = self.phases.setdefault(name, Phase())
         phase.seconds += seconds
         phase.moved += moved

@@ -9,6 +9,8 @@ from threading import Lock
 from time import perf_counter
 from typing import Literal, NamedTuple, get_args
 
+from runner.recorder.ring import NoRecorder, Recorder
+
 Stage = Literal["read", "to device", "kernel", "from device", "write"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 ON_GPU = ("to device", "kernel", "from device")  # stages that keep a GPU busy
@@ -128,10 +130,12 @@ class Spans:
     """The spans of one rank, in the order in which they ended. Thread-safe.
 
     keep: keep all spans in `found`. Otherwise only the newest (at least NEWEST) are kept and the others are
-    only in `tracks`, so that memory is bounded for runs of millions of chunks.
+    only in `tracks`, so that memory is bounded for runs of millions of chunks. recorder: notes which stages
+    of which chunks the rank is in.
     """
 
     keep: bool = True
+    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
     found: list[Span] = field(default_factory=list)
     _tracks: Tracks = field(default_factory=Tracks)
     _folded: int = 0  # number of spans of `found` that are in the tracks
@@ -141,8 +145,18 @@ class Spans:
     def __call__(self, stage: Stage, chunk: int, moved: int) -> Iterator[None]:
         """Time the block as one span; a stage that fails adds none."""
         begin = perf_counter()
-        yield
+        with self.recorded(stage, chunk, moved):
+            yield
         self.add(stage, chunk, begin, perf_counter(), moved)
+
+    @contextmanager
+    def recorded(self, stage: Stage, chunk: int, moved: int) -> Iterator[None]:
+        """Have the recorder show the block as a stage of a chunk, without a span."""
+        entry = self.recorder.enter(self.recorder.name(f"{stage} of chunk"), moved, 0, chunk + 1)
+        try:
+            yield
+        finally:
+            self.recorder.leave(entry)
 
     def add(self, stage: Stage, chunk: int, begin: float, end: float, moved: int) -> None:
         with self._lock:

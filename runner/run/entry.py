@@ -48,16 +48,7 @@ def main(
         width = columns if world.rank == 0 else 0
         with ProgressBar(job.name, width) as rows, StreamProgress(job.name, width, ranks=world.size) as flow:
 
-            def row(done: int, total: int) -> None:
-                world.progress(f"row {done} of {total}")
-                rows(done, total)
-
-            def stepped(done: int, total: int, cells: int) -> None:
-                world.progress(f"step {done} of {total}")
-                rows.steps(done, total, cells)
-
             def proof(done: int, total: int) -> None:
-                world.progress("verify")
                 flow.end()
                 rows.proof(done, total)
 
@@ -69,10 +60,10 @@ def main(
                 parameters,
                 options,
                 transaction=handler.transaction,
-                progress=row,
+                progress=rows,
                 show=flow.update,
                 proof=proof,
-                stepped=stepped,
+                stepped=rows.steps,
             )
         if world.rank == 0 and on_record is None:
             shown = record["output"] is None or {"simulate", "create"} & job.services
@@ -90,4 +81,6 @@ def main(
         oversubscribe=options.oversubscribe,
         started=started,
         debug=options.debug,
+        command=f"run {job.name}",
+        watch_stalls=True,
     )

@@ -311,7 +311,6 @@ def _result(run: RunContext) -> Record:
         run.transaction.track_partial(partial)
     simulate = Simulate(run) if run.job.takes_steps else None
     create = CreateOutput(run) if "create" in run.job.services and run.targets else None
-    run.world.progress("" if run.job.kind == "job" and simulate is None else run.job.name)
     value = call(run, output, simulate, create)
     run.inputs.check(run.world)
     proof, results = None, None

@@ -34,7 +34,6 @@ from runner.system.launcher import detect_launcher
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
-NO_STALL = ("--stall-timeout", "0")  # the caller, who may interrupt it, waits as long as it takes
 CALL, RECORD, ERROR = "call.pickle", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
@@ -145,7 +144,7 @@ def call_on_ranks(
                 got=describe(reason),
                 hint="define everything that it uses inside the function, or in a file that it imports",
             ) from reason
-        command = [*PROGRAM, "-n", str(ranks), *NO_STALL, "call", str(folder)]
+        command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
         with subprocess.Popen(
             command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
         ) as process:

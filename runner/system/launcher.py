@@ -46,6 +46,7 @@ class Started:
 
     ranks: expected number. run: where the run's status is left, as in `runner.world.run_status.run_at`.
     host_timeout: seconds for which a host may send nothing. hosts, per_host, network: as planned.
+    stall_timeout: seconds without progress after which the run ends, 0: never; None if the user chose none.
     """
 
     ranks: int | None = None
@@ -54,6 +55,7 @@ class Started:
     hosts: int | None = None
     per_host: int | None = None
     network: str | None = None
+    stall_timeout: float | None = None
 
 
 BY_HAND = Started()

@@ -9,6 +9,7 @@ from typing import Literal
 
 from runner.comm.api import Arrays, Control
 from runner.comm.collectives.api import Collectives, NcclTuning
+from runner.comm.recorded import RecordedControl, unrecorded
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
@@ -96,7 +97,8 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
         return StagedComm(control, backend)
     from runner.comm.nccl_arrays import NcclComm
 
-    return NcclComm(control)
+    arrays = NcclComm(control)
+    return control.recorded(arrays) if isinstance(control, RecordedControl) else arrays
 
 
 def open_collectives(
@@ -112,6 +114,7 @@ def open_collectives(
 
     Raises UserError if there is no such transport here.
     """
+    group = unrecorded(group)
     if transport == "mpi" and isinstance(group, ThreadComm):
         raise UserError(
             "--transport mpi: this process runs without MPI", hint="meshrun -n 2", everywhere=True

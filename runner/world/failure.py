@@ -75,6 +75,8 @@ class FailureHandler:
             with contextlib.suppress(OSError):
                 before_exit()
         self.transaction.roll_back()
+        if self.world is not None:
+            self.world.recorder.close()
 
     def set_failed(self, failure: BaseException) -> None:
         """Clean up after `failure` without reporting it: the caller does."""

@@ -15,7 +15,8 @@ from runner.world import preload
 from runner.world.failure import GRACE, FailureHandler, Guard
 from runner.world.heartbeat import Heartbeat
 from runner.world.preflight.inspection import preflight
-from runner.world.run_status import ProgressNotes, run_at
+from runner.world.run_status import run_at
+from runner.world.stuck import monitor
 from runner.world.termination import end_with_parent, on_termination
 from runner.world.world import Check, DeviceChoice, World, open_world
 
@@ -34,6 +35,8 @@ def run_as_rank(
     failure_exit_status: int = RunError.exit_code,
     interrupt_message: str = FailureHandler.interrupt_message,
     before_exit: Callable[[FailureHandler], None] | None = None,
+    command: str = "",
+    watch_stalls: bool = False,
 ) -> int:
     """Run `body(world, handler)` as one rank and report every error; returns the exit status. Collective.
 
@@ -41,7 +44,8 @@ def run_as_rank(
     started the ranks. check: replaces the usual preflight. usage_exit_status: for a UserError.
     failure_exit_status: for other failures that have no exit status of their own, and for a run whose ranks
     are killed. interrupt_message: printed when the run is interrupted. before_exit: on rank 0, the handler's
-    `before_exit` until `body` sets another.
+    `before_exit` until `body` sets another. command: what the run does, for `meshrun status`. watch_stalls:
+    end the run after `started.stall_timeout` without progress; not for a body with a watchdog of its own.
     """
     handler = FailureHandler(
         run_at(started.run) if started.run else None,
@@ -58,7 +62,9 @@ def run_as_rank(
         end_with_parent()
         if detected.size != 1:
             preload.start(device)
-    world = join_world(handler, device, oversubscribe, started, check)
+    world = join_world(
+        handler, device, oversubscribe, started, check, command=command, watch_stalls=watch_stalls
+    )
     if isinstance(world, int):
         return world
     if world.rank == 0 and handler.status is not None and failure_exit_status != RunError.exit_code:
@@ -67,11 +73,13 @@ def run_as_rank(
         try:
             record = body(world, handler)
             world.close()
+            world.recorder.close()
         except BaseException as failure:
             if not is_met_by_all(failure):
                 raise
             status = handler.report_common(failure, world.rank)
             world.close()
+            world.recorder.close()
             return status
     if world.rank == 0 and handler.status is not None:
         handler.status.complete(record)
@@ -84,6 +92,9 @@ def join_world(
     oversubscribe: bool,
     started: Started,
     check: Check | None = None,
+    *,
+    command: str = "",
+    watch_stalls: bool = False,
 ) -> World | int:
     """Open the world, register this rank, start the heartbeat; returns an exit status on failure."""
     check = check or preflight(started, oversubscribe=oversubscribe)
@@ -91,7 +102,9 @@ def join_world(
     rank = detected.rank if detected else 0
     try:
         launcher.working_directory()
-        world = open_world(device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check)
+        world = open_world(
+            device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command
+        )
     except BaseException as failure:
         is_common = is_met_by_all(failure)
         if not (is_common or isinstance(failure, MeshrunError)):
@@ -101,9 +114,9 @@ def join_world(
         return handler.report_common(failure, rank if is_common else 0)
     if handler.status is not None:
         handler.status.register(world.rank, world.here.host, os.getpid())
-        world.progress = ProgressNotes(handler.status, world.rank)
     handler.world, world.network = world, started.network
     heartbeat = Heartbeat(world, started.host_timeout, handler.abort)
-    for warning in (*world.warnings, *heartbeat.warnings) if world.rank == 0 else ():
+    stalls = monitor.start(world, started) if watch_stalls else []
+    for warning in (*world.warnings, *heartbeat.warnings, *stalls) if world.rank == 0 else ():
         tell(f"warning: {warning}")
     return world

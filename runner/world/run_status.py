@@ -24,8 +24,6 @@ from typing import Any, Protocol
 from runner import files, lock
 from runner.errors import UserError
 
-NOTE_INTERVAL = 0.5  # seconds between two reports of progress, in a file
-LINE_INTERVAL = 10.0  # and as lines, which one process reads for all ranks
 LINE = "\x1emeshrun-run"  # starts a status line; no program prints it otherwise
 
 
@@ -40,9 +38,6 @@ class RunStatus(Protocol):
 
         It is connected to the others.
         """
-
-    def note_progress(self, rank: int, what: str) -> None:
-        """Report that a rank goes on, with `what`; "": it may now be silent for any time."""
 
     def note_partial(self, *outputs: Path) -> None:
         """Name the partial outputs to remove if every rank is killed."""
@@ -91,22 +86,6 @@ def run_at(place: str) -> RunStatus:
     return RunLines(place[1:]) if place.startswith("@") else RunDirectory(Path(place))
 
 
-class ProgressNotes:
-    """Reports a rank's progress to `status`, at most once an interval; for `World.progress`."""
-
-    def __init__(self, status: RunStatus, rank: int) -> None:
-        self._status, self._rank = status, rank
-        self._interval = LINE_INTERVAL if isinstance(status, RunLines) else NOTE_INTERVAL
-        self._next = 0.0
-
-    def __call__(self, what: str) -> None:
-        now = time.monotonic()
-        if now >= self._next or not what:
-            self._next = now + self._interval
-            with contextlib.suppress(OSError):  # a full disk: the run must not end of a report
-                self._status.note_progress(self._rank, what)
-
-
 @dataclass(frozen=True)
 class RunDirectory:
     """Run status in a private directory that every rank on this machine can write to."""
@@ -133,17 +112,6 @@ class RunDirectory:
             pid = int(path.name.partition("@")[0][len(kind) + 1 :])
             if one := _read(path):
                 found[int(one["rank"])] = {**one, "pid": pid}
-        return found
-
-    def note_progress(self, rank: int, what: str) -> None:
-        (self.path / f"progress-{rank}").write_text(what)
-
-    def progress(self) -> dict[int, tuple[str, int]]:
-        """What each rank reported last, and when, in nanoseconds of the file system's clock."""
-        found = {}
-        for path in self.path.glob("progress-*"):
-            with contextlib.suppress(OSError):  # removed in between
-                found[int(path.name[len("progress-") :])] = path.read_text(), path.stat().st_mtime_ns
         return found
 
     def any_registered(self) -> bool:
@@ -234,8 +202,6 @@ class RunDirectory:
             self.register(content["rank"], content["host"], content["pid"])
         elif kind == "begun":
             self.begin(content["rank"], content["host"], content["pid"])
-        elif kind == "progress":
-            self.note_progress(content["rank"], content["what"])
         elif kind == "partial":
             self.note_partial(*_split(content))
         elif kind == "held":
@@ -269,9 +235,6 @@ class RunLines:
 
     def register(self, rank: int, host: str, pid: int) -> None:
         self._print("rank", {"rank": rank, "host": host, "pid": pid})
-
-    def note_progress(self, rank: int, what: str) -> None:
-        self._print("progress", {"rank": rank, "what": what})
 
     def note_partial(self, *outputs: Path) -> None:
         self._print("partial", _joined(outputs))

@@ -12,10 +12,13 @@ from typing import Literal, TypeVar
 from runner.comm.api import Control
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives, NcclTuning
+from runner.comm.recorded import RecordedControl
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
-from runner.report.phases import Phases, no_progress
+from runner.recorder.process import remove_stale
+from runner.recorder.ring import NoRecorder, Recorder, file_of
+from runner.report.phases import Phases
 from runner.system import launcher
 from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
 from runner.world.group import Group
@@ -50,16 +53,15 @@ class World(Group):
     """All ranks of a run, and this rank's communicators and back end.
 
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
-    phases: times of the current run. progress: reports, in a few words, that this rank goes on; a run that a
-    launcher of meshrun started ends when no rank does for --stall-timeout seconds. "": any time may pass.
-    network: the interface between hosts that the user or the launcher chose; None for any.
+    network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
+    rank's operations. phases: times of the current run.
     """
 
     ranks: tuple[Rank, ...]
     run_id: str
     warnings: list[str] = field(default_factory=list)
-    progress: Callable[[str], None] = no_progress
     network: str | None = None
+    recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class World(Group):
 
     def new_phases(self) -> Phases:
         """Phases of which none has begun."""
-        return Phases(self.backend.synchronize, self.progress)
+        return Phases(self.backend.synchronize, self.recorder)
 
     @property
     def here(self) -> Rank:
@@ -142,12 +144,14 @@ def open_world(
     expected_ranks: int | None = None,
     control: Control | None = None,
     check: Check | None = None,
+    record: str | None = None,
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
     expected_ranks: number of ranks that the user requested; None if unspecified.
     control: communicator to use instead of MPI's. check: called on every rank before device communicators are
-    opened; returns warnings for the world.
+    opened; returns warnings for the world. record: what the run does, to record the operations of this rank,
+    which must be a process; None to record nothing.
 
     Raises UserError, on every rank if they can communicate, if the launcher's variables contradict MPI, if
     there is no device for a rank, or if two ranks would share a GPU.
@@ -176,9 +180,43 @@ def open_world(
         raise clash_error(clash)
     remarks = check(control, ranks, backend) if check else ()
     run_id = control.broadcast(os.urandom(6).hex())
-    arrays = open_arrays(control, backend, shared_gpu=bool(clash))
-    warnings = locality_warnings(host_ids, [place[3] for place in places])
-    return World(control, arrays, backend, ranks, run_id, [*warnings, *remarks])
+    warnings = [*locality_warnings(host_ids, [place[3] for place in places]), *remarks]
+    recorder: Recorder | NoRecorder = NoRecorder()
+    if record is not None:
+        recorder, reasons = open_recorder(control, ranks, run_id, record)
+        warnings += reasons
+    own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
+    arrays = open_arrays(own, backend, shared_gpu=bool(clash))
+    return World(own, arrays, backend, ranks, run_id, warnings, recorder=recorder)
+
+
+def open_recorder(
+    control: Control, ranks: Sequence[Rank], run_id: str, command: str
+) -> tuple[Recorder | NoRecorder, list[str]]:
+    """Open this rank's flight recorder; returns it, and warnings about ranks that have none. Collective."""
+    here = ranks[control.rank]
+    about = {
+        "run": run_id,
+        "rank": here.number,
+        "size": control.size,
+        "host": here.host,
+        "device": str(here.device),
+        "command": command[:1000],
+    }
+    recorder: Recorder | NoRecorder = NoRecorder()
+    reason = ""
+    try:
+        if here.local == 0:
+            remove_stale()
+        recorder = Recorder(file_of(run_id, here.number), about)
+    except OSError as failure:
+        reason = f"[{here}] no flight recorder, which says where a stuck run stands: {first_line(failure)}"
+    # All ranks or none: a rank without a recorder would look as if it had entered nothing.
+    reasons = [reason for reason in control.allgather(reason) if reason]
+    if reasons and isinstance(recorder, Recorder):
+        recorder.close()
+        recorder = NoRecorder()
+    return recorder, reasons[:1]
 
 
 def single_rank_world(backend: Backend) -> World:

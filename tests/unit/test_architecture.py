@@ -18,6 +18,7 @@ PACKAGES = ("meshrun", "runner", "jobs", "launch")
 # From the ground up: a module may import its own room and the rooms of lower floors.
 FLOORS = (
     ("runner.errors", "runner.region", "runner.files", "runner.lock"),
+    ("runner.recorder",),
     ("runner.system", "runner.job", "runner.storage", "runner.report"),
     ("runner.device", "runner.plan"),
     ("runner.comm", "runner.fuse"),

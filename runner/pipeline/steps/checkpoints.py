@@ -113,7 +113,7 @@ class Checkpoints:
             return False
         if self._is_due():
             stepper.settle()
-            quiet = Phases(stepper.world.backend.synchronize)
+            quiet = Phases(stepper.world.backend.synchronize, stepper.world.recorder)
 
             def write(number: int, sink: Sink) -> None:
                 feed = stepper.feeds[number]
@@ -207,7 +207,7 @@ class Checkpoints:
 
     def _store(self, cells: Array, sink: Sink) -> None:
         """Write this rank's cells of a field that no output feeds."""
-        partition, quiet = self.task.partition, Phases(self.world.backend.synchronize)
+        partition, quiet = self.task.partition, Phases(self.world.backend.synchronize, self.world.recorder)
         store = Store(self.world, sink, partition.__getitem__, (sink.shape, sink.dtype), quiet)
         store.put(partition[self.world.rank], cells)
         store.finish()

@@ -213,7 +213,10 @@ class Stepper(StepBlocks):
         cycle = self._longest_cycle(steps)
         begin = backend.mark() if backend.asynchronous else None
         left = steps
+        recorder = self.world.recorder
+        name = recorder.name("step")
         while left:
+            entry = recorder.enter(name, 0, 0, self.done + 1)
             replayed = self._replay(left, cycle)
             if replayed:
                 left -= replayed
@@ -223,6 +226,7 @@ class Stepper(StepBlocks):
                 self._cycle(taken, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()
+            recorder.leave(entry)
         if begin is not None:
             self._spans.append((begin, backend.mark()))
             if len(self._spans) >= PENDING:

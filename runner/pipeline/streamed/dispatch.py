@@ -64,7 +64,6 @@ def process_chunks(
 
     def finished(number: int) -> None:
         done(number)
-        world.progress(f"chunk {number}")
         if progress is not None:
             progress.note()
 

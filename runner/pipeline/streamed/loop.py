@@ -60,7 +60,8 @@ def stream(
         def do(step: Step) -> None:
             nonlocal left
             begin = time.perf_counter()
-            step.do()
+            with spans.recorded(step.stage, number, step.moved):
+                step.do()
             end = time.perf_counter()
             with lock:
                 left -= 1

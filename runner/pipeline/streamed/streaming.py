@@ -63,6 +63,7 @@ class StreamedRun:
         if the input changed during the run.
         """
         world, options = self.world, self.options
+        self._spans.recorder = world.recorder
         self.task = known_results(world, self.task, self.sources)
         pairs = zip(self.targets, self.task.known, strict=True)
         self.sinks = [open_sink(target, *known, KEPT) for target, known in pairs]

@@ -70,4 +70,6 @@ def main(
         raise_failures(problems)
         return record
 
-    return run_as_rank(body, device=device, oversubscribe=True, started=started, debug=debug, check=look)
+    return run_as_rank(
+        body, device=device, oversubscribe=True, started=started, debug=debug, check=look, command="doctor"
+    )

@@ -1,0 +1,78 @@
+"""`meshrun status`: what the ranks of runs on this host do now, asked from another terminal."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from runner.recorder.snapshot import RankSnapshot
+    from runner.world.stuck.status import RunState
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print all facts as JSON.")
+@click.option(
+    "--last", type=click.IntRange(0, 1000), default=0, metavar="N", help="Also the last N operations."
+)
+def status(run: str | None, as_json: bool, last: int) -> int:
+    """Show what each rank of your runs on this host does now, and who waits for whom.
+
+    \b
+    meshrun status                 all runs of this user on this host
+    meshrun status 5f0c12 --last 5 one run, by the begin of its id
+
+    Reads the ranks' flight recorders and asks their Python for its line; the runs go on. Exit status 0, or 1
+    if there is no such run.
+    """
+    from runner.errors import tell
+    from runner.world.stuck.status import running
+
+    runs = [one for one in running() if one.run_id.startswith(run or "")]
+    if not runs:
+        tell(f"no run {run} of this user on this host" if run else "no run of this user on this host")
+        return 1
+    if as_json:
+        from runner.recorder.snapshot import to_json
+
+        click.echo(json.dumps([{**one.about, "ranks": [to_json(r) for r in one.ranks]} for one in runs]))
+        return 0
+    for one in runs:
+        _show(one, last)
+    return 0
+
+
+def _show(run: RunState, last: int) -> None:
+    from runner.report.units import seconds_text
+
+    click.echo(f"run {run.run_id}: {run.command}, {run.size} ranks, for {seconds_text(run.age)}")
+    rows = [("rank", "process", "in", "for", "bytes", "operations", "at"), *map(_row, run.ranks)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        click.echo(f"  {'  '.join(cells)}".rstrip())
+    for line in run.remarks:
+        click.echo(f"  {line}")
+    for rank in run.ranks if last else ():
+        click.echo(f"  rank {rank.rank}, last operations, latest first:")
+        for operation in run.last_operations(rank.rank, last):
+            took = "not left" if operation.left is None else seconds_text(operation.entered - operation.left)
+            click.echo(f"    {seconds_text(operation.entered)} ago  {operation}  {took}")
+
+
+def _row(rank: RankSnapshot) -> tuple[str, ...]:
+    from runner.report.units import bytes_text, seconds_text
+
+    operation = rank.current
+    return (
+        str(rank.rank),
+        rank.state,
+        str(operation or "-"),
+        seconds_text(operation.entered if operation else rank.idle),
+        bytes_text(operation.moved) if operation and operation.moved else "-",
+        f"{rank.total:,}",
+        str(rank.at or "-"),
+    )

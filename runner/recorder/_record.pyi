@@ -1,0 +1,3 @@
+from collections.abc import Callable
+
+def bind(ring: bytes, /) -> tuple[Callable[..., int], Callable[[int], None]]: ...

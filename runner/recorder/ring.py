@@ -1,0 +1,398 @@
+"""One rank's last operations in a file of /dev/shm, written by the rank and read by any process of its user.
+
+An operation is one record of eight words. It is written with one call when it is entered, and with one store
+when it is left, without locks: a rank may be stopped at any instruction, and its recorder must be readable
+then. A record's last word is its number, so that a reader can tell a record that is only half written. The
+file also has a text about the rank, tables of names, and counters of the messages to and from each peer. It
+ends with the text that `faulthandler` appends on request (`runner.recorder.process`).
+
+`_record` is compiled at installation (hatch_build.py); `BUILT` is False if it was not. The same words are
+then written from Python, which takes longer (benchmarks/flight_recorder.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import itertools
+import json
+import mmap
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+try:
+    from runner.recorder import _record
+except ImportError:
+    BUILT = False
+else:
+    BUILT = True
+
+FOLDER = Path("/dev/shm")
+PREFIX = "meshrun_"  # of all files' names; `launch.supervise.shared_memory` removes those of killed runs
+MAGIC = b"meshrun1"  # followed by the counter of operations
+RECORDS = 4096  # of a rank, a power of two
+WORDS = 8  # of a record: entered, left, moved, sequence, name, communicator, thread, number
+TEXT = 4096  # bytes for the text about the rank
+NAMES, NAME = 128, 64  # entries of the table of names, bytes of one
+GROUPS, GROUP = 64, 512  # communicators
+PEERS = 1024  # pairs of a communicator and a peer
+PEER_WORDS = 4  # communicator and peer as one word, messages sent, messages to receive, unused
+
+NAMES_AT = 64 + TEXT
+GROUPS_AT = NAMES_AT + NAMES * NAME
+PEERS_AT = GROUPS_AT + GROUPS * GROUP
+SEQUENCES_AT = PEERS_AT + PEERS * PEER_WORDS * 8  # of each communicator, the last collective entered
+RECORDS_AT = SEQUENCES_AT + GROUPS * 8
+SIZE = RECORDS_AT + RECORDS * WORDS * 8
+
+# faulthandler's signal: a real-time one, which neither MPI, NCCL, Slurm nor jobs use.
+TRACEBACK_SIGNAL = signal.SIGRTMAX - 3
+
+# Names of operations in which a rank waits for others, and the end of the labels of device communicators.
+WAIT, DEVICE_WAIT, ON_DEVICE = "wait for messages", "wait for the device", "on device"
+
+_RECORD = struct.Struct(f"{WORDS}q")
+_PEER = struct.Struct(f"{PEER_WORDS}q")
+_pack = _RECORD.pack_into
+_now = time.monotonic_ns
+_thread = threading.get_ident
+
+
+@dataclass(frozen=True)
+class Group:
+    """A communicator: a label that is the same on all of its ranks, and these; None if not recorded."""
+
+    label: str
+    members: tuple[int, ...] | None
+
+
+class Recorder:
+    """Writes this rank's operations. Thread-safe.
+
+    path: the file, removed by `close`. Raises OSError if it cannot be made, such as on a full /dev/shm.
+    """
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self.path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, SIZE)  # else a full /dev/shm would be a SIGBUS later
+            self._map = mmap.mmap(descriptor, SIZE)
+            self._log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self._words = memoryview(self._map)[RECORDS_AT:].cast("q")
+        self._counter = memoryview(self._map)[len(MAGIC) : 16].cast("q")
+        self._peers = memoryview(self._map)[PEERS_AT:SEQUENCES_AT].cast("q")
+        self._sequences = memoryview(self._map)[SEQUENCES_AT:RECORDS_AT].cast("q")
+        self._numbers = itertools.count(1)
+        self._names: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+        self._pairs: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()
+        self._open = True
+        if BUILT:
+            self._bind()
+        own = {
+            "pid": os.getpid(),
+            "start": start_time(os.getpid()),
+            "namespace": namespace(),
+            "thread": _thread(),
+            "began": _now(),
+            "time": time.time(),
+        }
+        text = json.dumps({**own, **about}).encode()
+        if len(text) > TEXT:
+            raise ValueError(f"{len(text)} bytes about a rank, expected at most {TEXT}")
+        self._map[64 : 64 + len(text)] = text
+        faulthandler.register(TRACEBACK_SIGNAL, self._log, all_threads=False)
+        self._map[: len(MAGIC)] = MAGIC  # last: the file is complete, and the signal is handled
+
+    def _bind(self) -> None:
+        """Have `enter` and `leave` run from C."""
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        ring = struct.pack("4q", begin + len(MAGIC), begin + SEQUENCES_AT, begin + RECORDS_AT, RECORDS)
+        enter, leave = _record.bind(ring)
+        vars(self).update(enter=enter, leave=leave)
+
+    def name(self, text: str) -> int:
+        """Return the number of an operation's name; 0, which reads as "other", once the table is full."""
+        number = self._names.get(text)
+        return self._enter_name(text) if number is None else number
+
+    def _enter_name(self, text: str) -> int:
+        with self._lock:
+            number = len(self._names) + 1
+            if not self._open or number >= NAMES:
+                return 0
+            start = NAMES_AT + number * NAME
+            raw = text.encode()[: NAME - 1]
+            self._map[start : start + len(raw)] = raw
+            self._names[text] = number
+            return number
+
+    def group(self, label: str, members: Sequence[int] | None) -> int:
+        """Return the number of a communicator; 0, whose operations are not compared, once the table is full.
+
+        members: the ranks in their order in it. label: the same on all of them.
+        """
+        with self._lock:
+            number = len(self._groups) + 1
+            if not self._open or number >= GROUPS:
+                return 0
+            raw = json.dumps([label, None if members is None else _runs(members)]).encode()
+            if len(raw) > GROUP:
+                raw = json.dumps([label[:64], None]).encode()
+            start = GROUPS_AT + number * GROUP
+            self._map[start : start + len(raw)] = raw
+            self._groups[label] = number
+            return number
+
+    def enter(self, name: int, moved: int = 0, group: int = 0, sequence: int = 0) -> int:
+        """Record that an operation is entered; returns its number, for `leave`.
+
+        moved: bytes. group, sequence: of a collective, the communicator and its number there. Without a
+        communicator, the number of a step or chunk.
+        """
+        number = next(self._numbers)
+        self._counter[0] = number
+        record = (_now(), 0, moved, sequence, name, group, _thread(), number)
+        _pack(self._map, RECORDS_AT + (number & (RECORDS - 1)) * 64, *record)
+        if sequence:
+            self._sequences[group] = sequence
+        return number
+
+    def leave(self, number: int) -> None:
+        """Record that an operation is left. Does nothing if its record has been overwritten since."""
+        words, at = self._words, (number & (RECORDS - 1)) * WORDS
+        if words[at + 7] == number:
+            words[at + 1] = _now()
+
+    def count(self, group: int, peer: int, sent: int, expected: int) -> None:
+        """Count messages to rank `peer`, and messages that are to arrive from it, when they are posted."""
+        at = self._pairs.get((group, peer))
+        if at is None:
+            at = self._enter_pair(group, peer)
+        if at:
+            self._peers[at + 1] += sent
+            self._peers[at + 2] += expected
+
+    def _enter_pair(self, group: int, peer: int) -> int:
+        with self._lock:
+            at = (len(self._pairs) + 1) * PEER_WORDS
+            if not self._open or group == 0 or at >= PEERS * PEER_WORDS:
+                return 0
+            self._peers[at] = group << 32 | peer + 1
+            self._pairs[group, peer] = at
+            return at
+
+    def close(self) -> None:
+        """Remove the file. What is recorded from now on is lost; the memory stays until the process ends."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                faulthandler.unregister(TRACEBACK_SIGNAL)
+                os.close(self._log)
+                self.path.unlink(missing_ok=True)
+
+
+class NoRecorder:
+    """Stands in for `Recorder` where nothing is recorded, such as for ranks that are threads."""
+
+    def name(self, text: str) -> int:
+        return 0
+
+    def enter(self, name: int, moved: int = 0, group: int = 0, sequence: int = 0) -> int:
+        return 0
+
+    def leave(self, number: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One record. entered, left: seconds ago, left None while it is open. moved: bytes.
+
+    group: label of the communicator, "" without one. sequence: a collective's number in its communicator, or
+    that of a step or chunk; 0 without one. number: counts all operations of the rank. main: whether it is the
+    main thread's.
+    """
+
+    number: int
+    name: str
+    entered: float
+    left: float | None
+    moved: int = 0
+    group: str = ""
+    sequence: int = 0
+    main: bool = True
+
+    @property
+    def is_collective(self) -> bool:
+        return bool(self.group and self.sequence)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.sequence}" if self.sequence else self.name
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a rank's file says. about: as given to `Recorder`. operations: complete records in their order.
+
+    age: seconds since the recorder began. collectives: by label of the communicator, the last one entered.
+    messages: by label and peer, the numbers of messages that were sent to the peer and that are to arrive
+    from it.
+    """
+
+    about: dict[str, Any]
+    age: float
+    operations: list[Operation]
+    collectives: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    messages: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+
+def file_of(run_id: str, rank: int, folder: Path = FOLDER) -> Path:
+    return folder / f"{PREFIX}{os.geteuid()}_{run_id}_{rank}"
+
+
+def files_of(run_id: str = "*", folder: Path = FOLDER) -> list[Path]:
+    """Return this user's files: of one run, or of all."""
+    found = []
+    for path in folder.glob(f"{PREFIX}{os.geteuid()}_{run_id}_*"):
+        with contextlib.suppress(OSError):  # removed in between
+            if path.lstat().st_uid == os.geteuid():
+                found.append(path)
+    return sorted(found)
+
+
+def count_of(path: Path) -> int | None:
+    """Return the number of operations that a rank has entered; None if its file is not complete."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+    except OSError:
+        return None
+    return int.from_bytes(head[8:], "little") if len(head) == 16 and head.startswith(MAGIC) else None
+
+
+def about_of(path: Path) -> dict[str, Any] | None:
+    """Return what a file says about its rank; None if it is not complete."""
+    content = read_bytes(path)
+    if content is None:
+        return None
+    about: dict[str, Any] = json.loads(_text(content, 64, TEXT))
+    return about
+
+
+def start_time(pid: int, processes: Path = Path("/proc")) -> int:
+    """Return when a process was started, in clock ticks after boot; 0 if there is none."""
+    fields = stat_fields(pid, processes)
+    return int(fields[19]) if fields else 0
+
+
+def stat_fields(pid: int, processes: Path) -> list[str] | None:
+    """Return the fields of /proc/PID/stat that follow the name, which may contain anything."""
+    try:
+        text = (processes / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()
+
+
+def namespace() -> str:
+    """Return the identity of the namespace in which this process's number is valid; "" if unknown."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def read(path: Path, now: int | None = None) -> Recording | None:
+    """Read a rank's file; None if it is not complete, or no such file. now: `time.monotonic_ns()`."""
+    content = read_bytes(path)
+    if content is None:
+        return None
+    now = _now() if now is None else now
+    about = json.loads(_text(content, 64, TEXT))
+    names = ["other", *(_text(content, NAMES_AT + i * NAME, NAME) for i in range(1, NAMES))]
+    groups = {0: Group("", None)}
+    for number in range(1, GROUPS):
+        if text := _text(content, GROUPS_AT + number * GROUP, GROUP):
+            with contextlib.suppress(ValueError):  # half written
+                label, runs = json.loads(text)
+                groups[number] = Group(label, None if runs is None else _members(runs))
+    operations = []
+    begin = RECORDS_AT
+    for place, record in enumerate(_RECORD.iter_unpack(content[begin : begin + RECORDS * WORDS * 8])):
+        entered, left, moved, sequence, name, group, thread, number = record
+        if number and number & (RECORDS - 1) == place and entered and group in groups:
+            operations.append(
+                Operation(
+                    number,
+                    names[name],
+                    (now - entered) / 1e9,
+                    (now - left) / 1e9 if left else None,
+                    moved,
+                    groups[group].label,
+                    sequence,
+                    thread == about["thread"],
+                )
+            )
+    messages = {}
+    for pair, sent, expected, _ in _PEER.iter_unpack(content[PEERS_AT:SEQUENCES_AT]):
+        if pair and pair >> 32 in groups:
+            messages[groups[pair >> 32].label, (pair & 0xFFFFFFFF) - 1] = (sent, expected)
+    operations.sort(key=lambda operation: operation.number)
+    sequences = struct.unpack(f"{GROUPS}q", content[SEQUENCES_AT:RECORDS_AT])
+    return Recording(
+        about,
+        (now - about["began"]) / 1e9,
+        operations,
+        {group.label: sequences[number] for number, group in groups.items() if number},
+        {group.label: group for number, group in groups.items() if number},
+        messages,
+    )
+
+
+def read_bytes(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    return content if len(content) >= SIZE and content.startswith(MAGIC) else None
+
+
+def _text(content: bytes, at: int, length: int) -> str:
+    return content[at : at + length].split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _runs(members: Sequence[int]) -> list[list[int]]:
+    """Return ranks as [first, step, count], which is short for the rows and columns of a grid."""
+    runs: list[list[int]] = []
+    for rank in members:
+        if runs and runs[-1][2] == 1:
+            runs[-1][1:] = [rank - runs[-1][0], 2]
+        elif runs and rank == runs[-1][0] + runs[-1][1] * runs[-1][2]:
+            runs[-1][2] += 1
+        else:
+            runs.append([rank, 1, 1])
+    return runs
+
+
+def _members(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(first + step * i for first, step, count in runs for i in range(count))

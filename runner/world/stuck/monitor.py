@@ -1,0 +1,122 @@
+"""Watch the recorders of this host's ranks, from a process of their own that runs when they do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner.recorder import ring
+from runner.recorder.process import process_state
+from runner.recorder.snapshot import RankSnapshot, snapshots
+from runner.world.watchdog.channel import LOOPBACK, host_addresses
+
+if TYPE_CHECKING:
+    from runner.system.launcher import Started
+    from runner.world.world import World
+
+STALL_TIMEOUT = 300.0  # seconds without progress
+_KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
+PROCESS = str(Path(__file__).with_name("monitor_process.py"))
+
+
+@dataclass
+class HostMonitor:
+    """The recorders of this host's ranks of one run."""
+
+    run_id: str
+    folder: Path = ring.FOLDER
+    ended: set[int] = field(default_factory=set)
+    _ranks: set[int] = field(default_factory=set)
+
+    def progress(self) -> dict[int, int]:
+        """Return the number of operations of each rank; ranks that have ended normally are left out."""
+        counts = {}
+        for path in ring.files_of(self.run_id, self.folder):
+            count = ring.count_of(path)
+            if count is not None:
+                counts[int(path.name.rpartition("_")[2])] = count
+        self._ranks |= counts.keys()
+        self.ended = self._ranks - counts.keys()
+        return counts
+
+    def snapshots(self) -> list[RankSnapshot]:
+        return snapshots(ring.files_of(self.run_id, self.folder))
+
+    def pids(self) -> list[int]:
+        """Return the processes of the ranks that live."""
+        found = []
+        for path in ring.files_of(self.run_id, self.folder):
+            about = ring.about_of(path)
+            if about and process_state(about["pid"], about["start"]) != "dead":
+                found.append(about["pid"])
+        return found
+
+    def remove(self) -> None:
+        """Remove the files of ranks that were killed; once none of them lives."""
+        for path in ring.files_of(self.run_id, self.folder):
+            path.unlink(missing_ok=True)
+
+
+def start(world: World, started: Started) -> list[str]:
+    """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings."""
+    seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
+    if seconds <= 0 or world.size == 1 or isinstance(world.recorder, ring.NoRecorder):
+        return []
+    first: dict[str, int] = {}
+    for number, rank in enumerate(world.ranks):
+        first.setdefault(rank.host_id, number)
+    leads = world.rank == 0
+    setting: dict[str, Any] = {
+        "run_id": world.run_id,
+        "seconds": seconds,
+        "chosen": started.stall_timeout is not None,
+        "run": started.run,
+        "size": world.size,
+        "hosts": {str(number): world.ranks[number].host for number in first.values()},
+    }
+    offer: dict[str, Any] = {}
+    if leads:
+        token = secrets.token_hex(16)
+        answer = _start({**setting, "rank": 0, "token": token})
+        offer = {**answer, "token": token, "candidates": host_addresses(), "host": os.uname().nodename}
+    offer = world.control.broadcast(offer)
+    error: str = offer.get("error", "")
+    if not error and len(first) > 1:
+        reason = ""
+        if not leads and world.rank in first.values():
+            near = [LOOPBACK] if offer["host"] == os.uname().nodename else []
+            place = {**offer, "candidates": [*near, *offer["candidates"]]}
+            reason = _start({**setting, **place, "rank": world.rank}).get("error", "")
+        reasons = world.control.allgather(reason)
+        named = [f"host {world.ranks[rank].host}: {why}" for rank, why in enumerate(reasons) if why]
+        error = "; ".join(named)
+    return [f"a stall of this run would not be noticed: {error}"] if error else []
+
+
+def _start(setting: dict[str, Any]) -> dict[str, Any]:
+    """Start the monitor process of this host; returns its first message, or {"error": reason}."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", PROCESS],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    except OSError as failure:  # for example a limit on processes
+        return {"error": f"cannot start the monitor process: {failure.strerror}"}
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
+        process.stdin.write(json.dumps(setting) + "\n")
+        process.stdin.flush()
+    line = process.stdout.readline()
+    _KEPT.append(process)
+    message: dict[str, Any] = json.loads(line) if line else {"error": "the monitor process ended at once"}
+    return message

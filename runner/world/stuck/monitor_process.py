@@ -1,0 +1,236 @@
+"""The monitor process: one on each host, says why a run has stopped making progress, and ends it.
+
+    python -I monitor_process.py < one line of JSON, and an open pipe
+
+It is a separate process because a rank may be stopped, or hold the GIL for ever. On one host it only reads
+the recorders of the ranks. On several, each host's process tells rank 0's, over TCP, how far its ranks are,
+and what they do when rank 0's process asks. Standard input ends with the rank that has started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner.recorder.snapshot import RankSnapshot
+    from runner.world.stuck.monitor import HostMonitor
+    from runner.world.watchdog.channel import Connection, Hub
+
+POLL_INTERVAL = 0.5  # seconds between two looks at the recorders
+RANK_POLL = 0.1  # seconds between two looks whether the rank has ended, for which a launcher may wait
+ANSWER_TIMEOUT = 2.5  # seconds for other hosts to say what their ranks do
+END_TIMEOUT = 1.5  # seconds for ranks to clean up after SIGTERM
+REMOVE_TIMEOUT = 2.0  # seconds for killed ranks to be gone
+
+
+class Lead:
+    """Rank 0's host: decides that nothing progresses, and reports it."""
+
+    def __init__(self, setting: dict[str, Any], monitor: HostMonitor, hub: Hub | None) -> None:
+        from runner.world.watchdog.progress import StallTimer
+
+        self.setting, self.monitor, self.hub = setting, monitor, hub
+        self.timer = StallTimer(setting["seconds"])
+        self.counts: dict[str, Any] = {}
+        self.position = object()
+        self.reported: object = None  # the position that has been reported, and not ended
+
+    def look(self) -> bool:
+        """Look at all ranks; returns whether the run has been ended."""
+        before, self.counts = self.counts, {**self.counts, "0": self.monitor.progress()}
+        for rank, message in self.hub.poll(0) if self.hub else ():
+            if "progress" in message:
+                self.counts[str(rank)] = message["progress"]
+        if self.counts != before:
+            self.position = object()
+        if not self.timer.is_over(self.position, time.monotonic()) or self.position is self.reported:
+            return False
+        found, silent = self.collect()
+        if not found:
+            return False  # all ranks have ended normally
+        if not report(self.setting, found, silent):
+            self.reported = self.position
+            return False
+        if self.hub:
+            self.hub.broadcast({"end": True})
+        return True
+
+    def collect(self) -> tuple[list[RankSnapshot], dict[int, str]]:
+        """Return the snapshots of all ranks that can be read, and why others cannot."""
+        from runner.recorder.snapshot import from_json
+
+        waiting = set(self.hub.connections) if self.hub else set()
+        if self.hub:
+            self.hub.broadcast({"where": True})
+        found = self.monitor.snapshots()
+        silent = dict.fromkeys(self.monitor.ended, "it has ended normally")
+        until = time.monotonic() + ANSWER_TIMEOUT
+        while self.hub and waiting and (left := until - time.monotonic()) > 0:
+            for rank, message in self.hub.poll(left):
+                if "snapshot" in message:
+                    with contextlib.suppress(KeyError, TypeError, ValueError):
+                        found.append(from_json(message["snapshot"]))
+                if "ended" in message:
+                    silent |= dict.fromkeys(message["ended"], "it has ended normally")
+                    waiting.discard(rank)
+        return sorted(found, key=lambda one: one.rank), silent
+
+
+class Follow:
+    """Another host: tells rank 0's process about its ranks, and ends them on order."""
+
+    def __init__(self, monitor: HostMonitor, connection: Connection) -> None:
+        self.monitor, self.connection = monitor, connection
+        self.told: dict[int, int] = {}
+
+    def look(self) -> bool:
+        from runner.recorder.snapshot import to_json
+
+        counts = self.monitor.progress()
+        if counts != self.told:
+            self.connection.send({"progress": counts})
+            self.told = counts
+        messages = self.connection.receive(0.01)
+        if messages is None:  # rank 0's host has ended; `heartbeat` reports it if it is lost
+            return False
+        if any("where" in message for message in messages):
+            for one in self.monitor.snapshots():
+                self.connection.send({"snapshot": to_json(one)})
+            self.connection.send({"ended": sorted(self.monitor.ended)})
+        return any("end" in message for message in messages)
+
+
+def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str]) -> bool:
+    """Say why nothing progresses; returns whether the run is to be ended.
+
+    It is not if the user has chosen no time-out, and the culprits compute in a job's function: that may take
+    any time. A run that ends claims its failure, and prints nothing if a rank has failed first.
+    """
+    from runner.errors import tell
+    from runner.world.run_status import RunLines, run_at
+    from runner.world.stuck.explain import explain
+
+    explanation = explain(found, setting["size"], silent)
+    first, *others = explanation.sentences
+    known = {one.rank: one for one in found}
+    lines = [f"  {line}" for line in others]
+    if not setting["chosen"] and all(computes(known.get(rank)) for rank in explanation.culprits):
+        tell(f"no progress for {setting['seconds']:g} s: {first}")
+        for line in (*lines, "  the run goes on; --stall-timeout SECONDS would end it"):
+            tell(line)
+        return False
+    rank = explanation.culprits[0] if explanation.culprits else 0
+    place = run_at(setting["run"]) if setting["run"] else RunLines(setting["run_id"], has_reader=False)
+    sentence = f"stalled: {first}"
+    claimed = True
+    with contextlib.suppress(OSError):  # a full disk must not keep it secret
+        claimed = place.claim_failure({"exit_code": 1, "sentence": sentence, "rank": rank})
+    if claimed:
+        lines.append(f"  no rank has entered an operation for {setting['seconds']:g} s (--stall-timeout)")
+        for line in (sentence, *lines):
+            tell(line)
+        if isinstance(place, RunLines):
+            place.remove_claim()
+    return True
+
+
+def computes(one: RankSnapshot | None) -> bool:
+    """Whether a rank is in a job's function, or in another operation that waits for no rank."""
+    from runner.world.stuck.explain import waiting_in
+
+    return (
+        one is not None
+        and one.state not in ("stopped", "dead")
+        and one.current is not None
+        and waiting_in(one) is None
+    )
+
+
+def end_ranks(monitor: HostMonitor) -> None:
+    """Have this host's ranks clean up and end; kill those that do not."""
+    for number, seconds in ((signal.SIGTERM, END_TIMEOUT), (signal.SIGKILL, REMOVE_TIMEOUT)):
+        for pid in monitor.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        _until(seconds, lambda: not monitor.pids())
+
+
+def _until(seconds: float, is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def watch(look: Callable[[], bool], monitor: HostMonitor) -> None:
+    """Look until the rank has ended or the run has been ended, and leave nothing of killed ranks."""
+    due = time.monotonic()
+    while not rank_has_ended():
+        if time.monotonic() >= due:
+            if look():
+                end_ranks(monitor)
+                break
+            due = time.monotonic() + POLL_INTERVAL
+        select.select([sys.stdin], [], [], RANK_POLL)
+    _until(REMOVE_TIMEOUT, lambda: not monitor.pids())
+    if not monitor.pids():
+        monitor.remove()
+
+
+def rank_has_ended() -> bool:
+    """Whether the rank that has started this process has ended, which closes the pipe."""
+    readable, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(readable) and not os.read(0, 1)
+
+
+def write_message(message: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def main() -> None:
+    from runner.world.stuck.monitor import HostMonitor
+    from runner.world.watchdog.channel import Connection, Hub, connect
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # for the ranks; this process ends with its own
+    setting = json.loads(_line())
+    monitor = HostMonitor(setting["run_id"])
+    if setting["rank"]:
+        place = setting["candidates"], setting["port"], setting["token"], setting["rank"]
+        connection = connect(*place)
+        if not isinstance(connection, Connection):
+            return write_message({"error": f"it cannot connect to rank 0: {connection}"})
+        write_message({"connected": True})
+        return watch(Follow(monitor, connection).look, monitor)
+    hub = Hub(setting["token"]) if len(setting["hosts"]) > 1 else None
+    try:
+        write_message({"port": hub.listen(len(setting["hosts"]) - 1) if hub else 0})
+    except OSError as failure:
+        return write_message({"error": f"rank 0 cannot listen: {failure.strerror or failure}"})
+    watch(Lead(setting, monitor, hub).look, monitor)
+
+
+def _line() -> bytes:
+    """Return the first line of standard input, without reading what follows."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            break
+        line += chunk
+    return line
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
+    main()
