@@ -26,7 +26,7 @@ VERDICT = 7  # of what would have been started
 BENCH = ("bench", "all_reduce", "-b", "8")
 
 
-CLOCKS = (60.0, 300.0)  # seconds for all ranks to start, and without progress
+CLOCKS = (60.0, None)  # seconds for all ranks to start, and without progress
 
 
 @pytest.fixture(autouse=True)
