@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NAMES = (
     *("heat", "wave", "gray_scott", "life", "diffusion3d", "blend", "upsample", "downsample"),
-    *("argmax", "column_mean"),
+    *("argmax", "column_mean", "power_spectrum"),
 )
 RANKS = pytest.mark.parametrize("ranks", [1, 3])
 Arrays = list[np.ndarray[Any, Any]]
@@ -283,7 +283,7 @@ def test_the_start_arrays_fit_their_examples(tmp_path: Path) -> None:
     made = runpy.run_path(str(EXAMPLES / "make_inputs.py"))["arrays"]()
     used = set()
     for name in NAMES:
-        if example(name).kind == "reduce":
+        if example(name).kind != "map":
             continue
         text = " ".join(commands(runpy.run_path(str(EXAMPLES / f"{name}.py"))["__doc__"]))
         inputs = re.findall(r"inputs/(\w+)\.npy", text)
@@ -323,3 +323,23 @@ def test_the_means_of_columns_are_numpys(tmp_path: Path, ranks: int) -> None:
     record = reduced(ranks, "column_mean", tmp_path / "in.npy", tmp_path / "out.npy")
     assert record["result"] == {"shape": [1200], "dtype": "float64"}
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), array.mean(axis=0))
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+@pytest.mark.parametrize("shape", [(24, 30), (4, 7), (3, 1)])
+def test_the_power_of_a_wave_is_at_its_frequency(tmp_path: Path, ranks: int, shape: tuple[int, int]) -> None:
+    """Also with fewer rows or columns than ranks."""
+    rows, columns = shape
+    phase = 2 * np.pi * (np.arange(rows)[:, None] * 1 / rows - np.arange(columns)[None, :] * 2 / columns)
+    np.save(tmp_path / "in.npy", np.exp(1j * phase))
+
+    def rank(control: Control) -> Any:
+        options, world = Options(device="cpu"), open_world("cpu", control=control)
+        files = tmp_path / "in.npy", tmp_path / "out.npy"
+        return run(example("power_spectrum"), *files, options=options, world=world)
+
+    record = run_ranks(ranks, rank, timeout=60)[0]
+    expected = np.zeros(shape)
+    expected[1, -2 % columns] = (rows * columns) ** 2
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-8)
+    assert record["result"]["total"] == pytest.approx((rows * columns) ** 2)
