@@ -141,6 +141,8 @@ def nightly(session: nox.Session) -> None:
         "lowest",
         "lowest_zarr",
         "docs",
+        "wheels",
+        "notebook",
         "first_command",
     ):
         session.notify(name)
