@@ -125,6 +125,13 @@ def gallery(session: nox.Session) -> None:
 
 
 @nox.session
+def peers(session: nox.Session) -> None:
+    """Run the same work in meshrun, Dask, JAX and mpi4py by hand: one table; JSON with `-- --json FILE`."""
+    session.install("-r", "benchmarks/peers/requirements.txt", f".[{OPEN_MPI}]")
+    session.run("python", "benchmarks/peers/run.py", *session.posargs)
+
+
+@nox.session
 def licenses(session: nox.Session) -> None:
     """List the licence of every package that meshrun installs, with its extras; an unknown one fails."""
     session.install("pip-licenses>=5", ".[mpi,plot,kubernetes,zarr,hdf5,fft,tiff]")
@@ -141,6 +148,8 @@ def nightly(session: nox.Session) -> None:
         "lowest",
         "lowest_zarr",
         "docs",
+        "wheels",
+        "notebook",
         "first_command",
     ):
         session.notify(name)

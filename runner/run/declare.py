@@ -21,6 +21,7 @@ from runner.plan.step_options import StepOptions
 
 if TYPE_CHECKING:
     from runner.report.record import Record
+    from runner.run.record.run_record import PlanRecord
     from runner.world.world import DeviceChoice
 
 
@@ -151,6 +152,66 @@ class DeclaredJob(Job):
         except MeshrunError as failure:
             as_keywords(failure, [*keywords, "ranks"])
             raise
+
+    def plan(
+        self,
+        /,
+        *inputs: str | Path,
+        ranks: int,
+        hosts: int | None = None,
+        gpu: str | None = None,
+        input_shape: str | Sequence[int] | None = None,
+        input_dtype: Any = None,
+        grid: str | Sequence[int] | None = None,
+        boundary: Boundary | None = None,
+        cval: float | None = None,
+        depth: int | None = None,
+        chunk_bytes: int | str | None = None,
+        host_memory: int | str | None = None,
+        device_memory: int | str | None = None,
+        **parameters: Any,
+    ) -> PlanRecord:
+        """Forecast the time and memory of a run, without ranks or a GPU, as `meshrun plan` does.
+
+        Returns the record of the plan, a dict that prints as the command's table. inputs: files; or none, and
+        input_shape and input_dtype instead. ranks, hosts: how many. gpu: model, such as "h200", or "cpu".
+        chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". The others are as in `run`.
+        Raises UserError where the job cannot be planned or a value is wrong.
+        """
+        import numpy
+
+        from runner.plan.stream_options import parse_size
+        from runner.run.planned import plan_record
+        from runner.run.record.run_record import PlanRecord
+
+        def joined(lengths: str | Sequence[int] | None) -> str | None:
+            return lengths if lengths is None or isinstance(lengths, str) else "x".join(map(str, lengths))
+
+        def size(value: int | str | None) -> int | None:
+            return parse_size(value) if isinstance(value, str) else value
+
+        self.complete(parameters)
+        named = input_dtype is None or isinstance(input_dtype, str)
+        element = input_dtype if named else str(numpy.dtype(input_dtype))
+        return PlanRecord(
+            plan_record(
+                self,
+                [str(path) for path in inputs],
+                parameters,
+                input_shape=joined(input_shape),
+                input_dtype=element,
+                ranks=ranks,
+                hosts=hosts,
+                gpu=gpu,
+                grid=joined(grid),
+                boundary=boundary,
+                cval=cval,
+                depth=depth,
+                chunk_bytes=size(chunk_bytes),
+                host_memory=size(host_memory),
+                device_memory=size(device_memory),
+            )
+        )
 
     def iterate(self, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
         """Take steps on whole arrays in this process. Returns the results of the last step.

@@ -8,6 +8,7 @@ times in seconds; None is unknown. A rate counts: for a single GPU, bytes read p
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -143,3 +144,9 @@ class Report:
     drifts: tuple[Drift, ...] = ()
     changed: tuple[str, ...] = ()
     ended: str = ""
+
+    def _repr_html_(self) -> str:
+        """Show the report in a notebook as on a terminal."""
+        from jobs.validate.report.formats import terminal
+
+        return f"<pre>{html.escape(terminal.text(self))}</pre>"

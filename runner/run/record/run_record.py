@@ -1,10 +1,11 @@
-"""The record that a run returns in Python: a dict that shows itself as the command's summary."""
+"""The records that Python gets of a run and of a plan: dicts that show themselves as the commands do."""
 
 from __future__ import annotations
 
 import html
 from typing import Any
 
+from runner.report import plan_table
 from runner.report.summary import render
 
 
@@ -16,6 +17,16 @@ class RunRecord(dict[str, Any]):
         if isinstance(self["result"], dict) and self["output"] is None:
             lines += [f"{name}: {value}\n" for name, value in self["result"].items()]
         return "".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class PlanRecord(dict[str, Any]):
+    """The record of a forecast. Its `str` is the table of `meshrun plan`, which notebooks show."""
+
+    def __str__(self) -> str:
+        return plan_table.render(self)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

@@ -171,3 +171,27 @@ def test_help_shows_the_functions_docstring_and_options() -> None:
     assert "smear(block, weight=0.5)  on whole arrays, in this process" in text
     assert "weight: of the neighbour." in text
     assert repr(smear) == "<meshrun job smear (block -> output)>"
+
+
+def test_a_plan_shows_itself_as_the_command_does(tmp_path: Path) -> None:
+    job = meshrun.map_blocks(lambda block, *, gain=1.0: gain * block, name="scaled")
+    np.save(tmp_path / "in.npy", np.zeros((4000, 100), np.float32))
+    plan = job.plan(tmp_path / "in.npy", ranks=2, gpu="h200", gain=2.0)
+    assert plan["parameters"] == {"gain": 2.0}
+    assert str(plan).startswith("scaled on 4000x100 float32")
+    assert plan._repr_html_().startswith("<pre>scaled on 4000x100 float32")
+    described = job.plan(ranks=2, gpu="h200", input_shape=(4000, 100), input_dtype=np.float32, gain=2.0)
+    assert described == plan
+    small = job.plan(tmp_path / "in.npy", ranks=2, gpu="h200", chunk_bytes="64K")
+    assert small["streamed"]
+    assert small == job.plan(tmp_path / "in.npy", ranks=2, gpu="h200", chunk_bytes=65536)
+
+
+def test_a_plan_that_cannot_be_made_says_why() -> None:
+    job = meshrun.map_blocks(lambda block: block, name="same")
+    with pytest.raises(meshrun.UserError, match="no array to plan for"):
+        job.plan(ranks=2)
+    with pytest.raises(meshrun.UserError, match="gian"):
+        job.plan(ranks=2, input_shape="4x4", input_dtype="f4", gian=2.0)
+    with pytest.raises(meshrun.UserError, match="cannot be planned"):
+        meshrun.reduce_blocks(lambda block: 0, combine=max).plan(ranks=2, input_shape="4x4", input_dtype="f4")

@@ -23,7 +23,7 @@ from jobs.bench.collectives.output.plots import (
     series,
 )
 from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
-from jobs.measure.plots import check, spaced_ticks
+from jobs.measure.plots import COLOURS, check, spaced_ticks
 from jobs.measure.sizes import size_name
 from runner.errors import UserError
 
@@ -133,9 +133,9 @@ def test_axes_are_labelled(tmp_path: Path) -> None:
 def test_placements_differ_by_dashes_and_records_by_colour(tmp_path: Path) -> None:
     text = drawn(tmp_path, "plot.svg").read_text()
     lines = set(re.findall(r'style="fill: none; (stroke-dasharray: [\d.,]+; )?[^"]*stroke: (#\w+)', text))
-    colours = {"#1f77b4", "#ff7f0e"}
+    colours = {*COLOURS[:2]}
     assert {colour for dash, colour in lines if not dash} >= colours
-    assert {colour for dash, colour in lines if dash} & colours == {"#1f77b4"}
+    assert {colour for dash, colour in lines if dash} & colours == {COLOURS[0]}
 
 
 @pytest.mark.parametrize("name", ["plot.html", "plot.svg", "plot.png"])
