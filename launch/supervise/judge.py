@@ -46,7 +46,7 @@ class Conclude(Protocol):
     """Prints the result of a command, such as `meshrun validate`, whose run failed before it could print one.
 
     why: the reason, as printed. rank_status: the exit status of ranks that end without a message; None
-    if none was started. answer: the partial result saved by rank 0. files: the files on the command line may
+    if none was started, or none has failed. answer: the partial result saved by rank 0. files: the files on the command line may
     be written here. Returns the exit status.
     """
 
@@ -92,7 +92,7 @@ def judge(
     """
     from runner.errors import tell
 
-    status, why = _judge(run, outcome, debug, lost, explain)
+    status, why, at_fault = _judge(run, outcome, debug, lost, explain)
     words, answer = run.recovery_hint(), run.answer()
     if status and words not in outcome.output_tail:
         tell(words)
@@ -100,14 +100,16 @@ def judge(
         files = files and (
             answer is not None or not run.any_registered()
         )  # otherwise rank 0 has written them
-        return conclude(status, why, rank_status=run.exit_status(), answer=answer, files=files)
+        return conclude(
+            status, why, rank_status=run.exit_status() if at_fault else None, answer=answer, files=files
+        )
     return status
 
 
 def _judge(
     run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], explain: Explain | None
-) -> tuple[int, str]:
-    """The exit status, and why it is not 0."""
+) -> tuple[int, str, bool]:
+    """The exit status, why it is not 0, and whether a rank or host has failed, rather than the launcher."""
     from runner.errors import tell
 
     failure, record = run.failure(), run.record()
@@ -117,7 +119,7 @@ def _judge(
     if outcome.interrupted:
         why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
         tell(why)
-        return 128 + outcome.interrupted, why
+        return 128 + outcome.interrupted, why, True
     killed = _killed(run, outcome)
     if lost:
         tell(_silent(lost))
@@ -127,16 +129,16 @@ def _judge(
             tell(failure["sentence"])
         if killed and killed.sure and killed.rank != failure["rank"]:
             tell(killed.sentence)
-        return int(failure["exit_code"]), failure["sentence"]
+        return int(failure["exit_code"]), failure["sentence"], True
     if record is not None and (killed or outcome.status == 0):
         if killed:
             tell(f"warning: the run was complete when this happened: {killed.sentence}")
-        return 0, ""
+        return 0, "", True
     why = _silent(lost) if lost else ""
     if killed or not lost:
         why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, explain)
         tell(why)
-    return run.exit_status(), why
+    return run.exit_status(), why, outcome.status >= 0 or bool(killed or lost)
 
 
 def _silent(hosts: Sequence[str]) -> str:
