@@ -45,9 +45,9 @@ class Outcome:
 class Conclude(Protocol):
     """Prints the result of a command, such as `meshrun validate`, whose run failed before it could print one.
 
-    why: the reason, as printed. rank_status: the exit status of ranks that end without a message; None
-    if none was started, or none has failed. answer: the partial result saved by rank 0. files: the files on the command line may
-    be written here. Returns the exit status.
+    why: the reason, as printed. rank_status: the exit status of ranks that end without a message; None if
+    none was started, or none has failed. answer: the partial result saved by rank 0. files: the files on
+    the command line may be written here. Returns the exit status.
     """
 
     def __call__(

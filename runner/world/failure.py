@@ -52,10 +52,11 @@ class FailureHandler:
 
     status: read by the process that started the ranks; None if no process does. debug: print tracebacks.
     usage_exit_status: for a UserError. failure_exit_status: for any other error without an exit status of
-    its own, of which the run may be a test of the machine: not for errors of software, such as a full disk. interrupt_message: printed when the run is interrupted. world: set once it is open.
-    transaction: the run's output, rolled back on failure. before_exit: called once before this process ends
-    in failure, to save partial results; it may raise OSError. failed: exit status and message of this rank's
-    failure, set before `before_exit` is called; None while there is none.
+    its own, of which the run may be a test of the machine: not for errors of software, such as a full disk.
+    interrupt_message: printed when the run is interrupted. world: set once it is open. transaction: the
+    run's output, rolled back on failure. before_exit: called once before this process ends in failure, to
+    save partial results; it may raise OSError. failed: exit status and message of this rank's failure, set
+    before `before_exit` is called; None while there is none.
     """
 
     status: RunStatus | None = None
