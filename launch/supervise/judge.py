@@ -90,11 +90,11 @@ def judge(
     causes a warning. Any other non-zero status of the launcher is a failure even with the record, and so is
     status 0 without the record.
     """
-    from runner.errors import tell
+    from runner.errors import printable, tell
 
     status, why, at_fault = _judge(run, outcome, debug, lost, explain)
     words, answer = run.recovery_hint(), run.answer()
-    if status and words not in outcome.output_tail:
+    if status and printable(words) not in outcome.output_tail:
         tell(words)
     if status and answer != "":
         files = files and (
@@ -110,7 +110,7 @@ def _judge(
     run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], explain: Explain | None
 ) -> tuple[int, str, bool]:
     """The exit status, why it is not 0, and whether a rank or host has failed, rather than the launcher."""
-    from runner.errors import tell
+    from runner.errors import printable, tell
 
     failure, record = run.failure(), run.record()
     if debug and outcome.launcher_output:
@@ -125,7 +125,7 @@ def _judge(
         tell(_silent(lost))
     if failure:
         # Claimed but not printed: the launcher ended that rank before it could.
-        if failure["sentence"] not in outcome.output_tail:
+        if printable(failure["sentence"]) not in outcome.output_tail:
             tell(failure["sentence"])
         if killed and killed.sure and killed.rank != failure["rank"]:
             tell(killed.sentence)

@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.comm.api import Control
 from runner.device.api import Backend
+from runner.errors import printable
 from runner.report.record import envelope, write_json
 from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
@@ -45,7 +46,7 @@ def main(
         facts = {"ranks": rows(surveys), "problems": [asdict(problem) for problem in problems]}
         record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
-            sys.stdout.write(render(surveys))
+            sys.stdout.write(printable(render(surveys)))
             for problem in problems:
                 print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}")
             if not problems:

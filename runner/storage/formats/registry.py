@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.errors import UserError
-from runner.files import exchange, is_protected, is_stream, longest_name, remove_path
+from runner.files import exchange, is_protected, is_stream, keep_mode, longest_name, remove_path
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
 from runner.storage.formats.containers import check_alone, check_array
@@ -342,6 +342,7 @@ def rename(partial: Path, path: Path) -> None:
                 os.rename(path, old)
                 _name(partial, path, old)
         else:
+            keep_mode(path, partial)
             os.replace(partial, path)
     except OSError as reason:
         raise write_error(path, reason, partial=partial) from reason
