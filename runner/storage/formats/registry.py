@@ -188,6 +188,12 @@ class ComputedSource:
         target[...] = self.compute(region)
 
 
+def decoded_bytes(path: Path) -> int:
+    """Bytes that opening the file takes, because its format is decoded as a whole; 0 for other formats."""
+    decodes: Callable[[Path], int] | None = getattr(_format(path), "decoded_bytes", None)
+    return decodes(path) if decodes else 0
+
+
 def open_source(path: Path, form: Form | None = None) -> Source:
     """Open an array by its file's suffix.
 
