@@ -78,7 +78,7 @@ def decoded_bytes(path: Path) -> int:
             mode = "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode
             bands = len(Image.new(mode, (0, 0)).getbands())
             each = 4 if opened.mode in ("I", "F") else 2 if opened.mode.startswith("I;16") else 1
-            return opened.width * opened.height * bands * each
+            return int(opened.width * opened.height * bands * each)
     except (OSError, SyntaxError, ValueError):
         return 0
 
