@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
 TRACE = "meshrun_trace"  # of an error that another rank has met
 
@@ -104,9 +106,14 @@ def first_line(reason: Exception) -> str:
     return (str(reason).strip() or type(reason).__name__).splitlines()[0]
 
 
+def printable(text: str) -> str:
+    """`text` with control characters escaped, which names may hold and terminals obey; lines stay lines."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
 def tell(sentence: str) -> None:
     """One sentence on stderr, in one write so that ranks do not mix."""
-    sys.stderr.write(f"meshrun: {sentence}\n")
+    sys.stderr.write(f"meshrun: {printable(sentence)}\n")
     sys.stderr.flush()
 
 

@@ -55,6 +55,12 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> No
         sync_folder(path.parent)
 
 
+def keep_mode(old: Path, new: Path) -> None:
+    """Give the file `new` the permissions of the file `old` that it replaces, if there is one. OSError."""
+    if (mode := _mode(old)) is not None and new.is_file() and not new.is_symlink():
+        os.chmod(new, mode)
+
+
 def create(path: Path, content: str | bytes) -> bool:
     """Make `path`, whole, in one step; False when there is something of that name already. OSError."""
     data = content.encode() if isinstance(content, str) else content

@@ -85,6 +85,9 @@ def _load(path: str) -> np.ndarray[Any, Any]:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as reason:
         raise _unusable(path, str(reason)) from reason
+    if not isinstance(values, np.ndarray):
+        values.close()
+        raise _unusable(path, "several arrays (.npz)")
     if values.dtype.kind not in "biuf":
         raise _unusable(path, f"elements of type {values.dtype}")
     return np.array(values, np.float64, order="C")

@@ -11,6 +11,7 @@ from jobs.measure import plots
 from meshrun import World
 from runner.errors import UserError
 from runner.files import check_writable, write_file
+from runner.system.launcher import is_secret
 
 Json = dict[str, Any]  # a JSON object
 PREFIXES = ("NCCL_", "UCX_", "FI_")
@@ -27,7 +28,6 @@ NAMES = {
     "SLURM_PROCID",
     "SLURM_STEP_ID",
 }
-SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK")
 WRITING_SHARE = 0.05  # of the run's time, at most
 
 
@@ -36,7 +36,7 @@ def recorded_environment(environment: Mapping[str, str]) -> list[str]:
     return [
         f"{name}={value}"
         for name, value in sorted(environment.items())
-        if (name.startswith(PREFIXES) or name in NAMES) and not any(word in name.upper() for word in SECRET)
+        if (name.startswith(PREFIXES) or name in NAMES) and not is_secret(name)
     ]
 
 

@@ -176,7 +176,7 @@ def build_spec(
 def parse_setting(text: str) -> tuple[str, str]:
     """Parse NAME=VALUE, or NAME with its value in this environment."""
     name, equals, value = text.partition("=")
-    if not name.isidentifier():
+    if not (name.isidentifier() and name.isascii()):
         raise ValueError(f"-x {text}: expected NAME=VALUE")
     if not equals and name not in os.environ:
         raise ValueError(f"-x {name}: no value given, and not set in this environment")

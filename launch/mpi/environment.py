@@ -8,6 +8,7 @@ drives.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +17,7 @@ from launch.spec import LaunchSpec
 
 # Variables that ranks on other hosts need too. Open MPI forwards none of them.
 FORWARDED = ("NCCL_", "UCX_", "FI_", "CUDA_", "MPI4PY_", "MESHRUN_")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a variable
 FORWARDED_WHOLE = ("LD_LIBRARY_PATH", "PYTHONFAULTHANDLER")
 
 # Open MPI: ob1 uses the btl components; the other pml components use the fastest adapter.
@@ -68,8 +70,21 @@ def on_interface(name: str) -> dict[str, str]:
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that ranks on other hosts need."""
-    return {name: value for name, value in environment.items() if is_forwarded(name)}
+    """The variables of an environment that ranks on other hosts need.
+
+    Raises UserError for a name that a shell on another host would not take as one.
+    """
+    from runner.errors import UserError
+
+    found = {name: value for name, value in environment.items() if is_forwarded(name)}
+    if wrong := next((name for name in found if not NAME.fullmatch(name)), None):
+        raise UserError(
+            "a variable's name cannot be forwarded to other hosts",
+            got=repr(wrong),
+            expected="letters, digits and _",
+            hint="unset it: env -u NAME meshrun ...",
+        )
+    return found
 
 
 def is_forwarded(name: str) -> bool:

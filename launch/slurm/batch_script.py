@@ -20,7 +20,7 @@ AGAIN = """\
 status=$?
 # Ranks detect a lost host before Slurm does, and the job would fail instead of being requeued. At most three
 # times: Slurm may assign a lost host that it does not detect to the job again and again.
-if [ $status -ne 0 ] && [ -e "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
+if [ $status -ne 0 ] && [ -f "$lost" ] && [ -O "$lost" ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 3 ]; then
     scontrol requeue "$job"
 fi
 exit $status"""

@@ -49,13 +49,14 @@ class RestartableStatusLines(StatusLines):
 class FollowedJob:
     """A job, or one task of an array, and its observed state.
 
-    shown: forward its output. requeue: Slurm may restart it.
+    shown: forward its output. token: of the run. requeue: Slurm may restart it.
     """
 
     run: RunDirectory
     status_lines: StatusLines
     state: JobState
     shown: bool
+    token: str
     requeue: bool = False
     nodes: str = ""  # all nodes that it had: Slurm forgets failed ones
     output_tail: bytes = b""
@@ -95,14 +96,12 @@ class FollowedJob:
 
     def _read_lost_note(self) -> None:
         """Read the note in which ranks report the loss of the host that writes the output."""
-        from runner.world.run_status import lost_note
+        from runner.world.run_status import read_lost_note
 
         if self.state.state not in ("", "PENDING") and not self.requeue:
-            with contextlib.suppress(OSError):  # none, or being replaced
-                note = lost_note(self.state.id)
-                sentence = note.read_text().strip().removeprefix("meshrun: ")
+            sentence = read_lost_note(self.state.id, self.token)
+            if sentence is not None:
                 self.run.claim_failure({"exit_code": 1, "sentence": sentence, "rank": None})
-                note.unlink(missing_ok=True)
 
     @property
     def hangs(self) -> bool:

@@ -130,7 +130,7 @@ class SubmittedJob:
         run.path.mkdir()
         lines = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
         before = JobState(state.id, "", output=state.output)
-        return FollowedJob(run, lines, before, shown=not self.array, requeue=self.requeue)
+        return FollowedJob(run, lines, before, shown=not self.array, token=self.token, requeue=self.requeue)
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
         """Report how each run ended; returns the first exit status other than 0. conclude: as for `judge`."""

@@ -45,9 +45,9 @@ class Outcome:
 class Conclude(Protocol):
     """Prints the result of a command, such as `meshrun validate`, whose run failed before it could print one.
 
-    why: the reason, as printed. rank_status: the exit status of ranks that end without a message; None
-    if none was started. answer: the partial result saved by rank 0. files: the files on the command line may
-    be written here. Returns the exit status.
+    why: the reason, as printed. rank_status: the exit status of ranks that end without a message; None if
+    none was started, or none has failed. answer: the partial result saved by rank 0. files: the files on
+    the command line may be written here. Returns the exit status.
     """
 
     def __call__(
@@ -90,25 +90,27 @@ def judge(
     causes a warning. Any other non-zero status of the launcher is a failure even with the record, and so is
     status 0 without the record.
     """
-    from runner.errors import tell
+    from runner.errors import printable, tell
 
-    status, why = _judge(run, outcome, debug, lost, explain)
+    status, why, at_fault = _judge(run, outcome, debug, lost, explain)
     words, answer = run.recovery_hint(), run.answer()
-    if status and words not in outcome.output_tail:
+    if status and printable(words) not in outcome.output_tail:
         tell(words)
     if status and answer != "":
         files = files and (
             answer is not None or not run.any_registered()
         )  # otherwise rank 0 has written them
-        return conclude(status, why, rank_status=run.exit_status(), answer=answer, files=files)
+        return conclude(
+            status, why, rank_status=run.exit_status() if at_fault else None, answer=answer, files=files
+        )
     return status
 
 
 def _judge(
     run: RunDirectory, outcome: Outcome, debug: bool, lost: Sequence[str], explain: Explain | None
-) -> tuple[int, str]:
-    """The exit status, and why it is not 0."""
-    from runner.errors import tell
+) -> tuple[int, str, bool]:
+    """The exit status, why it is not 0, and whether a rank or host has failed, rather than the launcher."""
+    from runner.errors import printable, tell
 
     failure, record = run.failure(), run.record()
     if debug and outcome.launcher_output:
@@ -117,26 +119,26 @@ def _judge(
     if outcome.interrupted:
         why = f"interrupted by {outcome.interrupted.name}: every rank has ended"
         tell(why)
-        return 128 + outcome.interrupted, why
+        return 128 + outcome.interrupted, why, True
     killed = _killed(run, outcome)
     if lost:
         tell(_silent(lost))
     if failure:
         # Claimed but not printed: the launcher ended that rank before it could.
-        if failure["sentence"] not in outcome.output_tail:
+        if printable(failure["sentence"]) not in outcome.output_tail:
             tell(failure["sentence"])
         if killed and killed.sure and killed.rank != failure["rank"]:
             tell(killed.sentence)
-        return int(failure["exit_code"]), failure["sentence"]
+        return int(failure["exit_code"]), failure["sentence"], True
     if record is not None and (killed or outcome.status == 0):
         if killed:
             tell(f"warning: the run was complete when this happened: {killed.sentence}")
-        return 0, ""
+        return 0, "", True
     why = _silent(lost) if lost else ""
     if killed or not lost:
         why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, explain)
         tell(why)
-    return run.exit_status(), why
+    return run.exit_status(), why, outcome.status >= 0 or bool(killed or lost)
 
 
 def lost_rank(run: RunDirectory, outcome: Outcome) -> Killed | None:

@@ -23,12 +23,13 @@ from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.in_memory import call_rows, slabs, windows
 from runner.pipeline.result_type import types_of, types_without_cells
 from runner.pipeline.streamed.endpoints import Step
+from runner.plan.chunking import memory_use
 from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.spans import Spans
 from runner.storage.formats.image_folder import Folder
-from runner.storage.formats.registry import Sink, commit, open_sink, open_source
+from runner.storage.formats.registry import Sink, commit, decoded_bytes, open_sink, open_source
 from runner.world.world import World
 
 PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # plans an image as one block; may raise UserError
@@ -37,7 +38,8 @@ PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # plans an image as one block
 @dataclass(frozen=True)
 class ImageEndpoints:
     """Source and target folders of a run. written: files that are not synced to the disk yet. kernels: are
-    called in place of the job's function; None: it is called itself."""
+    called in place of the job's function; None: it is called itself. room: bytes of host memory for one
+    image, decoded."""
 
     world: World
     folder: Folder
@@ -46,6 +48,7 @@ class ImageEndpoints:
     spans: Spans = field(default_factory=Spans)
     written: deque[Path] = field(default_factory=deque)
     kernels: ImageKernels | None = None
+    room: int | None = None
 
 
 @dataclass
@@ -94,8 +97,11 @@ class ImageEngine:
     def _read(self, slot: ImageSlot) -> None:
         image, path = self._endpoints.folder.images[slot.number], self._path(slot)
         with naming(path, "repair it or remove it from the folder, then run the same command with --resume"):
+            decoded = decoded_bytes(path)
+            self._check_room(decoded)
             source = open_source(path)
             task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
+            self._check_room(decoded + image_memory(task))
             window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
             assert window.inside is not None
             slot.block = np.empty(window.shape, task.dtype)
@@ -104,6 +110,17 @@ class ImageEngine:
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != (image.size, image.changed):
                 raise RunError(f"{path} has changed since the run began", hint="the command with --resume")
+
+    def _check_room(self, needed: int) -> None:
+        """Refuse an image that takes more memory than the largest one that was planned for."""
+        room = self._endpoints.room
+        if room is not None and needed > room:
+            raise RunError(
+                "the decoded image needs more memory than there is for each image under way",
+                got=f"{needed:,} bytes",
+                expected=f"at most {room:,}",
+                hint="a larger --host-memory, or a smaller --depth",
+            )
 
     def _result(self, number: int, task: Task, block: HostArray) -> HostArray:
         world, spans, on_gpu = (
@@ -177,6 +194,11 @@ def sink_for(into: Path, name: str, shape: Shape, dtype: np.dtype[Any], run_id: 
     except UserError as failure:
         failure.hint = "the images as .npy files, which store any array: each output is named after its image"
         raise
+
+
+def image_memory(task: Task) -> int:
+    """Bytes of host memory for an image's block and result, on a CPU."""
+    return memory_use(task, task.partition[0], asynchronous=False).host
 
 
 @contextmanager

@@ -36,12 +36,14 @@ from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.storage.file_errors import write_error
-from runner.storage.formats.image_folder import Folder
-from runner.storage.formats.registry import Source, open_source
+from runner.storage.formats.image_folder import Folder, Image
+from runner.storage.formats.registry import Source, decoded_bytes, open_source
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, partial_path
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World
+
+MOST_HEADERS = 10_000  # that are read before the work begins
 
 
 @dataclass
@@ -94,6 +96,7 @@ class StreamedFolder:
             self.plan_task,
             self._spans,
             kernels=None if task.kernel is None else self.kernels,
+            room=self._room,
         )
         log = self._journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
         with closing(Syncer(log, lambda: self._sync(endpoints))) as syncer:
@@ -143,7 +146,8 @@ class StreamedFolder:
 
     def _sample(self) -> Task:
         """Return the task for the largest image, with its result type, which the output file can store."""
-        world, largest = self.world, max(self.folder.images, key=lambda image: image.size)
+        world = self.world
+        largest, self._decoded = world.on_root(self._largest)
         path = self.folder.path / largest.name
         source: Source = world.on_root(lambda: open_source(path))
 
@@ -159,13 +163,23 @@ class StreamedFolder:
         world.on_root(lambda: check(task))
         return task
 
+    def _largest(self) -> tuple[Image, int]:
+        """Return the image with the most bytes, decoded or as a file, and its bytes that are decoded.
+
+        Of a folder of many files, the headers of the largest are read, because each is an access to the disk.
+        Images beyond them are checked when they are read.
+        """
+        by_size = sorted(self.folder.images, key=lambda image: image.size, reverse=True)[:MOST_HEADERS]
+        found = [(image, decoded_bytes(self.folder.path / image.name)) for image in by_size]
+        return max(found, key=lambda one: max(one[1], one[0].size if not one[1] else 0))
+
     def _depth(self, task: Task) -> int:
         """Return the number of images in flight on this rank: one per thread plus `--depth` waiting ones, or
         fewer if so many of the largest image do not fit in memory."""
         takes = memory_use(task, task.partition[0], asynchronous=self.world.backend.asynchronous).host
-        room = (
-            self.world.collective_call(lambda: limits(self.world, self.options)).host // takes if takes else 1
-        )
+        takes += self._decoded
+        host = self.world.collective_call(lambda: limits(self.world, self.options)).host
+        room = host // takes if takes else 1
         if room == 0 and self.options.host_memory is not None:
             raise UserError(
                 "--host-memory is less than the largest image needs",
@@ -173,7 +187,9 @@ class StreamedFolder:
                 expected=f"at least {takes:,}",
                 everywhere=True,
             )
-        return max(1, min(threads_of(self.world) + self.options.under_way, room))
+        depth = max(1, min(threads_of(self.world) + self.options.under_way, room))
+        self._room = max(host // depth, takes)
+        return depth
 
     def _start_or_resume(self, kept: Fingerprint | None, task: Fingerprint) -> set[int]:
         """Start the output or resume it; return the numbers of finished images. On rank 0."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from runner.errors import printable
 from runner.job.declaration import Job
 from runner.report.progress import ProgressBar
 from runner.report.record import STDOUT, plain
@@ -69,7 +70,7 @@ def main(
             shown = record["output"] is None or {"simulate", "create"} & job.services
             if shown and options.json != STDOUT:
                 show_result(record["result"], sys.stdout)
-            sys.stderr.write(render(record))
+            sys.stderr.write(printable(render(record)))
         values: dict[str, Any] = plain(record, texts=False)
         if world.rank == 0 and on_record is not None:
             on_record(values)

@@ -59,11 +59,17 @@ class Started:
 
 
 BY_HAND = Started()
+SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "PSK")  # in the names of variables
 
 
 def environment() -> dict[str, str]:
     """A copy of this process's environment variables, to read a library's settings from."""
     return dict(os.environ)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable's name looks as if its value must not be shown, such as NCCL_API_TOKEN."""
+    return any(word in name.upper() for word in SECRET)
 
 
 @contextmanager

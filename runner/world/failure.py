@@ -31,6 +31,18 @@ from runner.system.launcher import detect_launcher
 from runner.world.run_status import RunLines, RunStatus
 from runner.world.world import World
 
+# Errors of the software and of what it is installed on, rather than of GPUs or the network.
+SOFTWARE = (
+    OSError,
+    ImportError,
+    MemoryError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    NameError,
+    AssertionError,
+)
 GRACE = 1.0  # seconds that a later failure waits until the first one has been reported
 
 
@@ -40,10 +52,11 @@ class FailureHandler:
 
     status: read by the process that started the ranks; None if no process does. debug: print tracebacks.
     usage_exit_status: for a UserError. failure_exit_status: for any other error without an exit status of
-    its own. interrupt_message: printed when the run is interrupted. world: set once it is open.
-    transaction: the run's output, rolled back on failure. before_exit: called once before this process ends
-    in failure, to save partial results; it may raise OSError. failed: exit status and message of this rank's
-    failure, set before `before_exit` is called; None while there is none.
+    its own, of which the run may be a test of the machine: not for errors of software, such as a full disk.
+    interrupt_message: printed when the run is interrupted. world: set once it is open. transaction: the
+    run's output, rolled back on failure. before_exit: called once before this process ends in failure, to
+    save partial results; it may raise OSError. failed: exit status and message of this rank's failure, set
+    before `before_exit` is called; None while there is none.
     """
 
     status: RunStatus | None = None
@@ -63,6 +76,8 @@ class FailureHandler:
     def exit_status(self, failure: BaseException) -> int:
         """The exit status of a process that ends with `failure`."""
         if isinstance(failure, UserError):
+            return self.usage_exit_status
+        if isinstance(failure, SOFTWARE) and self.failure_exit_status != RunError.exit_code:
             return self.usage_exit_status
         own = failure.exit_code if isinstance(failure, MeshrunError) else RunError.exit_code
         is_default = own == RunError.exit_code and not isinstance(failure, BadResult)

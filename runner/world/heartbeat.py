@@ -15,7 +15,7 @@ from typing import Any
 from runner import files
 from runner.errors import RunError
 from runner.system.launcher import slurm_job
-from runner.world.run_status import lost_note
+from runner.world.run_status import lost_note, signed_note
 from runner.world.watchdog.channel import host_addresses, interface_address
 from runner.world.watchdog.report import ranges
 from runner.world.world import Rank, World
@@ -28,12 +28,16 @@ class Heartbeat:
     """Watches the other hosts until this process ends. Collective. Does nothing on a single host.
 
     seconds: for which a host may send nothing. on_loss: called in a thread, with the error that ends all
-    ranks. warnings: on rank 0, one for each host that could not connect and is therefore not watched.
+    ranks. token: of the run, for `write_lost_note`. warnings: on rank 0, one for each host that could not
+    connect and is therefore not watched.
     """
 
-    def __init__(self, world: World, seconds: float, on_loss: Callable[[RunError], None]) -> None:
+    def __init__(
+        self, world: World, seconds: float, on_loss: Callable[[RunError], None], token: str | None = None
+    ) -> None:
         self.warnings: list[str] = []
         self._world, self._seconds, self._on_loss = world, seconds, on_loss
+        self._token = token
         self._folder = Path.cwd()  # a job may change the working directory
         self._process: subprocess.Popen[str] | None = None
         first = first_rank_per_host(world.ranks)
@@ -96,7 +100,7 @@ class Heartbeat:
             if lost:
                 failure = lost_hosts_error(self._world.ranks, lost, self._seconds)
                 note = threading.Thread(
-                    target=write_lost_note, args=(self._folder, str(failure)), daemon=True
+                    target=write_lost_note, args=(self._folder, str(failure), self._token), daemon=True
                 )
                 note.start()
                 note.join(NOTE_TIMEOUT)
@@ -111,11 +115,14 @@ def first_rank_per_host(ranks: Sequence[Rank]) -> list[int]:
     return sorted(hosts.values())
 
 
-def write_lost_note(folder: Path, sentence: str) -> None:
-    """In a Slurm job, write `sentence` to a file, because the job's output may no longer work."""
+def write_lost_note(folder: Path, sentence: str, token: str | None = None) -> None:
+    """In a Slurm job, write `sentence` to a file, because the job's output may no longer work.
+
+    token: of the run, for the process that reads the file.
+    """
     if job := slurm_job():
         with contextlib.suppress(OSError):
-            files.write_file(folder / lost_note(job), f"meshrun: {sentence}\n")
+            files.write_file(folder / lost_note(job), signed_note(job, sentence, token))
 
 
 def lost_hosts_error(ranks: Sequence[Rank], lost: Sequence[int], seconds: float) -> RunError:

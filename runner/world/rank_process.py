@@ -15,7 +15,7 @@ from runner.world import preload
 from runner.world.failure import GRACE, FailureHandler, Guard
 from runner.world.heartbeat import Heartbeat
 from runner.world.preflight.inspection import preflight
-from runner.world.run_status import run_at
+from runner.world.run_status import RunLines, run_at
 from runner.world.stuck import monitor
 from runner.world.termination import end_with_parent, on_termination
 from runner.world.world import Check, DeviceChoice, World, open_world
@@ -115,7 +115,8 @@ def join_world(
     if handler.status is not None:
         handler.status.register(world.rank, world.here.host, os.getpid())
     handler.world, world.network = world, started.network
-    heartbeat = Heartbeat(world, started.host_timeout, handler.abort)
+    token = handler.status.token if isinstance(handler.status, RunLines) else None
+    heartbeat = Heartbeat(world, started.host_timeout, handler.abort, token)
     stalls = monitor.start(world, started) if watch_stalls else []
     for warning in (*world.warnings, *heartbeat.warnings, *stalls) if world.rank == 0 else ():
         tell(f"warning: {warning}")

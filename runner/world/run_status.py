@@ -12,6 +12,7 @@ only, because the `meshrun` command reads the status in the process that starts 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any, Protocol
 from runner import files, lock
 from runner.errors import UserError
 
+NOTE_BYTES = 1 << 16  # most of a note of a lost host that are read
 LINE = "\x1emeshrun-run"  # starts a status line; no program prints it otherwise
 
 
@@ -79,6 +81,40 @@ def lost_note(job: str) -> Path:
     Their output goes through the job's first host, which may be the lost one.
     """
     return Path(f"meshrun-{job}.lost")
+
+
+def signed_note(job: str, sentence: str, token: str | None) -> str:
+    """The text of the note of job `job`. token: the run's, which proves that the note is of one of its
+    ranks; None if no process reads it."""
+    proof = f"{_note_proof(job, sentence, token)}\n" if token else ""
+    return f"meshrun: {sentence}\n{proof}"
+
+
+def read_lost_note(job: str, token: str) -> str | None:
+    """The sentence of the note of job `job`, which is removed; None without one.
+
+    Others may write to the working directory: a note that is a link, is of another user, or does not have the
+    proof of this run is ignored and stays.
+    """
+    note = lost_note(job)
+    try:
+        files.check_own(note, folder=False, hint="")
+        with files.open_file(note) as file:
+            text = file.read(NOTE_BYTES) or b""
+    except (OSError, UserError):
+        return None
+    lines = text.decode(errors="replace").splitlines()
+    sentence = lines[0].removeprefix("meshrun: ") if lines else ""
+    if len(lines) != 2 or not hmac.compare_digest(
+        lines[1].encode(), _note_proof(job, sentence, token).encode()
+    ):
+        return None
+    note.unlink(missing_ok=True)
+    return sentence
+
+
+def _note_proof(job: str, sentence: str, token: str) -> str:
+    return hmac.digest(token.encode(), f"{job}\0{sentence}".encode(), "sha256").hex()
 
 
 def run_at(place: str) -> RunStatus:

@@ -40,7 +40,7 @@ def conclude(
     report = with_early_end(report, one_line(reason), critical)
     outputs.write_files(report, files)
     print_report(report, nagios, colour=takes_colour())
-    return status if critical or status >= 128 else EXIT["unknown"]
+    return status if status >= 128 else EXIT[report.verdict.status]
 
 
 def empty_report(words: Sequence[str]) -> Report:
@@ -51,7 +51,7 @@ def empty_report(words: Sequence[str]) -> Report:
 
 def with_early_end(report: Report, reason: str, critical: bool) -> Report:
     """Return the report of a run that ended early because of `reason`, which is added if it is missing."""
-    if critical and not report.ended:
+    if critical and (not report.ended or report.verdict.status != "critical"):
         alarm = Alarm("critical", reason)
         return replace(report, ended=reason, verdict=with_alarms(report.verdict, [alarm]))
     if not critical and reason not in report.verdict.not_judged:

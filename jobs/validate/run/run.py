@@ -92,6 +92,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
             handler.before_exit = None
             report = publish(report, options, cli_context)
             if handler.status is not None:
+                handler.status.note_exit_status(EXIT[report.verdict.status])
                 handler.status.save_answer("")
             verdict = report.verdict.status, headline(report)
     status, line = world.control.broadcast(verdict)

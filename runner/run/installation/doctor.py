@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.comm.api import Control
 from runner.device.api import Backend
+from runner.errors import printable
 from runner.report.record import STDOUT, envelope, write_json
 from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
@@ -57,7 +58,7 @@ def main(
         record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
             shown = sys.stderr if to_stdout else sys.stdout
-            shown.write(render(surveys))
+            shown.write(printable(render(surveys)))
             for name, value, source in settings:
                 print(f"setting {name} = {value}  ({source})", file=shown)
             for problem in problems:

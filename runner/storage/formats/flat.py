@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 
 from runner.errors import MeshrunError, RunError
-from runner.files import open_file, open_new
+from runner.files import keep_mode, open_file, open_new
 from runner.region import HostArray, Region, Shape
 from runner.storage import mmap_write
 from runner.storage.file_errors import check_part, not_shared, unclaimed, write_error
@@ -188,6 +188,7 @@ def create_file(sinks: Sequence[FlatSink], lay_out: Callable[[BinaryIO], None]) 
         raise write_error(path, reason, needed, partial=partial.parent) from reason
     try:
         with made as file:
+            keep_mode(path, partial)  # now, so that nobody reads meanwhile what he could not before
             lay_out(file)
             file.flush()
             needed = max(sink.offset + sink.nbytes for sink in sinks)

@@ -103,11 +103,13 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
                 got=listing(found) or None,
                 hint=f"{path}:/{found[0]}" if found else None,
             )
+        _check_links(path, file, name)
         dataset = file.get(name)
         if not isinstance(dataset, h5py.Dataset):
             raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays of numbers")
         if not _is_numbers(dataset):
             raise UserError(f"{path}:/{name} does not hold numbers", got=f"dtype {dataset.dtype}")
+        _check_inside(path, dataset)
         _check_filters(path, dataset)
         offset = _flat_offset(dataset)
         if offset is not None:
@@ -149,6 +151,34 @@ def _arrays(file: Any) -> list[str]:
 def _is_numbers(dataset: Any) -> bool:
     # An empty dataspace ("null") has no shape.
     return dataset.shape is not None and dataset.dtype.kind in NUMBERS
+
+
+def _check_links(path: Path, file: Any, name: str) -> None:
+    """Refuse a name that leads into another file."""
+    for place in prefixes(name.strip("/"))[1:]:
+        link = file.get(place, getlink=True)
+        if isinstance(link, h5py.ExternalLink):
+            raise _outside(path, place, link.filename)
+
+
+def _check_inside(path: Path, dataset: Any) -> None:
+    """Refuse a dataset whose values are in other files: a file may name any that this user can read."""
+    if dataset.file.filename != str(path):  # by way of a link
+        raise _outside(path, dataset.name, dataset.file.filename)
+    for other, *_ in dataset.external or ():
+        raise _outside(path, dataset.name, other)
+    for source in dataset.virtual_sources() if dataset.is_virtual else ():
+        if source.file_name != ".":
+            raise _outside(path, dataset.name, source.file_name)
+
+
+def _outside(path: Path, name: str, other: str) -> UserError:
+    return UserError(
+        f"{path}:/{name.strip('/')} is in another file",
+        got=repr(other),
+        expected="values in the file itself",
+        hint="h5copy -f ext, or h5repack for external storage, puts the values into one file",
+    )
 
 
 def _check_filters(path: Path, dataset: Any) -> None:

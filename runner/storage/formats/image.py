@@ -71,6 +71,18 @@ def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
     return source
 
 
+def decoded_bytes(path: Path) -> int:
+    """Bytes of the decoded picture, by its header; 0 for a file that `open_source` will refuse."""
+    try:
+        with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
+            mode = "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode
+            bands = len(Image.new(mode, (0, 0)).getbands())
+            each = 4 if opened.mode in ("I", "F") else 2 if opened.mode.startswith("I;16") else 1
+            return int(opened.width * opened.height * bands * each)
+    except (OSError, SyntaxError, ValueError):
+        return 0
+
+
 def _decode(path: Path) -> HostArray:
     try:
         # Only these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.

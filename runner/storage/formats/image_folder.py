@@ -47,6 +47,7 @@ def open_folder(path: Path) -> Folder | None:
     Hidden files are ignored. UserError if there is no image.
     """
     images, others = [], []
+    place = str(path)
     try:
         if not path.is_dir() or suffix(path) in FOLDERS:
             return None
@@ -54,13 +55,14 @@ def open_folder(path: Path) -> Folder | None:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
+                place = entry.path
                 if entry.is_file() and suffix(Path(entry.name)) in SUFFIXES:
                     found = entry.stat()
                     images.append(Image(entry.name, found.st_size, found.st_mtime_ns))
                 else:
                     others.append(entry.name)
     except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {place}", got=reason.strerror or reason) from reason
     if not images:
         raise UserError(
             f"the folder {path} holds no image",

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner.errors import UserError
-from runner.files import exchange, is_protected, is_stream, longest_name, remove_path
+from runner.files import exchange, is_protected, is_stream, keep_mode, longest_name, remove_path
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
 from runner.storage.formats.containers import check_alone, check_array
@@ -188,6 +188,12 @@ class ComputedSource:
         target[...] = self.compute(region)
 
 
+def decoded_bytes(path: Path) -> int:
+    """Bytes that opening the file takes, because its format is decoded as a whole; 0 for other formats."""
+    decodes: Callable[[Path], int] | None = getattr(_format(path), "decoded_bytes", None)
+    return decodes(path) if decodes else 0
+
+
 def open_source(path: Path, form: Form | None = None) -> Source:
     """Open an array by its file's suffix.
 
@@ -342,6 +348,7 @@ def rename(partial: Path, path: Path) -> None:
                 os.rename(path, old)
                 _name(partial, path, old)
         else:
+            keep_mode(path, partial)
             os.replace(partial, path)
     except OSError as reason:
         raise write_error(path, reason, partial=partial) from reason

@@ -18,6 +18,7 @@ from runner.system.network import Interface, Port, interfaces, kernel_interfaces
 
 __all__ = ["GpuFacts", "Interface", "Port", "Survey", "survey"]
 
+HIDDEN = "(hidden)"  # the value of a variable that may be secret
 PREFIXES = ("NCCL_", "UCX_", "FI_")
 # Variables that change how CUDA runs; other CUDA_* variables are paths.
 CUDA = (
@@ -116,9 +117,9 @@ def survey(
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change how NCCL, UCX, libfabric and CUDA run, by name."""
+    """The variables that change how NCCL, UCX, libfabric and CUDA run, by name; secret values hidden."""
     names = sorted(name for name in environment if name.startswith(PREFIXES) or name in CUDA)
-    return {name: environment[name] for name in names}
+    return {name: HIDDEN if launcher.is_secret(name) else environment[name] for name in names}
 
 
 def _nccl() -> tuple[str, str] | None:

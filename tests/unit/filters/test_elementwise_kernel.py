@@ -137,3 +137,10 @@ def test_a_formula_with_the_most_operations_is_a_kernel() -> None:
 def test_the_function_can_be_one_kernel_of_a_run() -> None:
     array = np.linspace(0, 9, 24, dtype=np.float32).reshape(4, 6)
     np.testing.assert_array_equal(elementwise(array, expression="x + 1"), array + 1)
+
+
+def test_nested_comparisons_do_not_double_the_source() -> None:
+    expression = "x"
+    while len(expression) < 110:
+        expression = f"(x<{expression}<x)"
+    assert len(emit(kernel_of("float32", np.dtype(np.float32), expression)._merged).source) < 100_000

@@ -33,6 +33,7 @@ from runner.pipeline.streamed.dispatch import report
 from runner.plan.step_options import StepOptions
 from runner.report.spans import Spans
 from runner.report.summary import render
+from runner.storage.formats import image
 from runner.storage.formats.image_folder import SUFFIXES, open_folder
 from runner.storage.formats.registry import Form
 from runner.storage.journal import Journal, Log, Syncer
@@ -257,6 +258,41 @@ def test_as_many_images_are_under_way_as_the_memory_is_for(numbered: Path) -> No
     with pytest.raises(UserError, match=r"--host-memory is less than the largest image needs"):
         run_on(1, counted, numbered, target, host_memory=takes - 1)
     assert not partial_of(target).exists()
+
+
+def test_an_image_that_is_large_only_when_decoded_counts_so(tmp_path: Path) -> None:
+    """A picture of one colour is a small file."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    noisy = np.random.default_rng(0).integers(0, 256, (100, 100), np.uint8)
+    Image.fromarray(noisy).save(folder / "a.png")
+    Image.fromarray(np.zeros((2000, 1000), np.uint8)).save(folder / "b.png")
+    assert (folder / "b.png").stat().st_size < (folder / "a.png").stat().st_size
+    with pytest.raises(UserError, match="--host-memory is less than the largest image needs"):
+        run_on(1, laplacian, folder, tmp_path / "out", host_memory=1_000_000)
+    record = run_on(1, laplacian, folder, tmp_path / "out", host_memory=100_000_000)
+    assert record["stream"]["chunks"] == 2
+
+
+def test_an_image_beyond_those_that_were_looked_at_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.pipeline.images.MOST_HEADERS", 1)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    noisy = np.random.default_rng(0).integers(0, 256, (100, 100), np.uint8)
+    Image.fromarray(noisy).save(folder / "a.png")
+    Image.fromarray(np.zeros((2000, 1000), np.uint8)).save(folder / "b.png")
+    with pytest.raises(RunError, match=r"b\.png: the decoded image needs more memory than .*2,000,000 bytes"):
+        run_on(1, laplacian, folder, tmp_path / "out", host_memory=1_000_000)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "I;16", "F"])
+def test_the_bytes_of_a_decoded_image_are_those_of_its_array(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("a.tif" if mode == "F" else "a.png")
+    Image.new(mode, (7, 5)).save(path)
+    array = image._decode(path)
+    assert image.decoded_bytes(path) in (array.nbytes, 4 * 35 if mode == "P" else -1)
 
 
 # ---- what is refused

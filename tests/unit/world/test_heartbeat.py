@@ -284,7 +284,7 @@ def test_a_loss_is_noted_in_a_slurm_job(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    write_lost_note(tmp_path, "host c1 silent")
+    write_lost_note(tmp_path, "host c2 silent")
     write_lost_note(tmp_path, "host c1 silent")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == (
         {note: "meshrun: host c1 silent\n"} if note else {}

@@ -73,6 +73,11 @@ def test_the_environment_given_is_the_one_that_counts(monkeypatch: pytest.Monkey
     assert survey(0, "n1", "n1/boot", 0, environment={"CUDA_VISIBLE_DEVICES": ""}).visible == ""
 
 
+def test_values_that_look_secret_are_hidden() -> None:
+    found = settings({"NCCL_API_TOKEN": "hunter2", "UCX_password": "hunter2", "NCCL_ALGO": "Ring"})
+    assert found == {"NCCL_API_TOKEN": "(hidden)", "UCX_password": "(hidden)", "NCCL_ALGO": "Ring"}
+
+
 def test_settings_are_those_of_communication_and_cuda() -> None:
     wanted = {"NCCL_ALGO": "Ring", "UCX_TLS": "tcp", "FI_PROVIDER": "efa", "CUDA_LAUNCH_BLOCKING": "1"}
     others = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_HOME": "/usr", "PATH": "/bin", "MY_NCCL_KEY": "secret"}

@@ -192,6 +192,12 @@ def test_a_provider_of_the_users_is_intel_mpis_too(machine: Machine) -> None:
     assert "I_MPI_OFI_PROVIDER" not in environment(SPEC, found, {"FI_PROVIDER": "verbs"})
 
 
+@pytest.mark.parametrize("name", ["NCCL_$(touch /tmp/x)", "UCX_A;reboot", "FI_A B", "NCCL_\xe9"])
+def test_a_variable_whose_name_a_shell_would_run_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="a variable's name cannot be forwarded to other hosts"):
+        forwarded({"NCCL_ALGO": "Ring", name: "1"})
+
+
 def test_what_ranks_on_other_hosts_must_have() -> None:
     theirs = {
         "NCCL_DEBUG": "INFO",

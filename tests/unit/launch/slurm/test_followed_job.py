@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from launch.slurm import queries
 from launch.slurm.followed_job import FollowedJob, RestartableStatusLines
 from launch.slurm.queries import JobState
 from launch.supervise.status_lines import StatusLines
-from runner.world.run_status import LINE, RunDirectory
+from runner.world.run_status import LINE, RunDirectory, signed_note
 
 
 def followed(folder: Path, *states: JobState, restarts: bool = False) -> FollowedJob:
@@ -21,7 +23,7 @@ def followed(folder: Path, *states: JobState, restarts: bool = False) -> Followe
     run.path.mkdir()
     output = folder / "out"
     lines = (RestartableStatusLines if restarts else StatusLines)(run, "77")
-    one = FollowedJob(run, lines, JobState("17", ""), shown=False, requeue=restarts)
+    one = FollowedJob(run, lines, JobState("17", ""), shown=False, token="secret", requeue=restarts)
     for state in states:
         one.update(replace(state, output=str(output)))
         one.read_output()
@@ -85,7 +87,7 @@ def test_a_bad_end(tmp_path: Path, text: str, end: JobState, sentence: str) -> N
 def test_a_loss_that_the_output_does_not_get(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     note = tmp_path / "meshrun-17.lost"
-    note.write_text("meshrun: host c1 (ranks 0-1) silent for 15 s\n")
+    note.write_text(signed_note("17", "host c1 (ranks 0-1) silent for 15 s", "secret"))
     one = followed(tmp_path, replace(RUNNING, state="PENDING"))
     assert one.run.failure() is None, "of an earlier job with this number"
     one.update(RUNNING)
@@ -97,12 +99,68 @@ def test_a_loss_that_the_output_does_not_get(tmp_path: Path, monkeypatch: pytest
     assert not note.exists()
 
 
+def _of_another_run(note: Path) -> None:
+    note.write_text(signed_note("17", "all is lost", "guessed"))
+
+
+def _of_another_job(note: Path) -> None:
+    note.write_text(signed_note("18", "all is lost", "secret"))
+
+
+def _without_proof(note: Path) -> None:
+    note.write_text("meshrun: all is lost\n")
+
+
+def _empty(note: Path) -> None:
+    note.touch()
+
+
+def _a_link(note: Path) -> None:
+    other = note.with_name("other")
+    other.write_text(signed_note("17", "all is lost", "secret"))
+    note.symlink_to(other)
+
+
+def _with_two_names(note: Path) -> None:
+    _a_link(note)
+    note.unlink()
+    os.link(note.with_name("other"), note)
+
+
+def _a_folder(note: Path) -> None:
+    note.mkdir()
+
+
+@pytest.mark.parametrize(
+    "put",
+    [_of_another_run, _of_another_job, _without_proof, _empty, _a_link, _with_two_names, _a_folder],
+    ids=lambda put: put.__name__.strip("_"),
+)
+def test_a_note_that_is_not_of_a_rank_of_this_run_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "meshrun-17.lost")
+    one = followed(tmp_path, RUNNING)
+    assert one.run.failure() is None
+    assert not one.hangs
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's file")
+def test_another_users_note_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    note = tmp_path / "meshrun-17.lost"
+    note.write_text(signed_note("17", "all is lost", "secret"))
+    os.chown(note, 12345, -1)
+    assert followed(tmp_path, RUNNING).run.failure() is None
+
+
 def test_a_loss_after_which_slurm_starts_the_job_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     note = tmp_path / "meshrun-17.lost"
-    note.write_text("meshrun: host c1 (ranks 0-1) silent for 15 s\n")
+    note.write_text(signed_note("17", "host c1 (ranks 0-1) silent for 15 s", "secret"))
     one = followed(tmp_path, RUNNING, restarts=True)
     assert one.run.failure() is None
     assert note.exists(), "for the script, which asks Slurm for that"

@@ -70,26 +70,47 @@ def test_a_user_block_moves_what_follows(tmp_path: Path) -> None:
 
 
 def test_what_is_contiguous_and_still_not_flat(tmp_path: Path) -> None:
-    """Not written yet, compact, in other files, or of a type that NumPy has not."""
+    """Not written yet, virtual, or of a type that NumPy has not."""
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("unwritten", (3, 4), "f4", fillvalue=5)
-        file.create_dataset("elsewhere", data=ARRAY, external=[(str(tmp_path / "values"), 0, ARRAY.nbytes)])
+        file["flat"] = ARRAY
         layout = h5py.VirtualLayout((10, 7), "f4")
-        layout[...] = h5py.VirtualSource(str(path), "elsewhere", (10, 7))
+        layout[...] = h5py.VirtualSource(".", "flat", (10, 7))
         file.create_virtual_dataset("virtual", layout)
         space = h5py.h5s.create_simple((4,))
         bits = h5py.h5d.create(file.id, b"bits", h5py.h5t.STD_B32LE, space)
         bits.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array([1, 2, 2000, 5], "u4"), h5py.h5t.STD_B32LE)
     expected = {
         "unwritten": np.full((3, 4), 5),
-        "elsewhere": ARRAY,
         "virtual": ARRAY,
         "bits": [1, 2, 2000, 5],
     }
     for name, values in expected.items():
         assert not isinstance(open_source(Path(f"{path}:/{name}")), FlatSource), name
         np.testing.assert_array_equal(read(Path(f"{path}:/{name}")), values)
+
+
+@pytest.mark.parametrize("name", ["external", "linked", "by/group", "soft", "virtual"])
+def test_values_in_another_file_are_refused(tmp_path: Path, name: str) -> None:
+    other, path = tmp_path / "other.h5", tmp_path / "a.h5"
+    with h5py.File(other, "w") as file:
+        file["secret"] = ARRAY
+        file["group/group"] = ARRAY
+    (tmp_path / "raw").write_bytes(ARRAY.tobytes())
+    with h5py.File(path, "w") as file:
+        file.create_dataset(
+            "external", ARRAY.shape, ARRAY.dtype, external=[(str(tmp_path / "raw"), 0, ARRAY.nbytes)]
+        )
+        file["linked"] = h5py.ExternalLink(str(other), "/secret")
+        file["by"] = h5py.ExternalLink(str(other), "/group")
+        file["soft"] = h5py.SoftLink("/by/group")
+        layout = h5py.VirtualLayout(ARRAY.shape, ARRAY.dtype)
+        layout[...] = h5py.VirtualSource(str(other), "secret", ARRAY.shape)
+        file.create_virtual_dataset("virtual", layout)
+    with pytest.raises(UserError, match="is in another file: got ") as caught:
+        open_source(Path(f"{path}:/{name}"))
+    assert ("raw" if name == "external" else "other.h5") in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,)])

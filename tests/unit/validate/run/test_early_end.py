@@ -19,7 +19,8 @@ from launch.mpi import launcher as mpi_launcher
 from launch.slurm.job import SubmittedJob
 from launch.slurm.queries import JobState
 from launch.supervise.judge import Outcome, judge
-from runner.errors import UserError
+from runner.errors import RunError, UserError
+from runner.world.failure import FailureHandler
 from runner.world.run_status import RunDirectory
 
 VALIDATE = partial(conclude, ("validate",))
@@ -168,3 +169,34 @@ def test_a_batch_job_that_never_began_is_unknown(
     job = SubmittedJob("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
     assert job.verdict(debug=False, conclude=VALIDATE) == status
     assert capsys.readouterr().out.startswith("UNKNOWN: ")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome(-9, None, "", ""), 3),  # the launcher itself was killed: no part of the machine
+        (Outcome(137, None, KILLED, ""), 2),
+    ],
+)
+def test_the_exit_status_and_the_report_agree(
+    run: RunDirectory, tmp_path: Path, outcome: Outcome, status: int
+) -> None:
+    run.save_answer(json_format.text(made_report.unknown()))
+    assert judge(run, outcome, conclude=with_json(tmp_path)) == status
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written["status"] == {2: "critical", 3: "unknown"}[status]
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (OSError(28, "No space left on device"), 3),
+        (TypeError("of our own"), 3),
+        (RuntimeError("CUDA error: uncorrectable ECC error"), 2),
+        (RunError("a rank is stuck"), 2),
+    ],
+)
+def test_a_fault_of_the_software_is_no_verdict_on_the_machine(failure: Exception, status: int) -> None:
+    handler = FailureHandler(usage_exit_status=3, failure_exit_status=2)
+    assert handler.exit_status(failure) == status
+    assert FailureHandler().exit_status(failure) == 1
