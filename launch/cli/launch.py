@@ -70,7 +70,12 @@ def local(
         return 0
     os.environ.update(spec.settings)
     return here.start(
-        spec.ranks, spec.words, terminal_columns(), debug=debug, conclude=partial(conclude, spec.words)
+        spec.ranks,
+        spec.words,
+        terminal_columns(),
+        debug=debug,
+        conclude=partial(conclude, spec.words),
+        stall_timeout=spec.stall_timeout,
     )
 
 
