@@ -76,13 +76,15 @@ def test_local_starts_ranks_here_and_returns_their_verdict(
 ) -> None:
     monkeypatch.setenv("MY_SETTING", "inherited")
     assert main(["launch", "local", "-j", "4", "-x", "MY_SETTING=a=b", "--", *BENCH]) == VERDICT
-    assert started == [(4, BENCH, None, {"debug": False, "answers": (BENCH,)})]
+    assert started == [(4, BENCH, None, {"debug": False, "stall_timeout": None, "answers": (BENCH,)})]
     assert launcher.environment()["MY_SETTING"] == "a=b"
 
 
 def test_local_has_one_rank_unless_told(started: Started) -> None:
     assert main(["launch", "local", "--debug", "--", "selftest"]) == VERDICT
-    assert started == [(1, ("selftest",), None, {"debug": True, "answers": (("selftest",),)})]
+    assert started == [
+        (1, ("selftest",), None, {"debug": True, "stall_timeout": None, "answers": (("selftest",),)})
+    ]
 
 
 def test_mpirun_starts_the_plan_and_returns_the_verdict(

@@ -349,7 +349,9 @@ def test_the_help_of_run_tells_how(capsys: pytest.CaptureFixture[str]) -> None:
 def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     words = ("run", "edges.py:edges", "in.npy", "out.npy", "--gain", "2", "--debug")
     assert main(["-n", "4", *words]) == 0
-    assert calls.started == [(4, words, {"debug": True})]
+    assert calls.started == [(4, words, {"debug": True, "stall_timeout": None})]
+    assert main(["-n", "4", "--stall-timeout", "30", *words]) == 0
+    assert calls.started[1:] == [(4, words, {"debug": True, "stall_timeout": 30.0})]
     assert calls.ran == []
 
 

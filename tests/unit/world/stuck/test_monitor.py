@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from launch.cli import status as status_command
+from launch.cli.running import status as status_command
 from runner.recorder import ring
 from runner.recorder.process import Frame
 from runner.recorder.ring import Operation, Recorder
@@ -206,7 +206,7 @@ def test_status_shows_what_a_rank_does(own: Recorder) -> None:
     status, text = show("--last", "2")
     assert status == 0
     lines = text.splitlines()
-    assert lines[0].startswith("run abc: run edges, 1 ranks, for ")
+    assert lines[0].startswith("run abc: run edges, 1 rank, for ")
     assert lines[1].split() == ["rank", "process", "in", "for", "bytes", "operations", "at"]
     assert lines[2].split()[:3] == ["0", "running", "kernel"]
     assert "2.0 MB" in lines[2]
@@ -232,4 +232,4 @@ def test_status_of_a_part_of_a_run_says_so(own: Recorder, tmp_path: Path) -> Non
     part = Recorder(ring.file_of("abc", 0, tmp_path), {**ABOUT, "rank": 0})
     _, text = show()
     part.close()
-    assert "1 more ranks have ended or are on other hosts" in text
+    assert "1 more rank has ended or is on another host" in text
