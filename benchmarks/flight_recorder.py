@@ -69,10 +69,7 @@ def main() -> None:
         words = [f"--{key}={getattr(options, key)}" for key in ("side", "steps", "rounds")]
         subprocess.run(
             [*launcher.command(options.ranks), PROGRAM[0], __file__, *words, f"--as-rank={name}"],
-            env={
-                **launcher.environment(options.ranks, os.environ),
-                "PYTHONPATH": str(Path(__file__).parents[1]),
-            },
+            env={**launcher.environment(options.ranks, os.environ), **path},
             check=True,
         )
         row |= json.loads(Path(name, "row.json").read_text())

@@ -30,7 +30,8 @@ class LaunchSpec:
     words: the command of every rank. hosts: number of hosts. per_host: ranks on each. names: of the hosts, in
     the order of ranks; empty if the launcher chooses. settings: environment variables of every rank.
     network: the interface between hosts; None for the route to them. host_timeout: seconds for which a
-    host may not respond.
+    host may not respond. stall_timeout: seconds without progress after which the run ends, 0: never; None if
+    the user chose none.
     """
 
     words: tuple[str, ...]
@@ -40,6 +41,7 @@ class LaunchSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     network: str | None = None
     host_timeout: float = HOST_TIMEOUT
+    stall_timeout: float | None = None
 
     @property
     def ranks(self) -> int:

@@ -16,7 +16,6 @@ from launch.cli.params import (
     PRINT,
     SETTING,
     SHAPE,
-    STALL,
     START,
     TIMEOUT,
     WORDS,
@@ -80,7 +79,6 @@ launch.add_command(kubernetes)
 @SHAPE
 @SETTING
 @START
-@STALL
 @PRINT
 @DEBUG
 @WORDS
@@ -88,7 +86,6 @@ def local(
     wanted: tuple[int | None, int] | None,
     settings: Sequence[str],
     start_timeout: float,
-    stall_timeout: float | None,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -112,7 +109,7 @@ def local(
         debug=debug,
         conclude=partial(conclude, spec.words),
         start_timeout=start_timeout,
-        stall_timeout=stall_timeout,
+        stall_timeout=spec.stall_timeout,
     )
 
 
@@ -135,7 +132,6 @@ def local(
     help="Time for a host to answer before the run.",
 )  # fmt: skip
 @START
-@STALL
 @PRINT
 @DEBUG
 @WORDS
@@ -148,7 +144,6 @@ def mpirun(
     host_timeout: float,
     ssh_timeout: float,
     start_timeout: float,
-    stall_timeout: float | None,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -178,5 +173,4 @@ def mpirun(
         debug=debug,
         conclude=partial(conclude, spec.words),
         start_timeout=start_timeout,
-        stall_timeout=stall_timeout,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,9 +169,11 @@ def build_spec(
     if files_here or words[0] != "run":
         check_words(click.get_current_context().find_root().command, words)
     try:
-        return make_spec(words, wanted, known, settings=dict(map(parse_setting, settings)), **more)
+        spec = make_spec(words, wanted, known, settings=dict(map(parse_setting, settings)), **more)
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
+    context = click.get_current_context().obj
+    return spec if context is None else replace(spec, stall_timeout=context.stall_timeout)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

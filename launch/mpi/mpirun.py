@@ -50,11 +50,10 @@ def start(
     debug: bool = False,
     conclude: Conclude = no_answer,
     start_timeout: float = START_TIMEOUT,
-    stall_timeout: float | None = None,
 ) -> int:
     """Run the spec on its hosts, which must answer within `timeout` seconds; returns the run's exit status.
 
-    start_timeout: as for `Clocks`. stall_timeout: as in `Started`.
+    start_timeout: as for `Clocks`.
 
     Raises UserError without a launcher, or if a host does not answer.
     """
@@ -74,7 +73,7 @@ def start(
     def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
         base = launcher.clean_environment(os.environ, sockets)
         variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
-        ours = [*run_options(f"@{token}", columns, stall_timeout), *spec_options(spec)]
+        ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
         start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
         return [*start, *PROGRAM, *ours, *spec.words], variables
 

@@ -18,6 +18,8 @@ def spec_options(spec: LaunchSpec, token: str | None = None) -> list[str]:
     run = ["--run-dir", f"@{token}"] if token else []
     network = ["--expect-network", spec.network] if spec.network else []
     silence = ["--host-timeout", f"{spec.host_timeout:g}"]
+    if spec.stall_timeout is not None:
+        silence += ["--stall-timeout", f"{spec.stall_timeout:g}"]
     return [*run, *silence, "--expect", str(spec.hosts), str(spec.per_host), *network, "-n", str(spec.ranks)]
 
 

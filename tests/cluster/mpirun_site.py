@@ -30,8 +30,9 @@ class Site:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
 
-    def begin(self, *words: str) -> subprocess.Popen[str]:
-        command = [*PROGRAM, "launch", "mpirun", *words]
+    def begin(self, *words: str, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Start `meshrun launch mpirun` with `words`. before: options before the command."""
+        command = [*PROGRAM, *before, "launch", "mpirun", *words]
         with (self.notes / "out").open("w") as out, (self.notes / "err").open("w") as err:
             process = subprocess.Popen(
                 self.hosts.command("n1", command),

@@ -22,6 +22,7 @@ from launch.mpi.rank_command import PROGRAM
 
 SILENT = 4  # --host-timeout
 PROMISE = SILENT + 20  # seconds until a run ends when a host goes silent
+STALLING = Path(__file__).parents[1] / "faults" / "stalling_job.py"
 FOR_EVER = ("bench", "all_reduce", "-b", "64", "-e", "64K", "-f", "4", "-N", "0", "--device", "cpu")
 
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
@@ -176,6 +177,18 @@ def test_a_host_that_goes_silent_is_named(site: Site, fault: str) -> None:
     # Whoever notices first: this project's heartbeat, or Open MPI's ssh, after which n3 does not answer.
     assert re.search(rf"host n3 \(rank 2\) silent for {SILENT} s|host n3 no longer answers\.", site.errors)
     site.nothing_is_left(("n1", "n2"))
+
+
+def test_a_stall_of_a_rank_on_another_host_is_explained(site: Site, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((4, 4)))
+    job = ("run", f"{STALLING}:stalling", str(tmp_path / "in.npy"), "--fault=spin", "--rank=2")
+    process = site.begin("-j", "3x1", "--hosts", EVERYONE, "--", *job, before=("--stall-timeout=3",))
+    assert process.wait(DEADLOCK) == 1
+    assert re.search(
+        r"stalled: rank 2 \(host n3, CPU\) has not .* at stalling_job.py:\d+ in spin", site.errors
+    )
+    assert re.search(r"ranks? 0.*: in ", site.errors)
+    site.nothing_is_left()
 
 
 @pytest.mark.mpi_library

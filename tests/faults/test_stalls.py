@@ -87,10 +87,10 @@ def is_right(trial: Trial, outcome: Outcome) -> bool:
 
 def stall(trial: Trial, folder: Path) -> Outcome:
     np.save(folder / "in.npy", np.zeros((4, 4)))
-    words = ["run", f"{JOB}:stalling", str(folder / "in.npy"), f"--fault={trial.fault}"]
+    words = ["run", f"{JOB}:stalling", str(folder / "in.npy")]
+    words += [f"--fault={trial.fault}", f"--rank={trial.rank}", f"--steps={trial.steps}"]
     done = subprocess.run(
-        [*COMMAND, f"--stall-timeout={SECONDS}", f"-n{trial.ranks}", *words]
-        + [f"--rank={trial.rank}", f"--steps={trial.steps}"],
+        [*COMMAND, f"--stall-timeout={SECONDS}", f"-n{trial.ranks}", *words],
         cwd=ROOT,
         env={**os.environ, MARK: str(folder)},
         stdin=subprocess.DEVNULL,

@@ -65,7 +65,8 @@ class HostMonitor:
 
 
 def start(world: World, started: Started) -> list[str]:
-    """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings."""
+    """Start the monitors of a run of several ranks, a process on each host. Collective; returns warnings on
+    rank 0."""
     seconds = STALL_TIMEOUT if started.stall_timeout is None else started.stall_timeout
     if seconds <= 0 or world.size == 1 or isinstance(world.recorder, ring.NoRecorder):
         return []
@@ -84,9 +85,10 @@ def start(world: World, started: Started) -> list[str]:
     offer: dict[str, Any] = {}
     if leads:
         token = secrets.token_hex(16)
-        answer = _start({**setting, "rank": 0, "token": token})
+        answer = _start({**setting, "rank": 0, "token": token}, waits=len(first) > 1)
         offer = {**answer, "token": token, "candidates": host_addresses(), "host": os.uname().nodename}
-    offer = world.control.broadcast(offer)
+    if len(first) > 1:
+        offer = world.control.broadcast(offer)
     error: str = offer.get("error", "")
     if not error and len(first) > 1:
         reason = ""
@@ -100,8 +102,11 @@ def start(world: World, started: Started) -> list[str]:
     return [f"a stall of this run would not be noticed: {error}"] if error else []
 
 
-def _start(setting: dict[str, Any]) -> dict[str, Any]:
-    """Start the monitor process of this host; returns its first message, or {"error": reason}."""
+def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
+    """Start the monitor process of this host; returns its first message, or {"error": reason}.
+
+    waits: for that message, which takes a tenth of a second and says where other hosts can connect.
+    """
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", PROCESS],
@@ -116,7 +121,9 @@ def _start(setting: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
         process.stdin.write(json.dumps(setting) + "\n")
         process.stdin.flush()
-    line = process.stdout.readline()
     _KEPT.append(process)
+    if not waits:
+        return {}
+    line = process.stdout.readline()
     message: dict[str, Any] = json.loads(line) if line else {"error": "the monitor process ended at once"}
     return message

@@ -11,6 +11,7 @@ from typing import Any
 from runner.recorder import process, ring
 from runner.recorder.ring import Operation
 from runner.recorder.snapshot import RankSnapshot, snapshots
+from runner.report.units import counted
 from runner.world.stuck.explain import explain, waits_for
 
 CALM = 1.0  # seconds without an operation on any rank, after which it is told who waits for whom
@@ -44,7 +45,8 @@ class RunState:
         elsewhere = self.size - len(here)
         remarks = []
         if elsewhere:
-            remarks.append(f"{elsewhere} more ranks have ended or are on other hosts (meshrun status there)")
+            are = "has ended or is on another host" if elsewhere == 1 else "have ended or are on other hosts"
+            remarks.append(f"{counted(elsewhere, 'more rank')} {are} (meshrun status there)")
         bad = any(rank.state in ("stopped", "dead") for rank in self.ranks)
         is_calm = min(rank.idle for rank in self.ranks) > CALM
         if not elsewhere and (bad or (is_calm and waits_for({rank.rank: rank for rank in self.ranks}))):

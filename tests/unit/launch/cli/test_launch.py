@@ -47,7 +47,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
     def start(*arguments: Any, conclude: partial[int], **more: Any) -> int:
         more["answers"] = conclude.args
-        more["clocks"] = more.pop("start_timeout"), more.pop("stall_timeout")
+        more["clocks"] = more.pop("start_timeout"), more.pop("stall_timeout", None)
         found.append((*arguments, more))
         return VERDICT
 
@@ -103,11 +103,13 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     assert started == [(spec, None, {"timeout": 90.0, "debug": True, "answers": (BENCH,), "clocks": CLOCKS})]
 
 
-@pytest.mark.parametrize("target", [("local",), ("mpirun", "-j", "1x2", "--hosts", "a")])
-def test_the_clocks_of_a_run(started: Started, target: tuple[str, ...]) -> None:
-    words = ["--start-timeout", "5", "--stall-timeout", "0", "--", "selftest"]
-    assert main(["launch", *target, *words]) == VERDICT
+def test_the_clocks_of_a_run(started: Started) -> None:
+    words = ["--start-timeout", "5", "--", "selftest"]
+    assert main(["--stall-timeout", "0", "launch", "local", *words]) == VERDICT
     assert started[0][-1]["clocks"] == (5.0, 0.0)
+    assert main(["--stall-timeout", "7", "launch", "mpirun", "-j", "1x2", "--hosts", "a", *words]) == VERDICT
+    spec, _, more = started[1]
+    assert (more["clocks"], spec.stall_timeout) == ((5.0, None), 7.0)
 
 
 def test_mpirun_takes_all_slots_of_a_hostfile(started: Started, tmp_path: Path) -> None:

@@ -374,6 +374,8 @@ def test_n_starts_ranks_with_the_same_words(calls: Calls) -> None:
     clocks = {"start_timeout": 60.0, "stall_timeout": None}
     assert main(["-n", "4", "--on-failure", "resume", "--max-restarts", "2", *words]) == 0
     assert calls.started == [(4, words, {"debug": True, "restarts": n, **clocks}) for n in (0, 2)]
+    assert main(["-n", "4", "--stall-timeout", "30", *words]) == 0
+    assert calls.started[2:] == [(4, words, {"debug": True, "restarts": 0, **clocks, "stall_timeout": 30.0})]
     assert calls.ran == []
 
 

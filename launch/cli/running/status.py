@@ -46,9 +46,9 @@ def status(run: str | None, as_json: bool, last: int) -> int:
 
 
 def _show(run: RunState, last: int) -> None:
-    from runner.report.units import seconds_text
+    from runner.report.units import counted, seconds_text
 
-    click.echo(f"run {run.run_id}: {run.command}, {run.size} ranks, for {seconds_text(run.age)}")
+    click.echo(f"run {run.run_id}: {run.command}, {counted(run.size, 'rank')}, for {seconds_text(run.age)}")
     rows = [("rank", "process", "in", "for", "bytes", "operations", "at"), *map(_row, run.ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

@@ -1,0 +1,235 @@
+"""When a stall is reported, when it ends the run, and what is left; `meshrun status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from launch.cli.running import status as status_command
+from runner.recorder import ring
+from runner.recorder.process import Frame
+from runner.recorder.ring import Operation, Recorder
+from runner.recorder.snapshot import RankSnapshot
+from runner.world.run_status import RunDirectory
+from runner.world.stuck import monitor_process
+from runner.world.stuck import status as run_states
+from runner.world.stuck.monitor import HostMonitor
+from runner.world.stuck.monitor_process import Lead, end_ranks, report
+
+ABOUT = {"run": "abc", "size": 2, "host": "n1", "device": "CPU", "command": "run edges"}
+GROUPS = {"world": (0, 1)}
+WAITING = RankSnapshot(
+    0, "n1", "CPU", "running", 9.0, (Operation(9, "barrier", 9.0, None, 0, "world", 4),), {"world": 4}, GROUPS
+)
+COMPUTING = RankSnapshot(
+    1,
+    "n1",
+    "CPU",
+    "running",
+    9.0,
+    (Operation(8, "kernel", 9.0, None),),
+    {"world": 3},
+    GROUPS,
+    at=Frame("/home/a/edges.py", 17, "smooth"),
+)
+
+
+def setting(run: RunDirectory | None = None, **more: Any) -> dict[str, Any]:
+    place = None if run is None else str(run.path)
+    return {
+        "run_id": "abc",
+        "size": 2,
+        "seconds": 7.0,
+        "chosen": True,
+        "run": place,
+        "hosts": {"0": "n1"},
+        **more,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def test_a_chosen_limit_ends_a_run_with_the_culprits_sentence(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(setting(run), [WAITING, COMPUTING], {})
+    failure = run.failure()
+    assert failure is not None
+    assert (failure["exit_code"], failure["rank"]) == (1, 1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"meshrun: {failure['sentence']}"
+    assert "stalled: rank 1 (host n1, CPU) has not entered barrier 4" in lines[0]
+    assert lines[1:] == [
+        "meshrun:   rank 0: in barrier 4",
+        "meshrun:   no rank has entered an operation for 7 s (--stall-timeout)",
+    ]
+
+
+def test_without_a_chosen_limit_a_computing_rank_may_take_any_time(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not report(setting(run, chosen=False), [WAITING, COMPUTING], {})
+    assert run.failure() is None
+    text = capsys.readouterr().err
+    assert "no progress for 7 s: rank 1" in text
+    assert "the run goes on" in text
+
+
+@pytest.mark.parametrize("state", ["stopped", "dead"])
+def test_a_rank_that_cannot_go_on_ends_the_run_anyway(run: RunDirectory, state: Any) -> None:
+    assert report(setting(run, chosen=False), [WAITING, replace(COMPUTING, state=state)], {})
+    assert run.failure() is not None
+
+
+def test_a_rank_that_failed_first_is_the_one_that_is_told(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.claim_failure({"exit_code": 3, "sentence": "the first", "rank": 0})
+    assert report(setting(run), [WAITING, COMPUTING], {})
+    assert capsys.readouterr().err == ""
+
+
+class Ranks:
+    """A host's monitor whose ranks do what a test says."""
+
+    def __init__(self) -> None:
+        self.counts, self.ended = {0: 5, 1: 4}, set[int]()
+
+    def progress(self) -> dict[int, int]:
+        return dict(self.counts)
+
+    def snapshots(self) -> list[RankSnapshot]:
+        return [WAITING, COMPUTING] if self.counts else []
+
+
+def test_a_stall_is_reported_once_until_there_is_progress(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[int] = []
+
+    def note(*_: object) -> bool:
+        reports.append(1)
+        return False
+
+    monkeypatch.setattr(monitor_process, "report", note)
+    ranks: Any = Ranks()
+    lead = Lead(setting(run, seconds=0.0), ranks, None)
+    for _ in range(4):
+        assert not lead.look()
+    assert len(reports) == 1
+    ranks.counts[1] += 1
+    for _ in range(4):
+        assert not lead.look()
+    assert len(reports) == 2
+
+
+def test_ranks_that_have_all_ended_are_no_stall(run: RunDirectory) -> None:
+    ranks: Any = Ranks()
+    ranks.counts = {}
+    lead = Lead(setting(run, seconds=0.0), ranks, None)
+    assert not any(lead.look() for _ in range(3))
+    assert run.failure() is None
+
+
+RANK = f"""
+import signal, sys, time
+sys.path.append({str(Path(ring.__file__).parents[2])!r})
+from pathlib import Path
+from runner.recorder.ring import Recorder, file_of
+recorder = Recorder(file_of("abc", 1, Path(sys.argv[1])), {{**{ABOUT!r}, "rank": 1}})
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(params=["hears", "deaf"])
+def rank(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", RANK, str(tmp_path), request.param]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_ranks_are_ended_and_their_files_removed(
+    rank: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor_process, "END_TIMEOUT", 0.3)
+    monitor = HostMonitor("abc", tmp_path)
+    assert monitor.progress() == {1: 0}
+    assert monitor.pids() == [rank.pid]
+    end_ranks(monitor)
+    assert rank.wait(60) in (-signal.SIGTERM, -signal.SIGKILL)
+    assert monitor.pids() == []
+    monitor.remove()
+    assert monitor.progress() == {}
+    assert monitor.ended == {1}
+
+
+# meshrun status
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
+    """This process as the only rank of a run."""
+    monkeypatch.setattr(run_states.running, "__defaults__", (tmp_path,))
+    recorder = Recorder(ring.file_of("abc", 0, tmp_path), {**ABOUT, "size": 1, "rank": 0})
+    yield recorder
+    recorder.close()
+
+
+def show(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(status_command.status, words, standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result.return_value, result.output
+
+
+def test_status_shows_what_a_rank_does(own: Recorder) -> None:
+    own.leave(own.enter(own.name("read"), 100))
+    own.enter(own.name("kernel"), 2_000_000, 0, 0)
+    status, text = show("--last", "2")
+    assert status == 0
+    lines = text.splitlines()
+    assert lines[0].startswith("run abc: run edges, 1 rank, for ")
+    assert lines[1].split() == ["rank", "process", "in", "for", "bytes", "operations", "at"]
+    assert lines[2].split()[:3] == ["0", "running", "kernel"]
+    assert "2.0 MB" in lines[2]
+    assert lines[-2].split()[-3:] == ["kernel", "not", "left"]
+    assert "read" in lines[-1]
+
+
+def test_status_as_json_and_of_one_run(own: Recorder) -> None:
+    own.enter(own.name("kernel"))
+    status, text = show("ab", "--json")
+    assert status == 0
+    (run,) = json.loads(text)
+    assert (run["run"], run["pid"], run["ranks"][0]["operations"][0]["name"]) == (
+        "abc",
+        os.getpid(),
+        "kernel",
+    )
+    assert show("b")[0] == 1
+
+
+def test_status_of_a_part_of_a_run_says_so(own: Recorder, tmp_path: Path) -> None:
+    own.close()
+    part = Recorder(ring.file_of("abc", 0, tmp_path), {**ABOUT, "rank": 0})
+    _, text = show()
+    part.close()
+    assert "1 more rank has ended or is on another host" in text
