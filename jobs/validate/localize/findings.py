@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from jobs.measure.outliers import confidence, is_late, spread
+from jobs.measure.outliers import is_late
 from jobs.validate.localize.retest import Confirmed, Localization
 from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
@@ -80,11 +80,8 @@ def finding(
             if location(tie, topology)[2] != ranks or not ranks
         )
     )
-    certain = (1.0 if one.flaps is not None else slow) * certainty(one, found) / (1 + len(instead))
     factor = math.exp(-one.effect)
-    return Finding(
-        kind, hosts, gpus, factor, certain, rung, evidence, ranks, one.flaps, instead, topology.unit
-    )
+    return Finding(kind, hosts, gpus, factor, rung, evidence, ranks, one.flaps, instead, topology.unit)
 
 
 def kind_on(rung: RungName, name: PartName) -> str:
@@ -96,14 +93,6 @@ def part_text(name: PartName, topology: Topology, rung: RungName) -> str:
     """Return a part's name as it appears in reports."""
     hosts, gpus, _ = location(name, topology)
     return describe_part(kind_on(rung, name), hosts, gpus, topology.unit).rstrip(":")
-
-
-def certainty(one: Confirmed, found: Localization) -> float:
-    """Return the probability that a healthy part's median stays below the threshold."""
-    table = found.table
-    good = table.level[np.abs(table.level) < table.threshold]
-    threshold = float(np.median(table.threshold[one.rows]))
-    return confidence(one.effect, threshold, spread(good), int(one.rows.sum()))
 
 
 def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
@@ -135,7 +124,10 @@ def belongs_to(one: Finding, whole: Finding) -> bool:
     if one.kind in ("gpu", "pcie"):
         return whole.kind == "host" and one.hosts == whole.hosts
     return (
-        one.kind == "path" and whole.kind in ("flap", "stall") and whole.gpus == one.gpus and whole.hosts[0] in one.hosts
+        one.kind == "path"
+        and whole.kind in ("flap", "stall")
+        and whole.gpus == one.gpus
+        and whole.hosts[0] in one.hosts
     )
 
 
@@ -149,7 +141,11 @@ def join_groups(found: list[Finding], topology: Topology) -> list[Finding]:
         if kind == "rail":
             slow = [rank for rank in slow if by_rank[rank].kind == "nic"]
         members = list({id(one): one for one in (by_rank[rank] for rank in slow)}.values())
-        if len(slow) < max(2, len(ranks)) or len(members) < 2 or np.ptp([one.factor for one in members]) > ALIKE:
+        if (
+            len(slow) < max(2, len(ranks))
+            or len(members) < 2
+            or np.ptp([one.factor for one in members]) > ALIKE
+        ):
             continue
         hosts, gpus, all_ranks = location((kind, key), topology)
         whole = replace(members[0], kind=cast(FindingKind, kind), hosts=hosts, gpus=gpus, ranks=all_ranks)

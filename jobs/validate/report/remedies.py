@@ -45,7 +45,9 @@ SAME = {"nvlink send": "nvlink", "nvlink receive": "nvlink", "send": "nic", "rec
 NETWORK = "on {host}: ethtool (rate), ip -s link (errors, drops), tc qdisc (a limit?); then cable and port"
 BUSY = "on {host}: top -H and taskset -pc PID (other processes on this rank's cores, or a clock held down?)"
 
-OF_CPUS = dict.fromkeys(("gpu", "nvlink", "pair", "ring"), BUSY) | dict.fromkeys(("nic", "flap", "stall"), NETWORK)
+OF_CPUS = dict.fromkeys(("gpu", "nvlink", "pair", "ring"), BUSY) | dict.fromkeys(
+    ("nic", "flap", "stall"), NETWORK
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,10 @@ def advice(report: Report, one: Finding) -> str:
     ranks = [find_member(report, rank) for rank in one.ranks]
     on_cpus = any(rank is not None and rank.kind == "cpu" for rank in ranks)
     look = {**ADVICE, **OF_CPUS}[kind] if on_cpus else ADVICE[kind]
-    gpus = [bus_id(report, one.hosts, gpu) if kind not in ("nic", "flap", "stall") else str(gpu) for gpu in one.gpus]
+    gpus = [
+        bus_id(report, one.hosts, gpu) if kind not in ("nic", "flap", "stall") else str(gpu)
+        for gpu in one.gpus
+    ]
     names = {
         "host": one.hosts[0] if one.hosts else "",
         "other": one.hosts[-1] if one.hosts else "",
