@@ -1,7 +1,8 @@
 """Referee of `meshrun validate`: single faults of every kind, and healthy fleets, under real conditions.
 
     python benchmarks/verdicts.py [--runs 51] [--healthy 9] [--hosts 2 8 32] [--conditions plain ecmp all]
-        [--kinds nic oneway] [--first SEED] [--workers 2] [--failures 8] [--json FILE]
+        [--kinds nic oneway] [--faults 2] [--keep-going] [--first SEED] [--workers 2] [--failures 8]
+        [--json FILE]
 
 Each condition alone, then several at once ("all"). Each run draws a fault (each kind in turn) of factor 0.5
 to 0.85 and its place by a seed, and makes the report that `meshrun validate --simulate` would make.
@@ -17,6 +18,9 @@ to 0.85 and its place by a seed, and makes the report that `meshrun validate --s
                where there is none): not counted in the share
     alarm      a healthy fleet with exit status 1 or 2
     unknown    a healthy fleet with exit status 3
+
+With --faults 2, a second fault of another kind is drawn. Right: both are named and nothing else is blamed;
+invisible: one of them is; other: one is not named.
 
 "model s" is the median of the simulated seconds of a run, "most" their maximum, "analysis" the most seconds
 that the search of a run took on one core.
@@ -70,7 +74,9 @@ CONDITIONS = {
     "all": "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03",
 }
 HEALTHY = "healthy"
+TOLERANCE = 0.93  # of a healthy part's rate: a part above is as fast as healthy ones
 KINDS = (*FORMS, "tcp")
+OF_PARTS = tuple(kind for kind in FORMS if kind != "all-nics")
 NIC_KINDS = ("nic", "send", "receive", "flap", "stall")
 SAID = {  # what a finding may call a fault
     "nvpair": ("pair",),
@@ -113,6 +119,14 @@ def draw(kind: str, rng: np.random.Generator, spec: FleetSpec) -> FleetSpec:
     return replace(spec, faults=(Fault(kind, where, factor, SHARES.get(kind, 1.0)),))
 
 
+def draw_two(kind: str, rng: np.random.Generator, spec: FleetSpec) -> FleetSpec:
+    """Return the fleet with a fault of this kind and one of another kind, each of a part."""
+    first = draw(kind, rng, spec)
+    other = str(rng.choice([name for name in OF_PARTS if name != kind]))
+    second = draw(other, rng, spec)
+    return replace(spec, faults=first.faults + second.faults)
+
+
 def invisible(kind: str, spec: FleetSpec) -> bool:
     """Return whether the fleet has no such part, or nothing to compare it with."""
     domains = math.ceil(spec.hosts / spec.domain)
@@ -129,7 +143,7 @@ def invisible(kind: str, spec: FleetSpec) -> bool:
         leaves = {host // spec.leaf for host in fault.hosts}
         # One of a leaf switch's `ecmp` uplinks carries a flow: no more than this is left of a NIC's rate.
         uplink = spec.leaf * UPLINK / spec.oversubscription / max(spec.ecmp, 1)
-        if len(leaves) > 1 and spec.ecmp and fault.factor * NIC >= uplink:
+        if len(leaves) > 1 and spec.ecmp and fault.factor * NIC > TOLERANCE * uplink:
             return True
         return spec.hosts < 3 or len({host // spec.domain for host in fault.hosts}) < 2 or domains < 3
     return domains < 2
@@ -162,6 +176,19 @@ def named(one: Finding, fault: Fault, spec: FleetSpec) -> bool:
     return one.kind in kinds and {*one.hosts} == hosts and {*one.gpus} == gpus
 
 
+def judge_two(report: Any, spec: FleetSpec) -> str:
+    """As `judge`, of two faults: right if each is named, and nothing else."""
+    found, alone = report.verdict.findings, [replace(spec, faults=(fault,)) for fault in spec.faults]
+    if any(invisible(one.faults[0].kind, one) for one in alone):
+        return "invisible"
+    blamed = [[named(one, each.faults[0], each) for each in alone] for one in found]
+    if not all(map(any, blamed)):
+        return "wrong"
+    if all(any(of_finding[number] for of_finding in blamed) for number in range(len(alone))):
+        return "right"
+    return "missed" if report.verdict.status == "ok" else "other"
+
+
 def same_nic(gpu: int, spec: FleetSpec) -> set[int]:
     nics = min(spec.nics or spec.rails, spec.rails)
     return {other for other in range(spec.rails) if other * nics // spec.rails == gpu * nics // spec.rails}
@@ -185,13 +212,14 @@ def judge(report: Any, kind: str, spec: FleetSpec) -> str:
     return "wrong" if right else "other"
 
 
-def run(task: tuple[str, str, int, int], gpus: int) -> Run:
+def run(task: tuple[str, str, int, int], gpus: int, faults: int = 1, keep_going: bool = False) -> Run:
     condition, kind, hosts, seed = task
     rng = np.random.default_rng([hosts, seed, list(CONDITIONS).index(condition), len(kind)])
     words = ",".join(filter(None, [f"hosts={hosts},gpus={gpus},seed={seed},{LEAF}", CONDITIONS[condition]]))
-    spec = draw(kind, rng, parse_fleet(words))
+    two = faults == 2 and kind in OF_PARTS
+    spec = (draw_two if two else draw)(kind, rng, parse_fleet(words))
     fleet = SimulatedFleet(spec)
-    options = ValidateOptions(Plan(seed=seed), simulate=str(spec))
+    options = ValidateOptions(Plan(seed=seed, keep_going=keep_going), simulate=str(spec))
     report = measure_simulated(fleet, options, lambda rung: None, lambda line: None)
     said = [
         f"{one.kind} {':'.join(one.hosts)} {one.gpus} {one.factor:.2f}" for one in report.verdict.findings
@@ -201,7 +229,8 @@ def run(task: tuple[str, str, int, int], gpus: int) -> Run:
         said += report.verdict.not_judged
     rungs = report.verdict.rungs
     return Run(
-        condition, kind, hosts, seed, str(spec), report.verdict.status, judge(report, kind, spec), said,
+        condition, kind, hosts, seed, str(spec), report.verdict.status,
+        judge_two(report, spec) if two else judge(report, kind, spec), said,
         fleet.now, sum(rung.seconds for rung in rungs), sum(rung.rounds for rung in rungs),
     )  # fmt: skip
 
@@ -254,6 +283,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS)
+    parser.add_argument("--faults", type=int, default=1, choices=(1, 2), help="at once")
+    parser.add_argument("--keep-going", action="store_true", help="as of `meshrun validate`")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--failures", type=int, default=0, help="shown for each condition")
@@ -265,7 +296,8 @@ def main() -> None:
     begin = time.perf_counter()
     with ProcessPoolExecutor(options.workers) as pool:
         for condition in options.conditions:
-            done = list(pool.map(partial(run, gpus=options.gpus), tasks(options, condition)))
+            one_run = partial(run, gpus=options.gpus, faults=options.faults, keep_going=options.keep_going)
+            done = list(pool.map(one_run, tasks(options, condition)))
             runs += done
             faulty = [one for one in done if one.kind != HEALTHY]
             for title, some in (

@@ -150,6 +150,8 @@ def group_threshold(level: Floats, tolerance: float) -> float:
     """
     chance = FALSE_ALARMS / max(len(level), 1)
     deviations = max(STANDARD_ERRORS, statistics.NormalDist().inv_cdf(1 - chance))
+    if len(level) >= MANY_MEASUREMENTS:  # the spread of n values has an error too, of about 1 / sqrt(n)
+        deviations *= 1 + 1 / math.sqrt(len(level))
     return max(tolerance, deviations * min(spread(level), fast_spread(level)))
 
 
@@ -201,27 +203,17 @@ def mostly_slow(slow: Any, through: Any, unclear: Any, share: float) -> Any:
 
 def is_mild(level: Floats, tolerance: float, share: float) -> bool:
     """Whether a part with many measurements of these levels is slow as a whole, though few of them are by
-    themselves: their median is beyond the tolerance, and at least `share` of them beyond half of it.
+    themselves: their median is beyond the tolerance, and at least `share` of them beyond half of it. Noise
+    must not hide a median of that size.
     """
     many = len(level) >= MANY_MEASUREMENTS and float(np.mean(level > tolerance / 2)) >= share
+    many = many and STANDARD_ERRORS * median_error(spread(level), len(level)) < tolerance
     return many and float(np.median(level)) > tolerance
 
 
 def is_critical(factor: float, critical: float) -> bool:
     """Whether a part at `factor` of its usual rate fails the run."""
     return factor < critical
-
-
-def confidence(effect: float, threshold: float, noise: float, count: int) -> float:
-    """Return the probability that the median of `count` measurements of a good part stays below the
-    threshold.
-
-    Normal distribution, standard error 1.2533 noise / sqrt(count). effect, threshold: levels.
-    """
-    error = median_error(noise, max(count, 1))
-    if not error:
-        return 1.0
-    return 0.5 * (1 + math.erf((effect - threshold / 2) / error / math.sqrt(2)))
 
 
 def deviating(values: Sequence[float], larger_is_slower: bool) -> list[int]:
@@ -256,7 +248,7 @@ LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
 FAST_SHARE = 0.1
 # Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose
 # load by others begins or ends in the look, or with whose partners that happens. Error of each decision.
-CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED = 0.7, 0.15
+CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED = 0.55, 0.12
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
 STALL_DISPERSION = 2.0  # times the binomial variance; of 6 samples in episodes of 8, 4
 

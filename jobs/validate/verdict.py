@@ -64,17 +64,12 @@ class Finding:
 
     factor: its rate / its siblings' rate. ranks: those that it consists of. time: share of the time that a
     flapping part is slow. instead: parts that the measurements cannot distinguish from it.
-
-    confidence: share of the repeated measurements that were slow x probability that the median of a part as
-    fast as its siblings stays below the threshold (normal, standard error 1.2533 s / sqrt(n)), shared among
-    `instead`.
     """
 
     kind: FindingKind
     hosts: tuple[str, ...]
     gpus: tuple[int, ...]
     factor: float
-    confidence: float
     rung: RungName
     evidence: Evidence
     ranks: tuple[int, ...] = ()

@@ -113,22 +113,22 @@ CURVES = (
     curve("all ranks, ring", "all", 361.7 * GB, None),
 )
 NIC = Finding(
-    "nic", ("c7",), (3,), 0.609, 0.991, "host pairs",
+    "nic", ("c7",), (3,), 0.609, "host pairs",
     Evidence("flows", 29.31 * GB, 48.13 * GB, 240, ("c1:3", "c2:3", "c4:3", "c5:3"), 1.0),
     ranks=(59,),
 )  # fmt: skip
 GPU = Finding(
-    "gpu", ("c2",), (5,), 0.874, 0.968, "gpu",
+    "gpu", ("c2",), (5,), 0.874, "gpu",
     Evidence("memory, product", 3514.2 * GB, 4021.4 * GB, 30, (), 0.97),
     ranks=(21,),
 )  # fmt: skip
 PAIR = Finding(
-    "pair", ("c4",), (0, 6), 0.553, 0.45, "pairs",
+    "pair", ("c4",), (0, 6), 0.553, "pairs",
     Evidence("copies, flows", 219.2 * GB, 396.4 * GB, 60, ("c4:0", "c4:6"), 1.0),
     instead=("host c4, GPU 6: its NVLink",),
 )  # fmt: skip
 FLAP = Finding(
-    "flap", ("c5",), (1,), 0.702, 0.93, "host pairs",
+    "flap", ("c5",), (1,), 0.702, "host pairs",
     Evidence("flows", 33.8 * GB, 48.13 * GB, 400, ("c0:1", "c3:1"), 0.31),
     ranks=(41,), time=0.3,
 )  # fmt: skip
@@ -253,7 +253,7 @@ def cpu() -> Report:
     rungs += [unmeasured(name, "there is one host") for name in RUNGS[4:6]]
     rungs += [unmeasured("all", "rung gpu is broken")]
     evidence = Evidence("memory, product", 5.38 * GB, 11.2 * GB, 30, (), 1.0)
-    slow = Finding("gpu", ("laptop",), (2,), 0.48, 0.97, "gpu", evidence, ranks=(2,), unit="CPU")
+    slow = Finding("gpu", ("laptop",), (2,), 0.48, "gpu", evidence, ranks=(2,), unit="CPU")
     verdict = Verdict(
         "critical", (slow,), tuple(rungs), ("one host: a slowdown of all its GPUs cannot be detected",)
     )

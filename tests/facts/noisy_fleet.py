@@ -71,7 +71,9 @@ class NoisyFleet:
         """Measurements take no time."""
         self.now += seconds
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
         return self.measured(
             [nbytes / RATES[what]] * len(self.places), [{r.rank} for r in self.places], samples
         )

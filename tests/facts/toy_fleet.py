@@ -63,7 +63,9 @@ class ToyFleet:
         """Measurements take no time."""
         self.waited += seconds
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
         return self.noisy(
             [nbytes / RATES[what] / self.single_rank_factor(what, at) for at in self.places], samples
         )

@@ -96,6 +96,7 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
     largest = max(len(topology.on(host)) for host in range(topology.hosts))
     meetings = sum(1 for _ in inter_node_rounds(topology, plan))
     count = {"pairs": sum(1 for _ in intra_node_rounds(topology)), "host pairs": meetings}
+    count["host"] = topology.rails  # as in `SingleGpu.sample`
     count |= {"node": int(largest > 1), "rails": int(topology.hosts > 1), "all": int(topology.ranks > 1)}
     # As in `InterNode.measure`.
     nic_samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1)))

@@ -272,7 +272,12 @@ class Ladder:
         """Note what could not be judged about this operation."""
         if located.table.failed:
             self.note_not_judged(failed_measurements(name, what, located.table.failed))
-        visible = located.table.visible
+        visible = located.visible
+        if located.unexplained:
+            count = located.unexplained
+            self.note_not_judged(
+                f"{name}: {count} measurement{'s'[: count > 1]} of {what} slow again, and no part explains it"
+            )
         if visible < self.plan.critical:
             self.incomplete = self.incomplete or visible < self.plan.blind
             share = f"{100 * visible:.0f} %"

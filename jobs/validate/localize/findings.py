@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from jobs.measure.outliers import confidence, is_late, spread
+from jobs.measure.outliers import is_late
 from jobs.validate.localize.retest import Confirmed, Localization
 from jobs.validate.localize.set_cover import PartName
 from jobs.validate.plan import RungName
@@ -80,11 +80,8 @@ def finding(
             if location(tie, topology)[2] != ranks or not ranks
         )
     )
-    certain = (1.0 if one.flaps is not None else slow) * certainty(one, found) / (1 + len(instead))
     factor = math.exp(-one.effect)
-    return Finding(
-        kind, hosts, gpus, factor, certain, rung, evidence, ranks, one.flaps, instead, topology.unit
-    )
+    return Finding(kind, hosts, gpus, factor, rung, evidence, ranks, one.flaps, instead, topology.unit)
 
 
 def kind_on(rung: RungName, name: PartName) -> str:
@@ -96,14 +93,6 @@ def part_text(name: PartName, topology: Topology, rung: RungName) -> str:
     """Return a part's name as it appears in reports."""
     hosts, gpus, _ = location(name, topology)
     return describe_part(kind_on(rung, name), hosts, gpus, topology.unit).rstrip(":")
-
-
-def certainty(one: Confirmed, found: Localization) -> float:
-    """Return the probability that a healthy part's median stays below the threshold."""
-    table = found.table
-    good = table.level[np.abs(table.level) < table.threshold]
-    threshold = float(np.median(table.threshold[one.rows]))
-    return confidence(one.effect, threshold, spread(good), int(one.rows.sum()))
 
 
 def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:

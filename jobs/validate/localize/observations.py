@@ -148,9 +148,12 @@ def tabulate(
     a, b = pairs[:, 0], pairs[:, 1]
     middle = row_medians(samples)
     logs = np.log(middle)
-    base = sibling_logs(logs, siblings(a, b), plan.tolerance) if len(a) else logs
+    alike = siblings(a, b) if len(a) else None
+    base = sibling_logs(logs, alike, plan.tolerance) if alike else logs
     level = logs - base
-    noise = sample_noise(samples)
+    trusted = None if alike is None else alike.trusted
+    # The samples of suspects may vary for a reason.
+    noise = sample_noise(samples if trusted is None or not trusted.any() else samples[trusted])
     threshold = slow_threshold(level, count, noise, plan.tolerance)
     slow_above = slow_sample_threshold(noise, plan.tolerance)
     late = samples > np.exp(base + slow_above)[:, None]

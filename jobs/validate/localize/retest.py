@@ -43,6 +43,7 @@ FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
 )
+LEAST_FLOWS = 4  # of a look at an intermittent part: two partners, both ways
 LONG_STALL = 1.5  # times the level of a slow sample: a constant loss makes noisy samples as slow as that
 # If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.
 HIDDEN = 0.95
@@ -75,6 +76,10 @@ class RungMeasurement(Protocol):
     def explained(self, table: Observations) -> Iterable[tuple[Mask, float]]:
         """Yield the rows that a finding of a lower rung explains, and its effect."""
         return explained_rows(self.faults, table, self.nbytes)
+
+    def visible(self, table: Observations) -> float:
+        """Return the share of its siblings' rate below which a part is detectable in the noise."""
+        return table.visible
 
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return a part that is slow part of the time, judged by open rows."""
@@ -112,10 +117,15 @@ class Confirmed:
 
 @dataclass
 class Localization:
-    """retested: suspects that were retested. left: suspects for which no turn, or no time, was left."""
+    """retested: suspects that were retested. left: suspects for which no turn, or no time, was left.
+
+    visible: as of `RungMeasurement`. unexplained: things that were slow again and that no part explains.
+    """
 
     table: Observations
     confirmed: list[Confirmed]
+    visible: float = 1.0
+    unexplained: int = 0
     retested: list[PartName] = field(default_factory=list)
     left: list[PartName] = field(default_factory=list)
 
@@ -123,7 +133,7 @@ class Localization:
 def localize(measurement: RungMeasurement, plan: Plan) -> Localization:
     """Measure and find the slow parts; measure longer if noise may have hidden them."""
     found = confirm_suspects(measurement, plan, measurement.measure())
-    if not found.confirmed and not found.left and found.table.visible < HIDDEN * plan.critical:
+    if not found.confirmed and not found.left and measurement.visible(found.table) < HIDDEN * plan.critical:
         with suppress(TimeUpError):
             found = confirm_suspects(measurement, plan, measurement.measure(longer=True))
     return found
@@ -145,7 +155,10 @@ def confirm_suspects(measurement: RungMeasurement, plan: Plan, first: Observatio
         retested |= set(search.queue)
         clear |= set(search.queue) - set(unclear)
     found = [part for one in search.confirmed if (part := measurement.locate(one)) is not None]
-    return Localization(table, found, sorted(retested), search.queue)
+    visible = measurement.visible(table)
+    return Localization(
+        table, found, visible, search.unexplained(first), sorted(retested), [*search.queue, *search.undecided]
+    )
 
 
 class Search:
@@ -160,11 +173,12 @@ class Search:
         plan: Plan,
     ) -> None:
         self.measurement, self.retested, self.cleared, self.plan = measurement, retested, clear, plan
-        self.cover = Cover(table, measurement.part_kinds(table), plan.slow_share)
+        self.cover = Cover(table, measurement.part_kinds(table), plan.slow_share, plan.tolerance)
         for rows, effect in measurement.explained(table):
             self.cover.explain(rows, effect)
         self.confirmed: list[Confirmed] = []
         self.queue: list[PartName] = []
+        self.undecided: list[PartName] = []  # after all looks
         self.steady = False  # nothing else is slow part of the time
         # Suspects of one turn, and what is queued with the last one.
         self.most = 4 * max(plan.suspects_per_host, measurement.topology.hosts)
@@ -187,7 +201,7 @@ class Search:
         A single pair may be slow by chance, or because one of the two is slow part of the time. So
         intermittent parts come before a suspect with few rows.
         """
-        suspect, cover = self.cover.strongest(), self.cover
+        suspect, cover = self.cover.strongest() or self.cover.mildest(), self.cover
         erratic = suspect is not None and self.measurement.is_erratic(
             suspect, suspect.rows & cover.open & cover.slow, cover.table
         )
@@ -199,7 +213,8 @@ class Search:
     def all_retested(self, suspect: Suspect) -> bool:
         """Return whether all of its slow rows are already retested, because of other suspects."""
         table = self.cover.table
-        late = table.slow > 0 if suspect.kind == "flap" else self.cover.slow
+        late = self.cover.slow if self.slow_rows(suspect) else self.cover.beyond
+        late = table.slow > 0 if suspect.kind == "flap" else late
         return not (late & self.cover.open & suspect.rows & ~table.retested).any()
 
     def slow_rows(self, suspect: Suspect) -> int:
@@ -211,12 +226,26 @@ class Search:
         new, rows = [suspect.name], suspect.rows
         if suspect.kind == "flap":  # of two that were only measured with each other, either may be slow
             new += self.not_retested(suspect.ties)
-        elif self.steady and (slow := self.slow_rows(suspect)) <= FEW:
+        elif self.steady and 0 < (slow := self.slow_rows(suspect)) <= FEW:
             peers, rows = self.cover.peers(suspect.kind, slow)
             new, rows = self.not_retested(peers) or new, rows & self.cover.slow
         self.queue += new
         self.cover.excluded |= set(new)
         self.cover.explain(rows, suspect.effect if len(new) == 1 else np.inf)
+
+    def unexplained(self, first: Observations) -> int:
+        """Count what was slow at first and in most of its retests, critically, and no confirmed part explains."""
+        table, cover = self.cover.table, self.cover
+        rows = np.flatnonzero(table.retested)
+        size = 1 + max(int(side.max(initial=0)) for side in (table.a, table.b))
+        pair, flow = np.unique(table.a[rows] * size + table.b[rows], return_inverse=True)
+        grave = cover.slow & cover.open & (table.level > -np.log(self.plan.critical))
+        slow, count = np.bincount(flow.reshape(-1), grave[rows]), np.bincount(flow.reshape(-1))
+        again = slow > self.plan.slow_share * count
+        if table.look.any():  # where there are looks over a span, slowness in one of them is load
+            again &= count >= LEAST_FLOWS
+        late = first.level > first.threshold
+        return int((again & np.isin(pair, (first.a * size + first.b)[late])).sum())
 
     def not_retested(self, names: Iterable[PartName]) -> list[PartName]:
         return [name for name in names if name not in self.retested]
@@ -238,6 +267,10 @@ class Search:
         """
         table, cover = self.cover.table, self.cover
         cover.excluded.add(suspect.name)
+        if suspect.kind == "flap" and suspect.name in self.retested:
+            looked = changing_looks(table, suspect.rows & table.retested)
+            if 0 < intermittence(*looked) and 2 * looked[0] >= looked[1]:
+                self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
             suspect, suspect.rows & table.retested & cover.open & cover.slow, table
         ):
@@ -259,13 +292,13 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
     if suspect.kind == "flap":
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
-        return confirmed_intermittent(suspect, still_open, table) if most else None
+        looked = changing_looks(table, retested)
+        likely = most and intermittence(*looked) >= INTERMITTENT_FROM  # else loaded by others
+        return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
     # Rows that another part explains do not count, unless they were faster than this part would allow.
     faster = retested & ~cover.open & (table.level < suspect.effect - table.threshold)
     through, unclear = (still_open | faster).sum(), (still_open & cover.unclear).sum()
-    if not late.any():
-        return None
     mild = not faster.any() and is_mild(table.level[still_open], plan.tolerance, plan.slow_share)
     if not mild and not mostly_slow(late.sum(), through, unclear, plan.slow_share):
         return None
@@ -274,7 +307,8 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
     if not mild and not slow_in_most_looks(late, still_open & ~cover.unclear, table, plan.slow_share):
         return None
     # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
-    effect = float(np.median(table.level[late | (still_open & cover.unclear)]))
+    slow = late | (still_open & cover.unclear)
+    effect = float(np.median(table.level[slow if slow.any() else still_open]))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
 
 
@@ -284,9 +318,6 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
     retested = np.flatnonzero(table.retested)
     others = retested[~suspect.rows[retested]]
     usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
-    # The load of others is in one or two looks, a part that comes and goes in most.
-    if intermittence(*changing_looks(table, rows)) < INTERMITTENT_FROM:
-        return None
     late = np.flatnonzero(rows & is_late(table.slow, table.count))
     partners = {*table.a[late].tolist(), *table.b[late].tolist()}
     if not is_intermittent(share, usual, len(partners), len(late)):
@@ -306,13 +337,17 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
 def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int, int]:
     """Count the looks in which a part was slow with at least two partners, but not all of the time.
 
-    begin: the first look that counts. Returns them, and all looks. The load of others takes longer than a look, or slows one partner.
+    Looks with few of its flows, as a partner of other suspects, do not count. begin: the first that does.
+    Returns them, and all looks. The load of others takes longer than a look, or slows one partner.
     """
     late, changing = is_late(table.slow, table.count), 0
     looks = np.unique(table.look[rows & table.retested])
     looks = looks[looks >= begin]
     for look in looks.tolist():
         now = rows & (table.look == look)
+        if now.sum() < LEAST_FLOWS:
+            looks = looks[looks != look]
+            continue
         partners = np.unique([table.a[now & late], table.b[now & late]])
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
         changing += len(partners) > FEW and not always

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.outliers import mostly_slow
+from jobs.measure.outliers import MANY_MEASUREMENTS, MEDIAN_ERROR, mostly_slow
 from jobs.validate.localize.observations import Observations
 from jobs.validate.topology import Ints
 
@@ -76,11 +76,13 @@ class Suspect:
 class Cover:
     """The rows still to be explained (`open`). kinds: in order of preference among equal explanations.
 
-    share: of a part's open rows that must be slow. excluded: parts that `strongest` does not return.
+    share: of a part's open rows that must be slow. tolerance: as in the plan. excluded: parts that `strongest` does not return.
     """
 
-    def __init__(self, table: Observations, kinds: Sequence[PartKind], share: float) -> None:
-        self.table, self.kinds, self.share = table, kinds, share
+    def __init__(
+        self, table: Observations, kinds: Sequence[PartKind], share: float, tolerance: float
+    ) -> None:
+        self.table, self.kinds, self.share, self.tolerance = table, kinds, share, tolerance
         self.open = np.ones(len(table), bool)
         self.slow = table.level > table.threshold
         # Between a healthy level and a slow one: evidence neither for nor against a part.
@@ -88,6 +90,10 @@ class Cover:
         self.through = [self.count(kind, np.arange(len(table))) for kind in kinds]  # open rows of each part
         self.late = [self.count(kind, np.flatnonzero(self.slow)) for kind in kinds]  # and slow ones
         self.doubt = [self.count(kind, np.flatnonzero(self.unclear)) for kind in kinds]  # and unclear ones
+        # Beyond the tolerance, and beyond half of it: many such rows show a part that noise hides in each.
+        self.beyond, self.half_beyond = table.level > tolerance, table.level > tolerance / 2
+        self.some = [self.count(kind, np.flatnonzero(self.beyond)) for kind in kinds]
+        self.most = [self.count(kind, np.flatnonzero(self.half_beyond)) for kind in kinds]
         self.excluded: set[PartName] = set()
 
     def count(self, kind: PartKind, rows: Ints) -> Ints:
@@ -113,6 +119,29 @@ class Cover:
         rows = rows_through(self.kinds, best)
         late = np.flatnonzero(rows & self.open & self.slow)
         return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
+
+    def mildest(self) -> Suspect | None:
+        """Return the part with the most rows beyond the tolerance, if they are slow together (`is_mild`)."""
+        best, found = ("", -1), 0
+        # Rows that make a median precise: a threshold is so many standard deviations of a row.
+        noise = float(np.median(self.table.threshold)) if len(self.table) else 0.0
+        precise = (MEDIAN_ERROR * noise / self.tolerance) ** 2
+        for kind, through, some, most in zip(self.kinds, self.through, self.some, self.most, strict=True):
+            mild = (
+                (through >= precise)
+                & (through >= MANY_MEASUREMENTS)
+                & (2 * some > through)
+                & (most >= self.share * through)
+            )
+            rows = np.where(mild, some, 0)
+            rows[self.excluded_labels(kind)] = 0
+            if len(rows) and rows.max() > found:
+                label = int(rows.argmax())
+                best, found = (kind.name, int(kind.keys[label])), int(rows[label])
+        if not found:
+            return None
+        through = rows_through(self.kinds, best)
+        return Suspect(*best, through, float(np.median(self.table.level[through & self.open])))
 
     def ties(self, best: PartName, late: Ints) -> Iterator[PartName]:
         """Yield other parts with all of these slow rows, and (nearly) no fast ones."""
@@ -150,6 +179,8 @@ class Cover:
             self.through[number] -= self.count(kind, gone)
             self.late[number] -= self.count(kind, slow)
             self.doubt[number] -= self.count(kind, unclear)
+            self.some[number] -= self.count(kind, gone[self.beyond[gone]])
+            self.most[number] -= self.count(kind, gone[self.half_beyond[gone]])
 
 
 # By rank, for each finding that names it: log of the slowdown, and the remaining rate (bytes per second).

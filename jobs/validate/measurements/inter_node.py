@@ -10,6 +10,8 @@ import numpy as np
 
 from jobs.measure.outliers import (
     INTERMITTENT_FROM,
+    MANY_MEASUREMENTS,
+    STANDARD_ERRORS,
     LOADED_UP_TO,
     Floats,
     group_medians,
@@ -53,10 +55,12 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
+FEW_FLAPS = 4  # suspects in one retest
 MOST_LOOKS = 15  # of NICs that may be slow part of the time
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PARTNERS = 4  # of each suspect in a retest
-CONTROLS = 8  # healthy ranks that are measured with the suspects
+CONTROLS = 8  # healthy flows of each class that are measured with the suspects
+CANDIDATES = 32  # ranks from which these are drawn
 LINKS = ("link", "link one way")
 BETWEEN = (*LINKS, "path")  # kinds that may rest on a single pair of flows
 SCREENED_HOSTS = 8  # from which on there are enough others
@@ -65,6 +69,7 @@ SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
 OF_NICS = ("nic", "send", "receive", "flap", "host")
+NORMAL_QUARTILE = 0.67  # of a normal distribution, in standard deviations
 LEAST_NEAR = 2  # other hosts whose flows show a host's NICs, where flows to most are slower
 LEAST_GROUPED = 6  # hosts from which on groups can be seen
 MOST_NEAR = 0.6  # share of the host pairs that are in the same group
@@ -201,9 +206,12 @@ class InterNode(RungMeasurement):
         self.suspects |= {rank for name in others for rank in self.ranks(name)}
         left = others + self.screen(pairs)
         self.suspects |= {rank for name in left for rank in self.ranks(name)}
-        flows = {name: self.suspect_flows(name, self.suspects) for name in left}
-        cross = any(self.topology.gpu[a] != self.topology.gpu[b] for of in flows.values() for a, b in of)
-        controls = self.control_flows(self.suspects, cross)
+        # A look at many takes longer than a load does, and shows its begin and end.
+        few_flaps = sum(name[0] == "flap" for name in left) <= FEW_FLAPS
+        flows = {name: self.suspect_flows(name, self.suspects, few_flaps) for name in left}
+        controls = (
+            self.control_flows(self.suspects, [flow for of in flows.values() for flow in of]) if left else []
+        )
         samples = max(self.plan.retest_samples // RETEST_REPEATS, 3) * repeats_needed(
             self.noise, self.plan.retest_samples, self.plan
         )
@@ -296,7 +304,7 @@ class InterNode(RungMeasurement):
             if not left:
                 break
             wanted = np.array([flow for name in left for flow in flows[name]], np.int64)
-            controls = np.array(self.control_flows(self.suspects, cross=False), np.int64)
+            controls = np.array(self.control_flows(self.suspects, wanted.tolist()), np.int64)
             pairs = [*matched_rounds(controls, size, self.random)]
             pairs += [self.with_controls(each) for each in matched_rounds(wanted, size, self.random)]
             rounds = [part for each in pairs for part in self.split(both_ways(each))]
@@ -450,14 +458,29 @@ class InterNode(RungMeasurement):
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table.a, cover.table.b))
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
 
+    def visible(self, table: Observations) -> float:
+        """Return the share below which a NIC is detectable: noise in many rows hides less than in each.
+
+        Of a part that is slow by more than the tolerance, three quarters of the rows are slow by half of it
+        (`is_mild`) unless their standard deviation is large.
+        """
+        rows = np.bincount(table.a, minlength=self.topology.ranks)
+        if not len(table) or np.median(rows) < MANY_MEASUREMENTS / 2:
+            return table.visible
+        deviation = float(np.median(table.threshold)) / STANDARD_ERRORS
+        needed = max(self.plan.tolerance, self.plan.tolerance / 2 + NORMAL_QUARTILE * deviation)
+        return max(table.visible, math.exp(-needed))
+
     def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
         fast, count = int(table.fast[rows].sum()), int(table.count[rows].sum())
         return suspect.kind in ERRATIC and is_erratic(fast, count)
 
     # --- flows of a retest
 
-    def suspect_flows(self, name: PartName, suspects: set[int]) -> list[tuple[int, int]]:
-        """Return flows in both directions through a suspect."""
+    def suspect_flows(
+        self, name: PartName, suspects: set[int], few_flaps: bool = False
+    ) -> list[tuple[int, int]]:
+        """Return flows in both directions through a suspect. few_flaps: of a flap, with more partners."""
         kind, key = name
         topology = self.topology
         if kind in LINKS:
@@ -477,10 +500,11 @@ class InterNode(RungMeasurement):
             ranks = self.ranks(name)
             few = ranks if len(ranks) <= 8 else self.random.choice(ranks, 8, replace=False).tolist()
             far, over_nvlink = kind == "leaf", kind.startswith("nvlink")
+            count = 2 * PARTNERS if kind == "flap" and few_flaps else PARTNERS
             pairs = [
                 (rank, other)
                 for rank in few
-                for other in self.partners(rank, suspects, PARTNERS, far, over_nvlink)
+                for other in self.partners(rank, suspects, count, far, over_nvlink)
             ]
         return [flow for a, b in pairs for flow in ((a, b), (b, a))]
 
@@ -515,18 +539,24 @@ class InterNode(RungMeasurement):
         last = np.isin(order, list(suspects))
         return list(np.concatenate([order[~last], order[last]])[:count].tolist())
 
-    def control_flows(self, suspects: set[int], cross: bool) -> list[tuple[int, int]]:
-        """Return flows between healthy ranks (or suspects, if there are no others)."""
-        found = []
-        for rank in self.chosen(np.arange(self.topology.ranks), suspects, CONTROLS):
-            away = self.topology.host != self.topology.host[rank]
-            rail = self.topology.gpu == self.topology.gpu[rank]
-            nvlink = self.topology.domain == self.topology.domain[rank]
-            distant = self.far[self.topology.host[rank], self.topology.host]
-            for alike in (away & rail, away & ~rail & cross):
-                for path in (~nvlink & ~distant, ~nvlink & distant, nvlink):  # each class has controls
-                    some = np.flatnonzero(alike & path)
-                    found += [(rank, other) for other in self.chosen(some, suspects, 1)]
+    def control_flows(self, suspects: set[int], wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return flows between healthy ranks (or suspects, if there are no others), of each class wanted."""
+        topology, found = self.topology, list[tuple[int, int]]()
+        needed = set(self.flow_kind(*np.array(wanted, np.int64).T).tolist())
+        pairs = [
+            (rank, other)
+            for rank in self.chosen(np.arange(topology.ranks), suspects, CANDIDATES)
+            for rail in (topology.gpu == topology.gpu[rank], topology.gpu != topology.gpu[rank])
+            for other in self.chosen(
+                np.flatnonzero((topology.host != topology.host[rank]) & rail), suspects, CONTROLS
+            )
+        ]
+        kinds = self.flow_kind(*np.array(pairs, np.int64).T)
+        good = ~np.isin(np.array(pairs), list(suspects)).any(axis=1)
+        for kind in sorted(needed):
+            some = self.random.permutation(np.flatnonzero(kinds == kind))
+            some = some[np.argsort(~good[some], kind="stable")][:CONTROLS]
+            found += [pairs[number] for number in some.tolist()]
         return found
 
 
@@ -537,7 +567,7 @@ def through_nics(table: Observations, topology: Topology) -> Observations:
 
 
 def host_levels(table: Observations, topology: Topology) -> Floats:
-    """Return (hosts, hosts): log seconds between each two hosts, the median over rails; NaN if unknown."""
+    """Return (hosts, hosts): the level between each two hosts, the median over rails; NaN if unknown."""
     host, size = topology.host, topology.hosts
     rows = np.flatnonzero(
         (topology.gpu[table.a] == topology.gpu[table.b]) & ~topology.over_nvlink(table.a, table.b)
@@ -546,7 +576,7 @@ def host_levels(table: Observations, topology: Topology) -> Floats:
     pairs, group = np.unique(np.minimum(a, b) * size + np.maximum(a, b), return_inverse=True)
     found = np.full((size, size), np.nan)
     low, high = np.divmod(pairs, size)
-    found[low, high] = found[high, low] = group_medians(np.log(table.seconds[rows]), group.reshape(-1))
+    found[low, high] = found[high, low] = group_medians(table.level[rows], group.reshape(-1))
     return found
 
 

@@ -39,7 +39,10 @@ def both_ways(pairs: Pairs) -> Pairs:
 
 
 def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
-    """Yield rounds of all GPU pairs of each host, all hosts at once, as flows in both directions."""
+    """Yield rounds of all GPU pairs of each host, all hosts at once, as flows in both directions.
+
+    Pairs without NVLink share the links above their PCIe switches, so each host has one of them at a time.
+    """
     largest = max(len(topology.on(host)) for host in range(topology.hosts))
     table = np.full((topology.hosts, largest), -1, np.int64)
     for host in range(topology.hosts):
@@ -47,8 +50,14 @@ def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
     for met in round_robin(largest):
         pairs = np.stack([table[:, met[:, 0]].ravel(), table[:, met[:, 1]].ravel()], axis=1)
         pairs = pairs[(pairs >= 0).all(axis=1)]
-        if len(pairs):
-            yield both_ways(pairs)
+        pcie = topology.over_pcie[pairs[:, 0], topology.gpu[pairs[:, 1]]]
+        host = topology.host[pairs[:, 0]]
+        turn = np.zeros(len(pairs), np.int64)
+        for number in np.unique(host[pcie]).tolist():
+            own = np.flatnonzero(pcie & (host == number))
+            turn[own] = np.arange(len(own)) + bool((~pcie & (host == number)).any())
+        for number in np.unique(turn).tolist():
+            yield both_ways(pairs[turn == number])
 
 
 def inter_node_rounds(topology: Topology, plan: Plan) -> Iterator[Pairs]:

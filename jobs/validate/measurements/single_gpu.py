@@ -50,7 +50,14 @@ class SingleGpu(RungMeasurement):
         return self.retested, left
 
     def sample(self, what: SingleRankOp, samples: int) -> Seconds:
-        return self.probe.single_rank(what, self.nbytes, samples)
+        if what not in ("to_device", "to_host"):
+            return self.probe.single_rank(what, self.nbytes, samples)
+        # GPUs behind one PCIe switch share its link: one GPU of each host at a time.
+        found = np.full((self.topology.ranks, samples), np.nan)
+        for gpu in range(self.topology.rails):
+            ranks = self.topology.rail(gpu)
+            found[ranks] = self.probe.single_rank(what, self.nbytes, samples, ranks.tolist())[ranks]
+        return found
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare GPUs of the same model, those with the same number on other hosts if there are many."""

@@ -115,8 +115,13 @@ class Probe(Protocol):
     def wait(self, seconds: float) -> None:
         """Let time pass between measurements."""
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        """Time an operation that every rank does by itself, all at once. Returns (ranks, samples)."""
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
+        """Time an operation that each rank does by itself, all at once. Returns (ranks, samples).
+
+        ranks: those that do it (None: all); the others' rows are NaN.
+        """
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """Time rank a sending `nbytes` to rank b, all flows (a, b) at once. Returns (flows, samples).

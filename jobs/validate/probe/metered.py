@@ -38,8 +38,10 @@ class MeteredProbe:
             raise TimeUpError
         self.probe.wait(seconds)
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        return self.timed(lambda: self.probe.single_rank(what, nbytes, samples), 0)
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
+        return self.timed(lambda: self.probe.single_rank(what, nbytes, samples, ranks), 0)
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.flows(flows, nbytes, samples), len(flows) * samples)

@@ -18,7 +18,7 @@ from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp
 from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
 from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
 from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
-from jobs.validate.probe.sampling import CONNECT_GRACE, Workload, sample, without_stolen
+from jobs.validate.probe.sampling import CONNECT_GRACE, IDLE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
 from meshrun import World
 from runner.comm.collectives.api import Collectives
@@ -110,8 +110,10 @@ class RankProbe:
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        return without_stolen(self._measure("single_rank", samples, what, nbytes))
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
+        return without_stolen(self._measure("single_rank", samples, what, nbytes, ranks))
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """Time flows, as in `Probe`. A rank that sends and receives does both in one operation, so its two
@@ -204,9 +206,13 @@ class RankProbe:
         self.progress.pause()
         return result
 
-    def _single_rank_here(self, samples: int, what: SingleRankOp, nbytes: int) -> Seconds:
+    def _single_rank_here(
+        self, samples: int, what: SingleRankOp, nbytes: int, ranks: Sequence[int] | None
+    ) -> Seconds:
         label = self._begin(what, nbytes)
-        workload = single_rank.workload(self._buffers, what, nbytes)
+        workload = single_rank.workload(self._buffers, what, nbytes)  # collective
+        if ranks is not None and self.world.rank not in ranks:
+            workload = IDLE
         return self._sample(label, samples, workload, self._grace([what]))
 
     def _flows_here(self, samples: int, flows: Flows, nbytes: int) -> Seconds:

@@ -116,21 +116,30 @@ class SimulatedFleet:
         """Return nothing: a model has no counters."""
         return {}
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        """Return (ranks, samples) seconds; product: two square float32 matrices of `nbytes` each."""
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
+        """Return (ranks, samples) seconds; product: two square float32 matrices of `nbytes` each.
+
+        ranks: those that do it; the others' rows are NaN.
+        """
         work = {"memory": 2.0 * nbytes, "product": 2.0 * (nbytes / ITEM) ** 1.5}.get(what, nbytes)
         latency = LAUNCH if what in ("memory", "product") else COPY
-        switch = self._layout.switch
+        switch, active = self._layout.switch, np.full(len(self._layout.host), ranks is None)
+        active[list(ranks or ())] = True
+        sharing = np.maximum(np.bincount(switch[active], minlength=len(switch)), 1)[switch]
 
         def alone(parts: Parts) -> Seconds:
             rates = parts[what]
             if what in ("to_device", "to_host"):  # GPUs behind one PCIe switch share its link
-                rates = np.minimum(rates, rates[switch] / np.bincount(switch)[switch])
+                rates = np.minimum(rates, parts[f"switch_{what}"][switch] / sharing)
             return np.asarray(latency + work / rates)
 
         seconds = self._in_time(len(self._layout.host), samples, alone, repeats_for(nbytes))
         hiccups = self._hiccups(samples)
-        return self._spent(self._disturbed(seconds, hiccups[self._layout.host]), repeats_for(nbytes))
+        seconds = self._disturbed(seconds, hiccups[self._layout.host])
+        self._spent(seconds[active], repeats_for(nbytes))
+        return np.where(active[:, None], seconds, np.nan)
 
     def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
         """Return (flows, samples) seconds of all flows (sender, receiver) at once."""

@@ -31,6 +31,8 @@ NOMINAL = {  # of each GPU
     "reduce": 600e9,  # summation in a ring by the GPU's cores
     "to_device": 55e9,
     "to_host": 55e9,
+    "switch_to_device": 55e9,  # of a PCIe switch, by the first rank behind it
+    "switch_to_host": 55e9,
     "nvlink_out": NVLINK,
     "nvlink_in": NVLINK,
     "nic_send": NIC,
@@ -49,7 +51,7 @@ SLOWED = {  # parts that a fault slows; for a link between hosts see `Routes`
     "flap": NICS,
     "send": NICS[:1],
     "receive": NICS[1:],
-    "host": ("to_device", "to_host", *NICS),
+    "host": ("to_device", "to_host", "switch_to_device", "switch_to_host", *NICS),
     "link": (),
     "oneway": (),
     "stall": NICS,
@@ -66,6 +68,7 @@ OTHER_MODELS: dict[str, dict[str, float]] = {
     "H100": {"memory": 2.6e12},
     "A100": {
         "memory": 1.6e12, "product": 18e12, "reduce": 300e9, "to_device": 25e9, "to_host": 25e9,
+        "switch_to_device": 25e9, "switch_to_host": 25e9,
         "nvlink_out": 240e9, "nvlink_in": 240e9, "nic_send": 24e9, "nic_receive": 24e9,
     },
 }  # fmt: skip

@@ -72,13 +72,6 @@ def test_typical_follows_the_healthy_ones() -> None:
     assert outliers.healthy_pairs(1, 0) == 1.0
 
 
-def test_confidence_is_that_of_a_normal_distribution() -> None:
-    assert outliers.confidence(0.5, 0.1, 0.0, 9) == 1.0
-    assert outliers.confidence(0.05, 0.1, 1.0, 9) == 0.5
-    one_sigma = 1.2533 / math.sqrt(100)
-    assert outliers.confidence(0.05 + one_sigma, 0.1, 1.0, 100) == pytest.approx(0.8413, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("values", "larger_is_slower", "expected"),
     [

@@ -44,7 +44,11 @@ def document(report: Report) -> Json:
     readers of the document; `read` recomputes them. matrices: cells [row, column, rate] instead of rates.
     """
     verdict = report.verdict
-    findings = [{"part": one.part, "sentence": one.sentence, **encode(one)} for one in verdict.findings]
+    # confidence: until 0.2, for readers that require the key.
+    findings = [
+        {"part": one.part, "sentence": one.sentence, "confidence": None, **encode(one)}
+        for one in verdict.findings
+    ]
     head = {"schema": SCHEMA, "kind": "validate", "version": SCHEMA}  # as of every record
     head |= {"status": verdict.status, "line": headline(report)}
     rest = {one.name: getattr(report, one.name) for one in fields(report) if one.name != "verdict"}

@@ -76,13 +76,11 @@ def findings(report: Report) -> Iterator[RenderableType]:
     found = report.verdict.findings
     if found:
         yield title("Slower than their siblings")
-        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", ">conf.", "<rung")
+        table = table_of("<part", ">rate", ">siblings", "<unit", ">%", "<rung")
         for one in found[:MOST]:
             rate, siblings, unit = one.evidence.rate, one.evidence.siblings, one.evidence.unit
             figures = rate_text(rate, unit), rate_text(siblings, unit), unit_name(unit)
-            table.add_row(
-                words(qualified(one)), *figures, percent(one.factor), percent(one.confidence), one.rung
-            )
+            table.add_row(words(qualified(one)), *figures, percent(one.factor), one.rung)
         yield table
         yield from left_out(found)
 

@@ -56,9 +56,11 @@ class Costly(ToyFleet):
         wobble = 1 + self.jitter * abs(random.gauss(0, 1))
         self.now += wobble * (setup + 0.1e-9 * nbytes + samples * each)
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
         self.pass_time(what, nbytes, samples)
-        return super().single_rank(what, nbytes, samples)
+        return super().single_rank(what, nbytes, samples, ranks)
 
     def copies(self, flows: Any, nbytes: int, samples: int) -> Seconds:
         self.pass_time("copies", nbytes, samples)
@@ -202,7 +204,7 @@ def test_noise_makes_a_climb_longer_and_that_is_expected(sigma: float) -> None:
         begin = fleet.now
         climb_ladder(fleet, Plan(max_retests=0))  # no retests
         ratios.append(estimate(Plan(), topology_of(fleet), rates) / (fleet.now - begin))
-    assert 0.6 < np.median(ratios) < 1.6
+    assert 0.5 < np.median(ratios) < 1.6  # longer looks at what noise hides are not expected
 
 
 def test_rungs_that_are_absent_are_neither_tried_nor_counted() -> None:

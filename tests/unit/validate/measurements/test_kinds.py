@@ -62,3 +62,22 @@ def test_a_slow_pair_of_gpus_is_named_among_its_kind(nvlink: str) -> None:
     fleet = f"hosts=6,gpus=8,seed=2,nvlink={nvlink},fault=nvpair:h3:0:1:0.6"
     (found,) = verdict(fleet, "pairs").findings
     assert (found.kind, found.hosts, found.gpus) == ("pair", ("h3",), (0, 1))
+
+
+def test_the_nvlinks_of_a_gpu_in_a_mesh_are_one_part() -> None:
+    """It has them to four others; the paths to the other three are healthy."""
+    (found,) = verdict("hosts=6,gpus=8,seed=2,nvlink=mesh,fault=nvlink:h3:4:0.6", "pairs").findings
+    assert (found.kind, found.hosts, found.gpus) == ("nvlink", ("h3",), (4,))
+
+
+@pytest.mark.parametrize("nvlink", ["mesh", "none"])
+def test_a_pair_across_sockets_is_seen_beside_others_that_share_their_link(nvlink: str) -> None:
+    fleet = f"hosts=6,gpus=8,seed=2,nvlink={nvlink},fault=nvpair:h3:2:5:0.8"
+    (found,) = verdict(fleet, "pairs").findings
+    assert (found.kind, found.hosts, found.gpus) == ("pair", ("h3",), (2, 5))
+
+
+@pytest.mark.parametrize("gpu", [2, 3])
+def test_a_gpu_that_shares_a_pcie_switch_is_named_alone(gpu: int) -> None:
+    (found,) = verdict(f"hosts=6,gpus=4,seed=2,pcie=2,fault=pcie:h3:{gpu}:0.7", "host").findings
+    assert (found.kind, found.hosts, found.gpus) == ("pcie", ("h3",), (gpu,))

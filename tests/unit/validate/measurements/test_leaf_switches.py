@@ -72,7 +72,6 @@ def test_a_slow_leaf_is_named_by_its_hosts(order: str, count: int) -> None:
     assert (found.kind, found.gpus) == ("leaf", (1,))
     assert found.hosts == tuple(f"n{host}" for host in np.flatnonzero(leaf == 2))
     assert 0.55 < found.factor < 0.9  # fewer flows through the uplinks get more each
-    assert found.confidence > (0.5 if order == "at random" else 0.8)
 
 
 def test_two_leaves_on_two_rails_are_two() -> None:

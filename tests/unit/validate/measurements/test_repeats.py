@@ -38,10 +38,12 @@ class Crowded(NoisyFleet):
 
     until: float = 8.0
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
         columns = []
         for _ in range(samples):
-            column = super().single_rank(what, nbytes, 1)
+            column = super().single_rank(what, nbytes, 1, ranks)
             if self.now < self.until:
                 column[[place.gpu == 1 for place in self.places]] *= 2
             columns.append(column)
@@ -60,8 +62,10 @@ def test_a_core_that_something_else_has_for_a_while(span: float, status: str) ->
 class Lucky(NoisyFleet):
     """During one repeat, some ranks get more of their cores than others; one always gets half."""
 
-    def single_rank(self, what: SingleRankOp, nbytes: int, samples: int) -> Seconds:
-        seconds = super().single_rank(what, nbytes, samples)
+    def single_rank(
+        self, what: SingleRankOp, nbytes: int, samples: int, ranks: Sequence[int] | None = None
+    ) -> Seconds:
+        seconds = super().single_rank(what, nbytes, samples, ranks)
         luck = np.exp(0.25 * self.random.standard_normal(len(self.places)))
         luck[2] *= 2
         return seconds * luck[:, None]

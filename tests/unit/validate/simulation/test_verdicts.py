@@ -26,7 +26,7 @@ FLEET = "hosts=32,gpus=8,leaf=8"
 
 def found(kind: str, hosts: str, gpus: tuple[int, ...] = (), instead: tuple[str, ...] = ()) -> Finding:
     evidence = Evidence("flows", 1.0, 2.0, 3, (), 1.0)
-    return Finding(kind, tuple(hosts.split()), gpus, 0.5, 1.0, "host pairs", evidence, instead=instead)  # type: ignore[arg-type]
+    return Finding(kind, tuple(hosts.split()), gpus, 0.5, "host pairs", evidence, instead=instead)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
