@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import click
 import jsonschema
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ from jobs.bench.command_base import BAD_USAGE
 from jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
 from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
+from launch.cli.main import command as root_command
 from launch.cli.main import main
+from launch.cli.plugins import check_words
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
 from runner.plan.step_options import StepOptions
@@ -483,3 +486,36 @@ def test_the_table_of_exit_statuses_is_that_of_the_code() -> None:
     assert "needs a GPU" in bench[str(NeedsGpu.exit_code)]
     assert "usage error" in run_row[str(UserError.exit_code)]
     assert "failed" in run_row[str(RunError.exit_code)]
+
+
+@pytest.mark.nightly
+def test_the_gallerys_commands_succeed(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    ended = run_commands(DOCS / "gallery.md", tmp_path, {f"{FAULT} --html verdict.html": [EXIT["critical"]]})
+    assert len(ended) == 5
+    pictures = program_of_docs("pictures")
+    files = [page.file for page in pictures.PAGES.values()] + [*pictures.FILMS.values()]
+    assert [name for name in files if not (tmp_path / name).exists()] == []
+    text = (tmp_path / "verdict.html").read_text()
+    for page in pictures.PAGES.values():
+        assert not page.section or "kept" in pictures.only(text, page.section)
+
+
+@pytest.mark.nightly
+def test_the_commands_of_the_page_on_products_succeed(tmp_path: Path) -> None:
+    a, b = np.random.default_rng(6).standard_normal((2, 40, 40))
+    np.save(tmp_path / "a.npy", a)
+    np.save(tmp_path / "b.npy", b)
+    assert run_commands(DOCS / "matmul.md", tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "c.npy"), a @ b, atol=1e-12)
+
+
+def test_the_commands_of_the_page_on_airflow_are_accepted() -> None:
+    """They are parsed only: some take an hour on a processor."""
+    text = "\n".join(blocks(DOCS / "airflow.md", "console"))
+    commands = re.findall(r"^\$ meshrun (?:-n \d+ )?(run .*)$", text, re.MULTILINE)
+    assert len(commands) > 3
+    for line in commands:
+        check_words(root_command, shlex.split(line))
+    with pytest.raises(click.UsageError):
+        check_words(root_command, [*shlex.split(commands[0]), "--reynold", "3"])
