@@ -41,7 +41,7 @@ def most_fused_steps(task: Task) -> int:
 
 
 def fuses_bands(task: Task) -> bool:
-    """Return whether a kernel can take several steps of a band of rows, whose halo must be as wide as these."""
+    """Return whether a kernel can take several steps of a band: its halo must be as wide as these steps."""
     kernel, grid = task.kernel, task.partition.grid
     return kernel is not None and kernel.takes_rows and len(grid) > 1 and grid[0] > 1
 
