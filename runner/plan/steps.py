@@ -188,14 +188,14 @@ def band_rows(task: Task, region: Region) -> int:
     return -(-rows // unit) * unit
 
 
-def rows_apart(task: Task, region: Region) -> int:
+def rows_apart(task: Task, region: Region, steps: int = 1) -> int:
     """Return how many rows before a cell its result is written if the fields are in memory once.
 
-    The rows of a band, and those that it reads beside them.
+    The rows of a band, and those that it reads beside them. steps: of one kernel.
     """
     names = set(task.job.feeds)
     beside = [max(field.widths[0]) for field in task.fields if field.name in names]
-    return band_rows(task, region) + max(beside, default=0)
+    return band_rows(task, region) + steps * max(beside, default=0)
 
 
 def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:

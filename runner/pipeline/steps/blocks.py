@@ -215,12 +215,18 @@ class StepBlocks:
 
     def _ranges(self, piece: Piece) -> list[Rows]:
         """Return the rows of each call for a piece, in order."""
-        rows = piece.region.shape[0]
-        most = band_rows(self.task, self.region) if self.one_copy else max(rows, 1)
-        if self.world.backend.asynchronous:
-            found = [(first, min(first + most, rows)) for first in range(0, rows, most)]
-        else:
-            found = list(slabs(self.task, piece.region, (0, rows), most))
+        rows = (0, piece.region.shape[0])
+        most = band_rows(self.task, self.region) if self.one_copy else None
+        if not self.world.backend.asynchronous:
+            found = list(slabs(self.task, piece.region, rows, most))
+            return found[::-1] if self._is_backwards else found
+        return [rows] if most is None else self._bands(rows[1])
+
+    def _bands(self, rows: int | None = None) -> list[Rows]:
+        """Return the bands of so many rows, by default of the own ones, in order; for fields in one copy."""
+        count = self.region.shape[0] if rows is None else rows
+        most = band_rows(self.task, self.region)
+        found = [(first, min(first + most, count)) for first in range(0, count, most)]
         return found[::-1] if self._is_backwards else found
 
     @property

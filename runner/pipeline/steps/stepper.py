@@ -29,7 +29,7 @@ from runner.pipeline.halo.direct import Peers
 from runner.pipeline.halo.exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare
+from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
 from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, read_widths, rows_apart, wide_widths
 from runner.plan.task import Task
@@ -65,7 +65,7 @@ class Stepper(StepBlocks):
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
     (`single_reason`: why). one_by_one: no kernel takes several steps. one_copy: the fields are in
-    memory once (`steps.blocks`), and steps are taken one by one. before_step: called with the padded block of
+    memory once (`steps.blocks`). before_step: called with the padded block of
     each input, whose halos are valid where the step reads them, before each step; only with `one_by_one`.
     progress: called with `done`. done: steps taken, including those of an earlier run; taken:
     those of this run. exchanges: number of halo exchanges so far.
@@ -89,7 +89,9 @@ class Stepper(StepBlocks):
 
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
-        fused = 1 if self.one_by_one or self.one_copy else most_fused_steps(task)
+        fused = 1 if self.one_by_one else most_fused_steps(task)
+        if self.one_copy and not fuses_bands(task):
+            fused = 1
         steps = self.steps_per_exchange = self._choose_steps(self.steps_per_exchange, fused)
         self.plans = [
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
@@ -104,7 +106,7 @@ class Stepper(StepBlocks):
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid], read)
         if self.one_copy and self.region.size:
             for place in self.fed:
-                self.plans[place].rows_before = rows_apart(task, self.region)
+                self.plans[place].rows_before = rows_apart(task, self.region, fused)
         self.fused_steps = fused
         self._all_halos, self._halos = Halos(read), Halos([read[place] for place in self.fed])
         self._exchanging = self._any_is_exchanged()
@@ -385,11 +387,12 @@ class Stepper(StepBlocks):
             targets = self._fed_spare()
             self._overlapped(targets, lambda rows, _: kernel.advance(self, steps, rows=rows))
         else:
-            if self.world.backend.asynchronous:
-                kernel.advance(self, steps)
-            else:
-                with self.phases("kernel"):
-                    kernel.advance(self, steps)
+            for rows in self._bands() if self.one_copy else [None]:
+                if self.world.backend.asynchronous:
+                    kernel.advance(self, steps, rows=rows)
+                else:
+                    with self.phases("kernel"):
+                        kernel.advance(self, steps, rows=rows)
             if not final and self._exchanging:
                 self._exchange(self._fed_spare())
         self.swap()

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy_kernel import NumpyKernel, mixed
 from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
 from runner.errors import UserError
+from runner.pipeline import fusing
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.chunking import MemoryUse
 from runner.plan.halo import BOUNDARIES
@@ -90,6 +92,50 @@ def test_a_band_may_be_written_before_it_is_read(tmp_path: Path, devices: bool) 
     assert record["steps"]["copies"] == 1
     expected = plain_loop(plain, [array], 6, ((2, 2), (2, 2)), "wrap", (0,))
     np.testing.assert_array_equal(found, expected[0])
+
+
+class AnyOrder(NumpyKernel):
+    """A kernel whose threads write before others read."""
+
+    def take_steps(self, steps: int, inputs: Any, outs: Any, axes: Any) -> None:
+        for out in outs:
+            out[...] = 0x5A5A
+        super().take_steps(steps, inputs, outs, axes)
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(
+    ("ranks", "grid", "fused"), [(2, "2x1", 3), (3, "3x1", 3), (4, "2x2", 3), (1, "1x1", 1), (2, "1x2", 1)]
+)
+def test_one_kernel_takes_several_steps_of_a_band(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boundary: str, ranks: int, grid: str, fused: int
+) -> None:
+    """Where rows are split between ranks: then the halo is as wide as all of the steps."""
+    widths = ((2, 1), (1, 2))
+    function = mixed(widths)
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2)(function)
+    made = []
+
+    def compile_for(
+        device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
+        shape: Any,
+    ) -> Any:  # fmt: skip
+        made.append(AnyOrder(program, widths, feeds, boundary, cval, 3))
+        return made[-1], "NumPy"
+
+    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    rng = np.random.default_rng(7)
+    arrays = [rng.integers(0, 2**32, (210, 19), np.uint32) for _ in range(2)]
+    found, record = stepped(
+        tmp_path, job, arrays, 8, ranks=ranks, grid=grid, copies="one", fuse="require", devices=True
+    )
+    assert record["steps"]["steps_per_kernel"] == fused
+    if fused > 1:
+        bands = {own[0] for kernel in made for own, _ in kernel.passes}
+        assert max(bands) == 12  # rows: four times those that a step reads beside a row
+    expected = plain_loop(function, arrays, 8, widths, boundary, (0, 1), 9)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_one_copy_takes_little_more_than_half_the_bytes() -> None:
