@@ -6,11 +6,15 @@ takes over when that process is gone. What another host has claimed, only a pers
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,7 +24,51 @@ from runner import files
 from runner.errors import UserError
 
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
+YOUNG = 10.0  # seconds after a change in which a folder may not be locked yet
 WAIT = "another output, or wait for it (ps, squeue)"
+
+
+def private_folder(kind: str, parent: Path | None = None) -> Path:
+    """Make a folder of this process, for this user only, and remove those that killed processes have left.
+
+    kind: of folder; only others of the same kind are removed, and only where their process is gone. parent:
+    None for the folder of temporary files. A folder's file "also", if there is one, names another folder to
+    remove with it.
+    """
+    home = parent or Path(tempfile.gettempdir())
+    for old in home.glob(f"meshrun-{kind}-*"):
+        _remove_abandoned(old)
+    folder = Path(tempfile.mkdtemp(prefix=f"meshrun-{kind}-", dir=home))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # without locks, nobody removes it for us
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for path in [path for path in _held if not path.exists()]:
+        os.close(_held.pop(path))
+    _held[folder] = descriptor  # until it is removed, or this process ends
+    return folder
+
+
+_held: dict[Path, int] = {}
+
+
+def _remove_abandoned(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # gone, a link, or another user's
+        return
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < YOUNG:
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        also = folder / "also"
+        others = [Path(also.read_text())] if also.is_file() else []
+        for each in (*others, folder):
+            shutil.rmtree(each, ignore_errors=True)
+    except OSError:  # its process lives
+        return
+    finally:
+        os.close(descriptor)
 
 
 def hold(output: Path) -> Callable[[], None]:

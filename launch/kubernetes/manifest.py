@@ -147,6 +147,8 @@ def _template(pods: Pods, role: str, container: Document, *, ranks: bool) -> Doc
         spec["tolerations"] = [dict(toleration) for toleration in pods.tolerations]
     if pods.service_account:
         spec["serviceAccountName"] = pods.service_account
+    else:
+        spec["automountServiceAccountToken"] = False  # ranks do not talk to the cluster
     return {"metadata": {"labels": {**PROJECT, JOB: pods.name, ROLE: role}}, "spec": spec}
 
 
@@ -160,10 +162,17 @@ def _container(
     ranks: bool = False,
 ) -> Document:
     user = 0 if pods.root else USER
-    security: Document = {"runAsUser": user, "runAsGroup": user}
-    if ranks and pods.rdma:
-        # Removes the limit on pinned memory for root; other users have the container runtime's limit.
-        security["capabilities"] = {"add": ["IPC_LOCK"]}
+    # Removes the limit on pinned memory for root; other users have the container runtime's limit.
+    added = {"add": ["IPC_LOCK"]} if ranks and pods.rdma else {}
+    dropped = {} if pods.root else {"drop": ["ALL"]}  # root's sshd changes user, group and root folder
+    security: Document = {
+        "runAsUser": user,
+        "runAsGroup": user,
+        "runAsNonRoot": not pods.root,
+        "allowPrivilegeEscalation": False,
+        **({"capabilities": {**dropped, **added}} if dropped or added else {}),
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     container: Document = {"name": "meshrun", "image": pods.image, "command": list(command)}
     if args:
         container["args"] = list(args)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from launch.supervise.launcher_output import process_ends
+from launch.supervise.launcher_output import no_space, process_ends
 
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
@@ -133,6 +133,8 @@ def _judge(
     if record is not None and (killed or outcome.status == 0):
         if killed:
             tell(f"warning: the run was complete when this happened: {killed.sentence}")
+        if full := no_space(outcome.launcher_output):
+            tell(f"warning: ranks exchanged messages by slower means: {full}")
         return 0, "", True
     why = _silent(lost) if lost else ""
     if killed or not lost:
@@ -193,6 +195,8 @@ def _unexplained(outcome: Outcome, recorded: bool, debug: bool, explain: Explain
 
     left = next(iter(process_ends(outcome.launcher_output)), None)
     hint = DEBUG_HINT
+    if full := no_space(outcome.launcher_output):
+        return str(RunError(full, hint=HINTS[signal.SIGBUS]))
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None:

@@ -18,6 +18,11 @@ BANNER = re.compile(
     rb"|Primary job +terminated normally"
     rb"|MPI_ABORT was invoked on rank"
     rb"|= +BAD TERMINATION OF ONE OF YOUR"
+    # Of Open MPI's library in a rank, when MPI cannot start.
+    rb"|It appears as if there is not enough space for /"
+    rb"|At least one pair of MPI processes are unable to reach each other"
+    rb"|MPI_INIT has failed because at least one MPI process is unreachable"
+    rb"|It looks like MPI_INIT failed for some reason"
 )
 LONGEST_BANNER = 60  # lines; Open MPI's longest has 24
 LINE = re.compile(
@@ -29,6 +34,8 @@ LINE = re.compile(
     rb"|\[(mpiexec|proxy:\S+)@\S+\] "
     rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\."  # Open MPI's libevent, when a rank's pipe is closed
     rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
+    # Open MPI's report of a signal or an error in a rank.
+    rb"|\[\S+:\d+\] (\*\*\*|Signal: |Signal code: |Failing at address: |\[ ?\d+\] )"
 )
 HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
@@ -52,6 +59,21 @@ ENDS = (
         r"TERMINATED WITH THE EXIT STRING: [^()]*\(signal (?P<signal>\d+)\)"
     ),
 )
+
+
+NO_SPACE = re.compile(
+    r"not enough space for (?P<folder>/\S*)/\S+ .*?Local host: (?P<host>\S+) "
+    r"Space Requested: (?P<needed>\d+) B Space Available: (?P<free>\d+) B"
+)
+
+
+def no_space(text: str) -> str | None:
+    """Which folder of which host is too full for MPI's shared memory; None if Open MPI does not say so."""
+    match = NO_SPACE.search(" ".join(text.split()))
+    if match is None:
+        return None
+    where, needed, free = f"{match['folder']} on {match['host']}", int(match["needed"]), int(match["free"])
+    return f"{where} has {free:,} bytes free, and MPI needs {needed:,} for each rank"
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,7 @@ def supervise(
     working_directory()  # launchers do not report that it does not exist
     run = RunDirectory.create()
     sockets = socket_folder()
+    (run.path / "also").write_text(str(sockets))  # to be removed with it if this process is killed
     segments = shared_memory.segments()
     begun = time.monotonic()
     sys.stdout.flush()  # the ranks' output is written directly to the file descriptor

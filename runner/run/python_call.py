@@ -14,7 +14,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from runner import lock
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.job.pickling import dumps
@@ -115,7 +115,7 @@ def _fill(job: Job, name: str, array: Any, result: Any) -> None:
 @contextlib.contextmanager
 def _folder(size: int) -> Iterator[Path]:
     """Yield a temporary folder for arrays of `size` bytes: in memory if there is room."""
-    folder = Path(tempfile.mkdtemp(prefix="meshrun-", dir=memory_folder(COPIES * size)))
+    folder = lock.private_folder("call", memory_folder(COPIES * size))
     try:
         yield folder
     finally:

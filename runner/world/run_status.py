@@ -130,7 +130,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
-        return cls(Path(tempfile.mkdtemp(prefix="meshrun-")))
+        return cls(lock.private_folder("run"))
 
     def begin(self, rank: int, host: str, pid: int) -> None:
         self._note_process("begun", rank, host, pid)

@@ -117,7 +117,12 @@ container = fields(
     env=each(fields("name", name=text(VARIABLE, "a variable's name"), value=text(ANY))),
     resources=fields(limits=mapping(quantity), requests=mapping(quantity)),
     securityContext=fields(
-        runAsUser=integer(), runAsGroup=integer(), capabilities=fields(add=each(one_of("IPC_LOCK")))
+        runAsUser=integer(),
+        runAsGroup=integer(),
+        runAsNonRoot=boolean,
+        allowPrivilegeEscalation=boolean,
+        capabilities=fields(add=each(one_of("IPC_LOCK")), drop=each(one_of("ALL"))),
+        seccompProfile=fields("type", type=one_of("RuntimeDefault")),
     ),
     volumeMounts=each(fields("name mountPath", name=text(DNS_LABEL, "a DNS label"), mountPath=path)),
 )
@@ -140,6 +145,7 @@ pod = {
     "tolerations": each(toleration),
     "serviceAccountName": text(DNS_NAME, "a service account's name"),
     "enableServiceLinks": boolean,
+    "automountServiceAccountToken": boolean,
 }
 template = fields("spec", metadata=fields(labels=labels), spec=fields("containers", **pod))
 job_template = fields(

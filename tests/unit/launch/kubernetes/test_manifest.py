@@ -125,6 +125,26 @@ def test_kubernetes_leaves_the_script_alone() -> None:
         assert not re.search(r"\$\([A-Za-z0-9_.-]+\)", text)
 
 
+@pytest.mark.parametrize("role", ["Launcher", "Worker"])
+@pytest.mark.parametrize("rdma", [{}, {"rdma/ib": 8}])
+def test_pods_have_only_the_rights_that_they_need(role: str, rdma: dict[str, int]) -> None:
+    spec = pod(made(chosen=Pods("image", rdma=rdma)), role)
+    added = {"add": ["IPC_LOCK"]} if rdma and role == "Worker" else {}
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["containers"][0]["securityContext"] == {
+        "runAsUser": 1000,
+        "runAsGroup": 1000,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"], **added},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_a_service_account_that_is_named_is_for_its_token() -> None:
+    assert "automountServiceAccountToken" not in pod(made(chosen=Pods("image", service_account="runs")))
+
+
 def test_the_image_s_own_user_or_root() -> None:
     for root, user, folder, allowed in (
         (False, 1000, "/home/mpiuser/.ssh", False),
@@ -386,4 +406,5 @@ def test_the_image_s_sshd_and_ssh_agree() -> None:
     assert f"HostKey {folder}/id_rsa" in server  # the names under which the operator mounts its keys
     assert f"AuthorizedKeysFile {folder}/authorized_keys" in server
     assert "StrictModes no" in server
-    assert {"StrictHostKeyChecking no", "UserKnownHostsFile /dev/null"} <= set(client)
+    pinned = 'KnownHostsCommand /bin/sed "s/^/* /" %d/.ssh/authorized_keys'
+    assert {"StrictHostKeyChecking yes", pinned, "UserKnownHostsFile /dev/null"} <= set(client)

@@ -291,7 +291,14 @@ def test_the_parts_of_the_manifest_name_each_other() -> None:
 
 def test_the_pods_measure_all_gpus_they_ask_for_by_what_the_image_has(tmp_path: Path) -> None:
     (container,) = documents()["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    assert container["securityContext"]["runAsUser"] == pods.USER
+    assert container["securityContext"] == {
+        "runAsUser": pods.USER,
+        "runAsGroup": pods.USER,
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
     shell, option, script = container["command"]
     gpus = container["resources"]["limits"]["nvidia.com/gpu"]
     assert "$(" not in script, "Kubernetes would replace it"

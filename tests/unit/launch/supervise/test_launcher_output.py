@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.launcher_output import OutputFilter, ProcessEnd, process_ends
+from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space, process_ends
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"
@@ -108,7 +108,6 @@ ORDINARY = (
     "a table\n" + RULER + "rank  GB/s\n" + RULER + "0     12.5\n" + RULER,
     BOX + "=   results\n" + BOX,
     "Abort the mission, said the log\n",
-    "[vm:06428] *** Process received signal ***\n[vm:06428] Signal: Segmentation fault (11)\n",
     "This typically works\n",
     "[warn] Epoll is a word, said the log\n",
     "\r 45% ████      ",
@@ -209,3 +208,42 @@ def test_other_empty_lines_pass() -> None:
     )
     assert noise_filter.feed(b"\n") == b""
     assert noise_filter.finish() == b"\n"
+
+
+SEGFAULT = b"""\
+[vm:25460] *** Process received signal ***
+[vm:25460] Signal: Segmentation fault (11)
+[vm:25460] Signal code: Address not mapped (1)
+[vm:25460] Failing at address: (nil)
+[vm:25460] [ 0] /lib/x86_64-linux-gnu/libc.so.6(+0x3c050)[0x7fdd3845a050]
+[vm:25460] [10] /lib/libpython3.11.so.1.0(+0x250a40)[0x7fdd38850a40]
+[vm:25460] *** End of error message ***
+"""
+NO_ROOM = b"""\
+--------------------------------------------------------------------------
+It appears as if there is not enough space for /dev/shm/sm_segment.vm.0.6820001.1 (the shared-memory backing
+file). It is likely that your MPI job will now either abort or experience
+performance degradation.
+
+  Local host:  vm
+  Space Requested: 16777216 B
+  Space Available: 1048576 B
+--------------------------------------------------------------------------
+"""
+
+
+@pytest.mark.parametrize("size", [1, 7, 4096])
+@pytest.mark.parametrize("text", [SEGFAULT, NO_ROOM], ids=["segmentation fault", "full /dev/shm"])
+def test_what_open_mpi_says_of_a_rank_is_withheld(text: bytes, size: int) -> None:
+    output_filter = OutputFilter()
+    whole = b"of a rank\n" + text + b"[not: mine] 5\n"
+    passed = b"".join(output_filter.feed(whole[at : at + size]) for at in range(0, len(whole), size))
+    rest = output_filter.finish()
+    assert passed + rest == b"of a rank\n[not: mine] 5\n"
+    assert output_filter.withheld == text
+
+
+def test_a_full_shared_memory_is_told_in_numbers() -> None:
+    told = no_space(NO_ROOM.decode())
+    assert told == "/dev/shm on vm has 1,048,576 bytes free, and MPI needs 16,777,216 for each rank"
+    assert no_space(SEGFAULT.decode()) is None
