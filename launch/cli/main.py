@@ -53,7 +53,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help="End a run of several ranks that makes no progress for so long, and say why; 0: never.  [default: "
-    "300, but a rank that computes in a job's function is only reported]",
+    "300, but a rank that computes is only reported]",
 )
 @click.option("--expect", nargs=2, type=int, hidden=True)
 @click.option("--expect-network", hidden=True)
