@@ -45,8 +45,10 @@ def test_ranks_import_the_installed_package(comm: MpiComm) -> None:
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 def test_the_installed_package_is_compiled(comm: MpiComm) -> None:
     from runner.comm.collectives import _batch
+    from runner.recorder import _record
 
-    assert comm.allgather(Path(_batch.__file__).suffix) == [".so"] * comm.size
+    for module in (_batch, _record):
+        assert comm.allgather(Path(module.__file__).suffix) == [".so"] * comm.size
 
 
 @pytest.mark.skipif(not BUILT, reason="not compiled")

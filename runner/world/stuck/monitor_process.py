@@ -144,15 +144,10 @@ def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[
 
 
 def computes(one: RankSnapshot | None) -> bool:
-    """Whether a rank is in a job's function, or in another operation that waits for no rank."""
+    """Whether a rank waits for no other: it is in a job's function, or does something else of its own."""
     from runner.world.stuck.explain import waiting_in
 
-    return (
-        one is not None
-        and one.state not in ("stopped", "dead")
-        and one.current is not None
-        and waiting_in(one) is None
-    )
+    return one is not None and one.state not in ("stopped", "dead") and waiting_in(one) is None
 
 
 def end_ranks(monitor: HostMonitor) -> None:

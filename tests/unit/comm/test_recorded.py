@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from runner.comm.recorded import RecordedControl, unrecorded
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.recorder import ring
 from runner.recorder.ring import Recorder
+from runner.report.phases import Phases
+from runner.report.spans import Spans
 
 ABOUT = {"run": "r", "size": 3, "host": "n1", "device": "CPU", "command": ""}
 
@@ -53,3 +56,41 @@ def test_operations_of_all_kinds(tmp_path: Path) -> None:
         assert found.messages == {("world", (rank + 1) % 3): (1, 0), ("world", (rank - 1) % 3): (0, 1)}
         assert found.operations[-1].group == f"world/1.{rank % 2}"
         assert found.groups[f"world/1.{rank % 2}"].members == ((1,) if rank % 2 else (0, 2))
+
+
+def test_device_arrays_have_a_communicator_of_their_own(tmp_path: Path) -> None:
+    recorder = Recorder(ring.file_of("r", 0, tmp_path), {**ABOUT, "rank": 0})
+    control = RecordedControl(ThreadComm(), recorder)
+    arrays = control.recorded(ThreadComm())
+    control.barrier()
+    arrays.all_reduce(np.ones(3), "sum")
+    assert arrays.label == ThreadComm.label
+    found = ring.read(recorder.path)
+    recorder.close()
+    assert found is not None
+    assert [(str(one), one.group) for one in found.operations] == [
+        ("barrier 1", "world"),
+        ("all_reduce 1", "world on device"),
+    ]
+
+
+def test_phases_and_stages_of_chunks_are_operations(tmp_path: Path) -> None:
+    recorder = Recorder(ring.file_of("r", 0, tmp_path), {**ABOUT, "rank": 0})
+    with Phases(lambda: None, recorder)("kernel", 100):
+        pass
+    with pytest.raises(ValueError, match="broken"), Phases(lambda: None, recorder)("write"):
+        raise ValueError("broken")
+    spans = Spans(recorder=recorder)
+    with spans("kernel", 0, 7):
+        pass
+    found = ring.read(recorder.path)
+    recorder.close()
+    assert found is not None
+    assert [str(one) for one in found.operations] == [
+        "kernel",
+        "wait for the device",
+        "write",
+        "kernel of chunk 1",
+    ]
+    assert all(one.left is not None for one in found.operations)
+    assert len(spans.found) == 1

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from launch.cli.running import status as status_command
 from runner.recorder import ring
 from runner.recorder.process import Frame
-from runner.recorder.ring import Operation, Recorder
+from runner.recorder.ring import WAIT, Operation, Recorder
 from runner.recorder.snapshot import RankSnapshot
 from runner.world.run_status import RunDirectory
 from runner.world.stuck import monitor_process
@@ -78,10 +78,12 @@ def test_a_chosen_limit_ends_a_run_with_the_culprits_sentence(
     ]
 
 
+@pytest.mark.parametrize("operations", [COMPUTING.operations, ()], ids=["in its function", "elsewhere"])
 def test_without_a_chosen_limit_a_computing_rank_may_take_any_time(
-    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], operations: tuple[Operation, ...]
 ) -> None:
-    assert not report(setting(run, chosen=False), [WAITING, COMPUTING], {})
+    computing = replace(COMPUTING, operations=operations)
+    assert not report(setting(run, chosen=False), [WAITING, computing], {})
     assert run.failure() is None
     text = capsys.readouterr().err
     assert "no progress for 7 s: rank 1" in text
@@ -92,6 +94,18 @@ def test_without_a_chosen_limit_a_computing_rank_may_take_any_time(
 def test_a_rank_that_cannot_go_on_ends_the_run_anyway(run: RunDirectory, state: Any) -> None:
     assert report(setting(run, chosen=False), [WAITING, replace(COMPUTING, state=state)], {})
     assert run.failure() is not None
+
+
+def test_ranks_that_wait_for_each_other_end_the_run_anyway(run: RunDirectory) -> None:
+    wait = Operation(9, WAIT, 9.0, None, 0, "world")
+    both = [
+        replace(WAITING, rank=rank, operations=(wait,), messages={"world": {1 - rank: (0, 1)}})
+        for rank in (0, 1)
+    ]
+    assert report(setting(run, chosen=False), both, {})
+    failure = run.failure()
+    assert failure is not None
+    assert "stalled: deadlock: ranks 0-1 wait for each other" in failure["sentence"]
 
 
 def test_a_rank_that_failed_first_is_the_one_that_is_told(
