@@ -37,7 +37,10 @@ class Targets(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         settings = read_settings()
         usual = next((one for one in settings if one.name == "launcher"), None)
-        if usual is not None and args[0].startswith("-"):
+        if args[0].startswith("-"):
+            if usual is None:
+                known = ", ".join(sorted(self.commands))
+                raise click.UsageError(f"Missing TARGET before {args[0]}: one of {known}", ctx)
             if usual.value not in self.commands:
                 known = ", ".join(sorted(self.commands))
                 raise click.UsageError(

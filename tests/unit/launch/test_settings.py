@@ -97,6 +97,7 @@ def test_the_command_uses_them(
     assert main(["launch", "slurm", "--mpi", "pmix", *words]) == 2
     assert "host-timeout" in capsys.readouterr().err
     assert main(["launch", *words]) == 2, "no launcher is set"
+    assert "Missing TARGET before -j: one of kubernetes, local, mpirun, slurm" in capsys.readouterr().err
 
 
 def test_the_doctor_shows_what_is_in_force(
