@@ -292,6 +292,7 @@ def step_options() -> list[click.Option]:
     """The fields of `runner.plan.step_options.StepOptions`."""
     from runner.plan.step_options import (
         COLORS,
+        COPIES,
         HALOS,
         STEPS_MOST,
         parse_interval,
@@ -313,6 +314,11 @@ def step_options() -> list[click.Option]:
             ["--halo"], type=click.Choice(HALOS), default=HALOS[0],
             help="How GPUs exchange halos: by messages, or by storing into each other's memory.  "
             f"[default: {HALOS[0]}]",
+        ),
+        click.Option(
+            ["--copies"], type=click.Choice(COPIES), default=COPIES[0],
+            help="Copies of the fields in memory: two, or one, which takes half the bytes.  "
+            "[default: two where they fit]",
         ),
         click.Option(
             ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",

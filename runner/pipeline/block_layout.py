@@ -31,7 +31,7 @@ class BlockLayout:
     itself. shape: of the padded block. core: slices of its own cells. outside: of those with the constant.
     An empty block has no halo. within: the copies of own cells that fill the halo of each axis that is not
     cut. aligned: whether in memory from `empty` the own cells of each row begin at a
-    multiple of ALIGNED bytes.
+    multiple of ALIGNED bytes. rows_before: rows of memory from `empty` that lie before the block.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class BlockLayout:
         if region.size == 0:
             widths = tuple((0, 0) for _ in widths)
         self.region, self.widths, self.cval = region, widths, cval
-        self.aligned = False
+        self.aligned, self.rows_before = False, 0
+        self._memory: Array | None = None
         own = region.shape
         self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
         self.core: Slices = tuple(slice(low, low + n) for (low, _), n in zip(widths, own, strict=True))
@@ -62,8 +63,20 @@ class BlockLayout:
     def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:
         """Return memory for a block; a view of an array of the whole rows."""
         before, pitch = self.row(dtype.itemsize)
-        whole = allocator.empty((*self.shape[:-1], pitch), dtype)
-        return whole[..., before : before + self.shape[-1]] if self.aligned else whole
+        lengths = [*self.shape[:-1], pitch]
+        lengths[0] += self.rows_before
+        whole = allocator.empty(tuple(lengths), dtype)
+        if self.aligned:
+            whole = whole[..., before : before + self.shape[-1]]
+        if self.rows_before == 0:
+            return whole
+        self._memory = whole
+        return whole[self.rows_before :]
+
+    def earlier(self) -> Array:
+        """Return the block `rows_before` rows before the one that `empty` returned, which it overlaps."""
+        assert self._memory is not None
+        return self._memory[: self.shape[0]]
 
     def inside(self, layout: BlockLayout) -> Slices:
         """Return the place of this block in the block of `layout`: of the same cells, with a wider halo."""

@@ -298,13 +298,14 @@ def windows(blocks: Blocks, ranges: Iterable[Rows], halo: int) -> Iterator[tuple
         yield (first, last), [block[first : last + halo] for block in blocks]
 
 
-def slabs(task: Task, region: Region, rows: Rows) -> Iterator[Rows]:
-    """Split `rows` of `region` into pieces of whole units whose input fits a cache."""
+def slabs(task: Task, region: Region, rows: Rows, most: int | None = None) -> Iterator[Rows]:
+    """Split `rows` of `region` into pieces of whole units whose input fits a cache, of `most` rows."""
     if region.size == 0:
         return
     row_bytes = max(task.input_bytes(region) // region.shape[0], 1)
     unit = task.units[0]
     step = -(-max(SLAB // row_bytes, 4 * sum(task.widths[0]), 1) // unit) * unit
+    step = min(step, most or step)
     for begin in range(*rows, step):
         yield begin, min(begin + step, rows[1])
 

@@ -13,6 +13,8 @@ STEPS_MOST = 10**12
 EVERY = 10  # steps between two checks of --until, unless --every says otherwise
 HaloChoice = Literal["auto", "nccl", "direct"]
 HALOS: tuple[str, ...] = get_args(HaloChoice)
+Copies = Literal["auto", "one", "two"]
+COPIES: tuple[str, ...] = get_args(Copies)
 COLORS = ("viridis", "inferno", "coolwarm", "gray")
 
 
@@ -36,8 +38,9 @@ class StepOptions:
     """Options of a run that takes steps; None or False: not given.
 
     steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. halo: how GPUs
-    exchange them. until: largest change at which the run stops, or Steady. check_finite: steps between two
-    checks for values that are not finite. every: steps between two frames, and between two checks of `until`.
+    exchange them. copies: of the fields in memory; auto: one, if two do not fit and they cannot pass through
+    in chunks. until: largest change at which the run stops, or Steady. check_finite: steps between two checks
+    for values that are not finite. every: steps between two frames, and between two checks of `until`.
     frames: file or folder for the frames; frame_field: the input that they show; frame_range: values of the
     first and the last colour; frame_colors: name of the colour map. checkpoint: interval between checkpoints.
     """
@@ -45,6 +48,7 @@ class StepOptions:
     steps: int | None = None
     steps_per_exchange: int | None = None
     halo: HaloChoice = "auto"
+    copies: Copies = "auto"
     until: float | Steady | None = None
     check_finite: int | None = None
     every: int | None = None
@@ -61,6 +65,7 @@ class StepOptions:
             "--steps": self.steps is not None,
             "--steps-per-exchange": self.steps_per_exchange is not None,
             "--halo": self.halo != "auto",
+            "--copies": self.copies != "auto",
             "--until": self.until is not None,
             "--check-finite": self.check_finite is not None,
             "--every": self.every is not None,

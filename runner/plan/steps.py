@@ -10,6 +10,11 @@ step computes, beyond the rank's own cells, those that the following steps need 
 
 Cells beyond the array are never computed: before each step they are filled according to the boundary. Beyond
 a boundary that wraps around are the array's own cells, which are computed like all others.
+
+In one copy (T. Pohl, M. Kowarschik, J. Wilke, K. Iglberger, U. Ruede, Parallel Processing Letters 13 (2003),
+549-560: grid compression), a step computes band after band of rows, and writes each into the memory that it
+reads, `rows_apart` rows before: over rows that no later band reads. The next step goes from the last band
+to the first, and moves all rows back.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from runner.plan.task import Field, Task
 from runner.region import Region
 
 Rows = tuple[int, int]
+BANDS = 16  # of a block in one copy, about
 
 
 @dataclass(frozen=True)
@@ -175,15 +181,35 @@ def edge_copies(
     return found
 
 
-def step_memory(task: Task, region: Region) -> int:
-    """Return the bytes that a rank's blocks take while steps are taken: two of each input that is fed."""
-    fed = set(task.job.feeds)
-    return sum(
-        math.prod(field.padded(task.field_region(number, region).shape))
-        * field.dtype.itemsize
-        * (2 if field.name in fed else 1)
-        for number, field in enumerate(task.fields)
-    )
+def band_rows(task: Task, region: Region) -> int:
+    """Return the most rows of `region` that one call computes if the fields are in memory once."""
+    unit = task.units[0]
+    rows = max(-(-region.shape[0] // BANDS), 4 * sum(task.widths[0]), 1)
+    return -(-rows // unit) * unit
+
+
+def rows_apart(task: Task, region: Region, steps: int = 1) -> int:
+    """Return how many rows before a cell its result is written if the fields are in memory once.
+
+    The rows of a band, and those that it reads beside them. steps: of one kernel.
+    """
+    names = set(task.job.feeds)
+    beside = [max(field.widths[0]) for field in task.fields if field.name in names]
+    return band_rows(task, region) + steps * max(beside, default=0)
+
+
+def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:
+    """Return the bytes that a rank's blocks take while steps are taken.
+
+    Two of each input that is fed; with `one_copy`, one, with `rows_apart` more rows.
+    """
+    fed, total = set(task.job.feeds), 0
+    for number, field in enumerate(task.fields):
+        rows, *others = field.padded(task.field_region(number, region).shape)
+        if field.name in fed:
+            rows = rows + rows_apart(task, region) if one_copy else 2 * rows
+        total += rows * math.prod(others) * field.dtype.itemsize
+    return total
 
 
 def halo_bytes(task: Task, region: Region) -> int:

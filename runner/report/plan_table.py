@@ -45,9 +45,12 @@ def _render_steps(record: Mapping[str, Any]) -> str:
     enough = record["enough_ranks"] if gpu else record["enough_hosts"]
     least = f"{counted(enough, 'GPU' if gpu else 'host')} would do" if enough else ""
     share = percent_text(record["memory"] / record["memory_limit"])
+    copies, other = ("one copy", "two copies") if record["copies"] == 1 else ("two copies", "one copy")
+    word = other.split()[0]
     rows = [
         ("memory of a rank", bytes_text(record["memory"]), f"{share} of what it may use; {least}"),
-        ("bytes of a cell", f"{record['bytes_per_cell']:.1f}", "with halos, two copies of what steps change"),
+        ("bytes of a cell", f"{record['bytes_per_cell']:.1f}", f"with halos, {copies} of what steps change"),
+        (f"in {other}", bytes_text(record["memory_by_copies"][word]), f"of a rank: --copies {word}"),
         ("steps", f"{record['steps']:,}", "without --steps"),
     ]
     if record["operations"] is not None:

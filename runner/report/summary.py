@@ -88,6 +88,8 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         notes.append(
             f"  {counted(steps['steps_per_kernel'], 'step')} in each kernel, between one read and one write"
         )
+    if steps.get("copies") == 1:
+        notes.append("  fields in memory once (--copies one)")
     if steps["passes"]:
         each = counted(steps["steps_per_exchange"], "step")
         several = "es" if steps["passes"] > 1 else ""

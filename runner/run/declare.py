@@ -69,6 +69,7 @@ class DeclaredJob(Job):
         steps: int | None = None,
         steps_per_exchange: int | None = None,
         halo: Literal["auto", "nccl", "direct"] = "auto",
+        copies: Literal["auto", "one", "two"] = "auto",
         until: float | str | None = None,
         check_finite: int | None = None,
         every: int | None = None,
@@ -115,6 +116,7 @@ class DeclaredJob(Job):
             many as one kernel takes, or 1.
         halo: how GPUs exchange halos: by messages ("nccl"), or by storing into each other's memory
             ("direct").
+        copies: of the fields in memory: "two", or "one", which takes half the bytes.
         until: stop when no cell changes by more than this in a step; or, of a flow, "steady" or
             "steady:1e-6": when its velocity changes by no more than this part of itself.
         check_finite: fail if a value is not finite, checked every so many steps.

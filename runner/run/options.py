@@ -22,6 +22,7 @@ from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progre
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import (
     COLORS,
+    COPIES,
     HALOS,
     STEPS_MOST,
     StepOptions,
@@ -46,6 +47,7 @@ CHOICES = {
     "fuse_math": FUSE_MATH,
     "frame_colors": COLORS,
     "halo": HALOS,
+    "copies": COPIES,
 }
 FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")

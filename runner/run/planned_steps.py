@@ -80,11 +80,13 @@ def plan_steps(
     region, gpu = task.partition[0], machine.gpus > 0
     local = min(-(-ranks // hosts), ranks)
     limits = limits_on(machine, options, local)
-    limit, needed = limits.device if gpu else limits.host, step_memory(task, region)
+    limit = limits.device if gpu else limits.host
+    one, two = (step_memory(task, region, one_copy=once) for once in (True, False))
+    needed = two if two <= limit else min(one, two)
     if gpu:
         enough = next((n for n in range(1, RANKS_MOST) if _fits(cut(n), limit)), None)
     else:  # ranks of one host share its memory
-        one_host = step_memory(cut(1), cut(1).partition[0])
+        one_host = step_memory(cut(1), cut(1).partition[0], one_copy=True)
         enough = -(-one_host // (limit * local)) if limit else None
     what = "GPU" if gpu else "host"
     if needed > limit:
@@ -127,8 +129,10 @@ def plan_steps(
             },
             "steps": steps,
             "cells": cells,
-            "bytes_per_cell": step_memory(task, region) / max(region.size, 1),
+            "bytes_per_cell": needed / max(region.size, 1),
             "memory": needed,
+            "copies": 2 if needed == two else 1,
+            "memory_by_copies": {"one": one, "two": two},
             "memory_limit": limit,
             "enough_ranks": enough if gpu else None,
             "enough_hosts": None if gpu else enough,
@@ -165,4 +169,5 @@ def _steps(
 
 
 def _fits(task: Task, limit: int) -> bool:
-    return step_memory(task, task.partition[0]) <= limit
+    region = task.partition[0]
+    return min(step_memory(task, region, one_copy=once) for once in (True, False)) <= limit

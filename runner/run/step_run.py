@@ -83,6 +83,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
         "--grid": run.options.grid is not None,
         "--overlap": run.options.overlap is not None,
         "--halo": steps.halo != "auto",
+        "--copies": steps.copies != "auto",
     }
     named = next((name for name, given in refused.items() if given), None)
     if named is not None:
@@ -97,7 +98,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
     return True
 
 
-def _check_additions(run: RunContext, task: Task, additions: Additions) -> None:
+def _check_additions(run: RunContext, additions: Additions) -> None:
     """Raise UserError if the steps would have to pass through chunks, or several would be taken at once.
     Collective."""
     several = run.options.steps.steps_per_exchange or 1
@@ -110,21 +111,46 @@ def _check_additions(run: RunContext, task: Task, additions: Additions) -> None:
     options = replace(run.options.stream, resume=False)
     if options.named is not None:
         raise UserError(f"{options.named} does not apply: the fields stay in memory", everywhere=True)
+
+
+def _in_memory_once(run: RunContext, task: Task, additions: Additions | None) -> bool | None:
+    """Return whether the fields are in memory once; None if they pass through it in chunks. Collective."""
+    options, region = run.options, task.partition[0]
+    if additions is not None:
+        _check_additions(run, additions)
+        steady = additions.steady if isinstance(options.steps.until, Steady) else None
+        kept = bytes_kept(steady, region) if steady is not None else 0
+        return _takes_one_copy(run, task, kept, "a smaller --size")
+    if options.steps.copies == "one" and replace(options.stream, resume=False).named is None:
+        return _takes_one_copy(run, task, 0, "--copies auto, for steps in chunks")
+    return None if in_passes(run, task) else False
+
+
+def _takes_one_copy(run: RunContext, task: Task, kept: int, size: str) -> bool:
+    """Return whether the fields are to be in memory once: as asked, or if two copies do not fit. Collective.
+
+    kept: bytes that a rank needs besides. Raises UserError if neither fits. size: what makes a field smaller.
+    """
+    asked = run.options.steps.copies
+    options = replace(run.options.stream, resume=False)
     limit, gpu = limits(run.world, options), run.world.backend.asynchronous
     least = min(run.world.control.allgather(limit.device if gpu else limit.host))
-    needed = step_memory(task, task.partition[0])
-    if isinstance(run.options.steps.until, Steady) and additions.steady is not None:
-        needed += bytes_kept(additions.steady, task.partition[0])
+    one, two = (kept + step_memory(task, task.partition[0], one_copy=once) for once in (True, False))
+    if asked != "one" and two <= least:
+        return False
+    needed = two if asked == "two" else min(one, two)
     if needed > least:
         local = -(-run.world.size // len(run.world.hosts))
         enough = -(-needed * run.world.size // (least * (1 if gpu else local)))
+        copies = ", or --copies one" if asked == "two" and one <= least else ""
         raise UserError(
             "the fields do not fit the memory of the ranks",
             got=f"{needed:,} bytes of fields on rank 0",
             expected=f"at most {least:,}",
-            hint=f"about {enough} {'GPUs' if gpu else 'hosts'}, or a smaller --size",
+            hint=f"about {enough} {'GPUs' if gpu else 'hosts'}, or {size}{copies}",
             everywhere=True,
         )
+    return asked == "one" or one <= least
 
 
 def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
@@ -173,6 +199,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         "first": streamed.first,
         "steps_per_exchange": steps_per_pass,
         "steps_per_kernel": 1 if single else min(most_fused_steps(whole), steps_per_pass),
+        "copies": 2,
         "exchanges": 0,
         "exchange_bytes": 0,
         "halo": None,
@@ -198,9 +225,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     check_nothing_unfinished(run)
     task = known_results(world, fuse(run, task, steps.steps), run.sources)
     world.collective_call(lambda: check_feeds(task))
-    if additions is not None:
-        _check_additions(run, task, additions)
-    elif in_passes(run, task):
+    once = _in_memory_once(run, task, additions)
+    if once is None:
         return run_in_passes(run, task, steps.steps)
     checkpoints = _checkpoints(run, task, additions.kept if additions else ())
     state = find_state(checkpoints, resume=options.stream.resume)
@@ -221,6 +247,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         done=state.step if state else 0,
         must_fuse=must_fuse(run.job, run.options),
         one_by_one=additions is not None and additions.before_step is not None,
+        one_copy=once,
     )
     if stepper.lowered:
         asked, taken = steps.steps_per_exchange, stepper.steps_per_exchange
@@ -258,6 +285,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         "first": state.step if state else 0,
         "steps_per_exchange": stepper.steps_per_exchange,
         "steps_per_kernel": min(stepper.fused_steps, stepper.steps_per_exchange),
+        "copies": 1 if stepper.one_copy else 2,
         "exchanges": stepper.exchanges,
         "exchange_bytes": max(world.control.allgather(stepper.exchange_bytes)),
         "halo": stepper.halo_taken or None,

@@ -42,13 +42,14 @@ def warmed(block: Any) -> Any:
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (37, 23, 29), (50, 203, 190)])
+@pytest.mark.parametrize("copies", ["one", "two"])
 def test_steps_over_three_axes_are_a_plain_loop(
-    tmp_path: Path, boundary: str, dtype: str, shape: tuple[int, ...]
+    tmp_path: Path, boundary: str, dtype: str, shape: tuple[int, ...], copies: Any
 ) -> None:
     field = np.random.default_rng(1).random(shape).astype(dtype)
     before, after = tmp_path / "a.npy", tmp_path / "b.npy"
     np.save(before, field)
-    options = Options(device="cuda", boundary=boundary, steps=StepOptions(8))
+    options = Options(device="cuda", boundary=boundary, steps=StepOptions(8, copies=copies))
     record = run(warmed, [before], [after], {}, options)
     assert record["devices"][0]["kind"] == "cuda"
     for _ in range(8):
@@ -58,12 +59,13 @@ def test_steps_over_three_axes_are_a_plain_loop(
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("shape", [(37, 23), (3, 300), (1025, 515)])
-def test_steps_are_a_plain_loop(tmp_path: Path, boundary: str, shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("copies", ["one", "two"])
+def test_steps_are_a_plain_loop(tmp_path: Path, boundary: str, shape: tuple[int, int], copies: Any) -> None:
     fields = np.random.default_rng(1).integers(0, 2**32, (2, *shape), np.uint32)
     inputs, outputs = [tmp_path / "a.npy", tmp_path / "b.npy"], [tmp_path / "c.npy", tmp_path / "d.npy"]
     for path, field in zip(inputs, fields, strict=True):
         np.save(path, field)
-    options = Options(device="cuda", boundary=boundary, steps=StepOptions(9), verify="full")
+    options = Options(device="cuda", boundary=boundary, steps=StepOptions(9, copies=copies), verify="full")
     record = run(mixed, inputs, outputs, {}, options)
     assert record["devices"][0]["kind"] == "cuda"
     expected = tuple(fields)

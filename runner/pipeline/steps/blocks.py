@@ -3,13 +3,15 @@ field.
 
 Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other;
 then the two are swapped. A cell has the same place in both. Inputs that no output feeds have one block.
+
+In one copy, the two blocks lie in the same memory, `rows_apart` rows from each other, and each step goes from
+band to band of rows away from the block that it reads: what it overwrites, no later band reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.in_memory import Results, check_types, slabs
 from runner.pipeline.result_type import hide_output
 from runner.pipeline.steps.fused_steps import Rows, axes_of, most_fused_steps
-from runner.plan.steps import Piece, edge_copies, read_widths, step_pieces
+from runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
 from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.report.phases import Phases
@@ -35,12 +37,13 @@ class StepBlocks:
     cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
     steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
     fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one. read_layouts: of the
-    parts of the blocks that are read: halos beyond them are not filled.
+    parts of the blocks that are read: halos beyond them are not filled. one_copy: see above.
     """
 
     world: World
     task: Task
     phases: Phases
+    one_copy: bool = False
 
     def lay_out(
         self,
@@ -67,6 +70,7 @@ class StepBlocks:
         self._pieces: dict[int, list[Piece]] = {}
         self._blocks: list[Array] = []
         self._spare: dict[int, Array] = {}
+        self._later: Array | None = None  # of the first field in one copy: the block that lies behind
         self._finals: list[Array] = []  # None for an output that feeds an input
         self._scratch: dict[tuple[int, ...], list[Array]] = {}
         # Whether the function fills the spare blocks, rather than buffers that are copied to them.
@@ -202,14 +206,33 @@ class StepBlocks:
         keep: also compute the results that feed no input, for this rank's own cells. copied: do not change
         the blocks."""
         backend = self.world.backend
-        rows = piece.region.shape[0]
-        ranges = [(0, rows)] if backend.asynchronous else slabs(self.task, piece.region, (0, rows))
-        for (first, last), windows in self._windows(piece, ranges, copied):
+        for (first, last), windows in self._windows(piece, self._ranges(piece), copied):
             if backend.asynchronous:
                 self._call(piece, first, last, windows, keep)
             else:
                 with self.phases("kernel"):
                     self._call(piece, first, last, windows, keep)
+
+    def _ranges(self, piece: Piece) -> list[Rows]:
+        """Return the rows of each call for a piece, in order."""
+        rows = (0, piece.region.shape[0])
+        most = band_rows(self.task, self.region) if self.one_copy else None
+        if not self.world.backend.asynchronous:
+            found = list(slabs(self.task, piece.region, rows, most))
+            return found[::-1] if self._is_backwards else found
+        return [rows] if most is None else self._bands(rows[1])
+
+    def _bands(self, rows: int | None = None) -> list[Rows]:
+        """Return the bands of so many rows, by default of the own ones, in order; for fields in one copy."""
+        count = self.region.shape[0] if rows is None else rows
+        most = band_rows(self.task, self.region)
+        found = [(first, min(first + most, count)) for first in range(0, count, most)]
+        return found[::-1] if self._is_backwards else found
+
+    @property
+    def _is_backwards(self) -> bool:
+        """Return whether a step goes from the last row to the first: it writes behind what it reads."""
+        return self.one_copy and self._blocks[self.fed[0]] is not self._later
 
     def _call(self, piece: Piece, first: int, last: int, windows: list[Array], keep: bool) -> None:
         place = piece.place.rows(first, last)
@@ -270,9 +293,9 @@ class StepBlocks:
         return tuple(slice(a - o, b - o) for a, b, o in zip(part.start, part.stop, whole.start, strict=True))
 
     def _windows(
-        self, piece: Piece, ranges: Any, copied: bool
+        self, piece: Piece, ranges: Sequence[Rows], copied: bool
     ) -> Iterator[tuple[tuple[int, int], list[Array]]]:
-        """Yield ranges of the piece's rows, each with its C-contiguous windows.
+        """Yield ranges of the piece's rows, which follow each other, each with its C-contiguous windows.
 
         A function may change the windows of the inputs that are fed. Rows that two windows share are saved
         and restored. copied: all windows are copies.
@@ -281,11 +304,12 @@ class StepBlocks:
         padded = [self._padded(place, piece.place) for place in range(len(self._blocks))]
         kept: dict[int, Array] = {}
         for first, last in ranges:
+            before, after = (last, first) if self._is_backwards else (first, last)
             for place, rows in kept.items():
-                padded[place][first : first + halo] = rows
+                padded[place][before : before + halo] = rows
             windows = [block[first : last + halo] for block in padded]
-            if halo and last < piece.region.shape[0]:
-                kept = {place: padded[place][last : last + halo].copy() for place in self.fed}
+            if halo and (first, last) != ranges[-1]:
+                kept = {place: padded[place][after : after + halo].copy() for place in self.fed}
             fed = set(self.fed) if copied else set()
             yield (
                 (first, last),

@@ -40,6 +40,12 @@ def most_fused_steps(task: Task) -> int:
     return task.kernel.most_steps
 
 
+def fuses_bands(task: Task) -> bool:
+    """Return whether a kernel can take several steps of a band: its halo must be as wide as these steps."""
+    kernel, grid = task.kernel, task.partition.grid
+    return kernel is not None and kernel.takes_rows and len(grid) > 1 and grid[0] > 1
+
+
 def _mirrors_from_afar(task: Task) -> bool:
     """Return whether cells beyond the array may equal cells that are not beside a block.
 

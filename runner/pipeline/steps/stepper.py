@@ -2,7 +2,8 @@
 
 Each input that an output feeds has two padded blocks: a step reads one and writes its results to the other,
 which then changes places with it. Both have the halo of `steps_per_exchange` steps (`runner.plan.steps`), so
-that a cell has the same place in all of them. Inputs that are fed by no output keep one block.
+that a cell has the same place in all of them. Inputs that are fed by no output keep one block. In one copy,
+the two blocks share memory (`steps.blocks`): neighbours cannot store into it, and no rows are computed first.
 
 Halos are filled only as far as the steps read each input (`runner.plan.steps.read_widths`), on each side.
 
@@ -28,9 +29,9 @@ from runner.pipeline.halo.direct import Peers
 from runner.pipeline.halo.exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
-from runner.pipeline.steps.fused_steps import most_fused_steps, passes, prepare
+from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
 from runner.plan.step_options import HaloChoice
-from runner.plan.steps import most_steps, read_widths, wide_widths
+from runner.plan.steps import most_steps, read_widths, rows_apart, wide_widths
 from runner.plan.task import Task
 from runner.region import Array, Shape
 from runner.report.phases import Phases
@@ -40,6 +41,7 @@ from runner.world.world import World
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
+ONE_COPY = "the fields are in memory once"
 PENDING = 64  # spans of device work that are not yet added to the phases
 
 
@@ -62,9 +64,10 @@ class Stepper(StepBlocks):
     steps; graph_reason: why they cannot.
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
-    (`single_reason`: why). one_by_one: no kernel takes several steps. before_step: called with the padded
-    block of each input, whose halos are valid where the step reads them, before each step; only with
-    `one_by_one`. progress: called with `done`. done: steps taken, including those of an earlier run; taken:
+    (`single_reason`: why). one_by_one: no kernel takes several steps. one_copy: the fields are in
+    memory once (`steps.blocks`). before_step: called with the padded block of
+    each input, whose halos are valid where the step reads them, before each step; only with `one_by_one`.
+    progress: called with `done`. done: steps taken, including those of an earlier run; taken:
     those of this run. exchanges: number of halo exchanges so far.
     """
 
@@ -79,6 +82,7 @@ class Stepper(StepBlocks):
     done: int = 0
     must_fuse: bool = False
     one_by_one: bool = False
+    one_copy: bool = False
     before_step: BeforeStep | None = field(default=None, init=False)
     taken: int = field(default=0, init=False)
     exchanges: int = field(default=0, init=False)
@@ -86,6 +90,8 @@ class Stepper(StepBlocks):
     def __post_init__(self) -> None:
         task, rank = self.task, self.world.rank
         fused = 1 if self.one_by_one else most_fused_steps(task)
+        if self.one_copy and not fuses_bands(task):
+            fused = 1
         steps = self.steps_per_exchange = self._choose_steps(self.steps_per_exchange, fused)
         self.plans = [
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
@@ -98,6 +104,9 @@ class Stepper(StepBlocks):
             for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
         ]
         self.lay_out(self.plans, [parts > 1 for parts in task.partition.grid], read)
+        if self.one_copy and self.region.size:
+            for place in self.fed:
+                self.plans[place].rows_before = rows_apart(task, self.region, fused)
         self.fused_steps = fused
         self._all_halos, self._halos = Halos(read), Halos([read[place] for place in self.fed])
         self._exchanging = self._any_is_exchanged()
@@ -106,9 +115,13 @@ class Stepper(StepBlocks):
         split = [axis for axis, parts in enumerate(task.partition.grid) if parts > 1]
         self._ndim = max(len(one.partition.shape) for one in task.fields)
         self._overlap_asked = self.overlap
-        self._may_overlap = self._exchanging and split == [0] and smallest > steps * (low + high) > 0
+        self._may_overlap = (
+            not self.one_copy and self._exchanging and split == [0] and smallest > steps * (low + high) > 0
+        )
         self._peers: Peers | str = ""
-        if self._exchanging:
+        if self._exchanging and self.one_copy:
+            self._peers = ONE_COPY
+        elif self._exchanging:
             self._peers = halo_path.find_peers(self.world, self.halo, self._ndim)
         if self.halo == "direct" and isinstance(self._peers, str) and self._peers:
             raise halo_path.refuse(self._peers)
@@ -139,6 +152,8 @@ class Stepper(StepBlocks):
         """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
         limit = most_steps(self.task)  # 0: nothing is exchanged
         steps, self.lowered = asked or fused, ""
+        if self.one_copy and steps > 1 and "here" in self.task.job.services:
+            steps, self.lowered = 1, "a function with `here` needs two copies of the fields"
         if 1 < fused < steps:
             steps, self.lowered = fused, f"one kernel takes {fused} steps"
         if 0 < limit < steps:
@@ -159,9 +174,15 @@ class Stepper(StepBlocks):
         backend = self.world.backend
         with self.phases("prepare"):
             self._blocks = list(blocks)
-            self._spare = {place: self.plans[place].empty(self, blocks[place].dtype) for place in self.fed}
-            for block in self._spare.values():
-                poison(block)
+            if self.one_copy and self.region.size:
+                self._later = self._blocks[self.fed[0]]
+                for place in self.fed:
+                    self._spare[place] = self.plans[place].earlier()
+                    poison(self._spare[place][: self.plans[place].rows_before])
+            else:
+                for place in self.fed:
+                    self._spare[place] = self.plans[place].empty(self, blocks[place].dtype)
+                    poison(self._spare[place])
             self._finals = self._unfed_results()
             if backend.asynchronous and self.world.size > 1:
                 self._halos.connect(self.world.arrays, backend.empty((2,), np.dtype(np.uint8)))
@@ -362,11 +383,12 @@ class Stepper(StepBlocks):
             targets = self._fed_spare()
             self._overlapped(targets, lambda rows, _: kernel.advance(self, steps, rows=rows))
         else:
-            if self.world.backend.asynchronous:
-                kernel.advance(self, steps)
-            else:
-                with self.phases("kernel"):
-                    kernel.advance(self, steps)
+            for rows in self._bands() if self.one_copy else [None]:
+                if self.world.backend.asynchronous:
+                    kernel.advance(self, steps, rows=rows)
+                else:
+                    with self.phases("kernel"):
+                        kernel.advance(self, steps, rows=rows)
             if not final and self._exchanging:
                 self._exchange(self._fed_spare())
         self.swap()

@@ -26,8 +26,10 @@ from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
 from runner.pipeline.steps.frames import Frames
+from runner.plan.chunking import MemoryUse
 from runner.plan.step_options import StepOptions
 from runner.region import Region
+from runner.run import step_run
 from runner.run.execute import Options, run
 from runner.world.world import open_world
 
@@ -106,6 +108,62 @@ def test_a_run_that_fails_is_resumed_to_the_same_film(
     record = blow(tmp_path, "film", checkpoint=20, resume=True, ranks=2)
     assert record["steps"]["first"] == 20
     assert frames(tmp_path / "film") == frames(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("more", "grids"),
+    [
+        ({"shape": "cylinder"}, ["2x2"]),
+        ({"shape": "cylinder", "surface": "cells", "storage": "float16"}, ["1x1"]),
+        ({"shape": "sphere", "size": "32x24x20", "length": 5.0}, ["1x1x1"]),
+    ],
+)
+def test_in_one_copy_the_film_and_the_forces_are_the_same(
+    tmp_path: Path, more: dict[str, Any], grids: list[str]
+) -> None:
+    options = {"steps": 24, "every": 12, "forces_every": 4, **more}
+    two = blow(tmp_path, "two", **options, forces=tmp_path / "two.csv")
+    assert two["steps"]["copies"] == 2
+    for grid in grids:
+        ranks = math.prod(map(int, grid.split("x")))
+        force = tmp_path / f"{grid}.csv"
+        one = blow(tmp_path, grid, **options, forces=force, ranks=ranks, grid=grid, copies="one")
+        assert one["steps"]["copies"] == 1
+        assert frames(tmp_path / grid) == frames(tmp_path / "two")
+        assert force.read_text() == (tmp_path / "two.csv").read_text()
+
+
+def test_a_checkpoint_is_resumed_in_any_number_of_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blow(tmp_path, "whole")
+    observe = Frames.observe
+
+    def fail(self: Frames, stepper: Any) -> bool:
+        if stepper.done == 40:
+            raise RunError("lost power")
+        return observe(self, stepper)
+
+    monkeypatch.setattr(Frames, "observe", fail)
+    with pytest.raises(RunError, match="lost power"):
+        blow(tmp_path, "film", checkpoint=15, copies="one")
+    monkeypatch.undo()
+    record = blow(tmp_path, "film", checkpoint=15, resume=True, ranks=2, copies="two")
+    assert record["steps"]["first"] == 30
+    assert frames(tmp_path / "film") == frames(tmp_path / "whole")
+
+
+def test_a_domain_that_fits_only_once_is_in_memory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = (30 + 2) * (64 + 2)
+    two = 2 * cells * 9 * 4 + cells
+    blow(tmp_path, "all", size="64x30", copies="two", steps=4)
+    monkeypatch.setattr(step_run, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
+    with pytest.raises(UserError, match=rf"got {two:,} bytes.*at most {two - 1:,}.*or copies one"):
+        blow(tmp_path, "film", size="64x30", copies="two", steps=4)
+    assert blow(tmp_path, "film", size="64x30", steps=4)["steps"]["copies"] == 1
+    assert frames(tmp_path / "film") == frames(tmp_path / "all")
 
 
 def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:

@@ -158,10 +158,10 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("airflow cylinder --ranks 2 --hosts 3", "--hosts is more than --ranks"),
         ("airflow --ranks 2", "job airflow takes one input"),
         (
-            "airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200",
-            "2048x2048x1024 cells do not fit the memory of 4 rank(s): got 165,889,485,000 bytes a rank",
+            "airflow sphere --size 2048x2048x1024 --ranks 2 --gpu h200",
+            "2048x2048x1024 cells do not fit the memory of 2 rank(s): got 176,866,415,000 bytes a rank",
         ),
-        ("airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200", "Try: at least 6 GPUs"),
+        ("airflow sphere --size 2048x2048x1024 --ranks 2 --gpu h200", "Try: at least 4 GPUs"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
         ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
@@ -182,6 +182,8 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     plan = json.loads(Path("plan.json").read_text())
     populations, kinds = 9 * (256 + 2) * (1024 + 2) * 4, (256 + 2) * (1024 + 2)
     assert plan["memory"] == 2 * populations + kinds
+    assert plan["copies"] == 2
+    assert plan["memory_by_copies"] == {"one": populations * (258 + 17) // 258 + kinds, "two": plan["memory"]}
     assert plan["exchange_bytes"] == 2 * 1024 * 3 * 4  # a row above and one below of three populations
     assert plan["moved_bytes"] == 256 * 1024 * (2 * 9 * 4 + 1)
     assert plan["steps"] == 4 * 1024 / 0.1
@@ -193,6 +195,20 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     printed = capsys.readouterr().out
     assert "halos of a rank and step" in printed
     assert "1 GPU would do" in printed
+
+
+def test_where_two_copies_do_not_fit_one_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200 --json plan.json"
+    assert main(["plan", *words.split()]) == 0
+    plan = json.loads(Path("plan.json").read_text())
+    planes, cells = 256 + 2, (2048 + 2) * (2048 + 2)
+    assert plan["memory_by_copies"]["two"] == planes * cells * (2 * 19 * 4 + 1) > plan["memory_limit"]
+    apart = 256 // 16 + 1  # planes of a band and one beside it
+    assert plan["memory_by_copies"]["one"] == (planes + apart) * cells * 19 * 4 + planes * cells
+    assert plan["memory"] == plan["memory_by_copies"]["one"]
+    assert plan["copies"] == 1
+    assert plan["enough_ranks"] == 4
+    assert "with halos, one copy of what steps change" in capsys.readouterr().out
 
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:

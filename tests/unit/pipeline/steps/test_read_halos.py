@@ -26,6 +26,7 @@ from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.halo import exchange
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps import stepper as stepper_module
+from runner.plan import steps
 from runner.plan.halo import BOUNDARIES, Widths
 from runner.plan.step_options import SaveInterval
 from runner.plan.steps import read_widths, wide_widths
@@ -124,17 +125,21 @@ def test_any_reads_on_any_ranks_are_a_plain_loop(
     reads = [data.draw(st.lists(read, min_size=1, max_size=3)) for _ in range(outputs)]
     ranks, grid = data.draw(st.sampled_from(GRIDS))
     path = data.draw(st.sampled_from(["messages", "nccl", "direct"]))
+    copies = "two" if path == "direct" else data.draw(st.sampled_from(["one", "two"]))
     with pytest.MonkeyPatch.context() as patch:
         if path != "messages":
             by_tables(patch, library)
-        same, _ = same_as_a_plain_loop(
+        patch.setattr(steps, "BANDS", data.draw(st.integers(1, 6)))
+        same, record = same_as_a_plain_loop(
             tmp_path_factory.mktemp("reads"), reads, data.draw(st.sampled_from(BOUNDARIES)),
             data.draw(st.integers(1, 7)), inputs=inputs, most=data.draw(st.integers(1, 3)),
-            shape=(data.draw(st.integers(3, 18)), data.draw(st.integers(3, 14))), ranks=ranks, grid=grid,
+            shape=(data.draw(st.integers(3, 18 if copies == "two" else 90)), data.draw(st.integers(3, 14))),
+            ranks=ranks, grid=grid, copies=copies,
             steps_per_exchange=data.draw(st.integers(1, 3)), halo="auto" if path == "messages" else path,
             overlap=data.draw(st.booleans()), devices=data.draw(st.booleans()),
         )  # fmt: skip
     assert same
+    assert record["steps"]["copies"] == ("one", "two").index(copies) + 1
 
 
 @pytest.mark.parametrize("path", ["messages", "nccl", "direct"])
