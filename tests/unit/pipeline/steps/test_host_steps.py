@@ -55,6 +55,24 @@ def test_the_bits_are_those_of_a_plain_loop(
         np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("boundary", ["wrap", "constant"])
+@pytest.mark.parametrize(("ranks", "grid"), [(1, None), (3, "3x1"), (2, "1x2")])
+def test_so_are_those_of_fields_in_one_copy(
+    tmp_path: Path, boundary: str, ranks: int, grid: str | None
+) -> None:
+    """Compiled loops write each row where an earlier band was; steps are taken one by one."""
+    rng = np.random.default_rng(3)
+    arrays = [rng.integers(0, 1000, (167, 53), np.uint32) for _ in range(3)]
+    more: dict[str, Any] = {"cval": 4.0} if boundary == "constant" else {}
+    results, record = stepped(
+        tmp_path, uneven, arrays, 5, ranks=ranks, grid=grid, boundary=boundary, copies="one", **more
+    )
+    assert (record["steps"]["copies"], record["steps"]["steps_per_kernel"]) == (1, 1)
+    wanted = plain_loop(uneven.function, arrays, 5, ((1, 2), (2, 1)), boundary, (0, 1), 4.0)
+    for result, expected in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("until", [None, -1.0])
 def test_so_are_those_of_fields_in_chunks(tmp_path: Path, boundary: str, until: float | None) -> None:

@@ -175,3 +175,20 @@ def test_halos_are_not_stored_directly_into_a_block_that_neighbours_still_read(t
         UserError, match="--halo direct is not possible here: got the fields are in memory once"
     ):
         stepped(tmp_path, heat(), [np.zeros((60, 60), np.float32)], 3, ranks=2, copies="one", halo="direct")
+
+
+@pytest.mark.parametrize("shape", [(300,), (40, 6, 7), (3, 5)])
+@pytest.mark.parametrize("devices", [False, True])
+def test_arrays_of_any_number_of_axes(tmp_path: Path, shape: tuple[int, ...], devices: bool) -> None:
+    inner = (slice(1, -1),) * (len(shape) - 1)
+
+    def function(block: Any) -> Any:
+        return block[(slice(None, -2), *inner)] * np.uint32(3) + block[(slice(2, None), *inner)]
+
+    job = meshrun.map_blocks(halo=(1,) * len(shape), boundary="wrap")(function)
+    array = np.random.default_rng(8).integers(0, 2**32, shape, np.uint32)
+    (found,), record = stepped(tmp_path, job, [array], 5, devices=devices, copies="one")
+    assert record["steps"]["copies"] == 1
+    np.testing.assert_array_equal(
+        found, plain_loop(function, [array], 5, ((1, 1),) * len(shape), "wrap", (0,))[0]
+    )
