@@ -76,8 +76,24 @@ def first_command(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def nightly(session: nox.Session) -> None:
     """Run everything."""
-    for name in ("lint", f"full({OPEN_MPI})", f"full({MPICH})", "lowest", "lowest_zarr", "first_command"):
+    for name in (
+        "lint",
+        f"full({OPEN_MPI})",
+        f"full({MPICH})",
+        "lowest",
+        "lowest_zarr",
+        "first_command",
+        "audit",
+    ):
         session.notify(name)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Compare the locked packages with known vulnerabilities."""
+    session.install("pip-audit>=2.7")
+    for lock in ("cuda13,mpi", "mpich", "build"):
+        session.run("pip-audit", "--require-hashes", "--disable-pip", "-r", f"locks/{lock}.txt")
 
 
 @nox.session
