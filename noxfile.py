@@ -151,8 +151,17 @@ def nightly(session: nox.Session) -> None:
         "wheels",
         "notebook",
         "first_command",
+        "audit",
     ):
         session.notify(name)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Compare the locked packages with known vulnerabilities."""
+    session.install("pip-audit>=2.7")
+    for lock in ("cuda13,mpi", "mpich", "build"):
+        session.run("pip-audit", "--require-hashes", "--disable-pip", "-r", f"locks/{lock}.txt")
 
 
 @nox.session

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.measure import plots
 from meshrun import World
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.files import check_writable, write_file
 from runner.system.launcher import is_secret
 
@@ -49,12 +49,19 @@ class RecordFile:
     def write(self, text: Callable[[], str], last: bool = False) -> None:
         """Replace the file with `text()`; skip it if writing would take more than WRITING_SHARE of the time.
 
-        last: always write.
+        last: always write. Raises RunError if it cannot be written; what was in it stays, and an empty file
+        goes.
         """
         if self._path is None or (not last and time.monotonic() < self._due):
             return
         begin = time.monotonic()
-        write_file(self._path, text())
+        content = text()
+        try:
+            write_file(self._path, content)
+        except OSError as reason:
+            if self._path.is_file() and self._path.stat().st_size == 0:  # as `create_record` made it
+                self._path.unlink()
+            raise RunError(f"cannot write {self._path}", got=reason.strerror or reason) from reason
         end = time.monotonic()
         self._due = end + (end - begin) / WRITING_SHARE
 

@@ -24,12 +24,11 @@ from jobs.bench.copy.outliers import Peaks, peaks_of
 from jobs.bench.copy.record import HostResults, record
 from jobs.bench.copy.transfers import TransferRunner
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import create_outputs, recorded_environment
+from jobs.measure.record_file import RecordFile, create_outputs, recorded_environment
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.comm.api import Control
 from runner.device.raw.memory import Box, open_box
-from runner.files import write_file
 from runner.system.host_memory import free_host_memory
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
@@ -63,7 +62,7 @@ def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context
     if world.rank == 0:
         if path is not None:
             text = record(hosts, settings, cli_context.words, recorded_environment(environment()))
-            write_file(Path(path), text)
+            RecordFile(Path(path)).write(lambda: text, last=True)
         if options.plot:
             from jobs.bench.copy.heatmap import draw
 

@@ -11,12 +11,11 @@ from typing import Any
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import create_outputs, recorded_environment
+from jobs.measure.record_file import RecordFile, create_outputs, recorded_environment
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.device.raw.memory import open_box
 from runner.errors import UserError
-from runner.files import write_file
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
 
@@ -64,7 +63,8 @@ def run(world: World, handler: FailureHandler, options: LessonOptions, cli_conte
         status.clear()
         sys.stdout.write(show.text(lesson))
         if path is not None:
-            write_file(Path(path), show.record(lesson, recorded_environment(environment())))
+            text = show.record(lesson, recorded_environment(environment()))
+            RecordFile(Path(path)).write(lambda: text, last=True)
         if options.plot:
             show.draw(lesson, options.plot)
     if world.control.broadcast(not any(table.rows for table in lesson.tables)):

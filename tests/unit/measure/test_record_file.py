@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 
+from jobs.measure import record_file
 from jobs.measure.record_file import RecordFile, create_record, open_record
 from meshrun import World
 from runner.device.cpu import CpuBackend
-from runner.errors import UserError
+from runner.errors import RunError, UserError
 from runner.world.world import single_rank_world
 
 
@@ -101,3 +103,19 @@ def test_a_name_without_json_is_refused(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: got No such file or directory"):
         create_record(tmp_path / "missing" / "out.json")
+
+
+@pytest.mark.parametrize("before", ["", '{"an earlier": "state"}'])
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(before)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record_file, "write_file", full)
+    with pytest.raises(RunError, match=r"cannot write .*a\.json: got No space left on device"):
+        RecordFile(path).write(lambda: "{}", last=True)
+    assert [each.read_text() for each in tmp_path.iterdir()] == [before] * bool(before)
