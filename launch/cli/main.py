@@ -21,6 +21,7 @@ import click
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
+from launch.cli.params import Seconds
 from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
@@ -50,7 +51,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 @click.option("--host-timeout", type=float, default=HOST_TIMEOUT, hidden=True)
 @click.option(
     "--stall-timeout",
-    type=click.FloatRange(min=0),
+    type=Seconds(0.0),
     metavar="SECONDS",
     help="End a run of several ranks that makes no progress for so long, and say why; 0: never.  [default: "
     "300, but a rank that computes is only reported]",
