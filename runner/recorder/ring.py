@@ -151,7 +151,7 @@ class Recorder:
             number = len(self._groups) + 1
             if not self._open or number >= GROUPS:
                 return 0
-            raw = json.dumps([label, None if members is None else _runs(members)]).encode()
+            raw = json.dumps([label, None if members is None else runs_of(members)]).encode()
             if len(raw) > GROUP:
                 raw = json.dumps([label[:64], None]).encode()
             start = GROUPS_AT + number * GROUP
@@ -335,7 +335,7 @@ def read(path: Path, now: int | None = None) -> Recording | None:
         if text := _text(content, GROUPS_AT + number * GROUP, GROUP):
             with contextlib.suppress(ValueError):  # half written
                 label, runs = json.loads(text)
-                groups[number] = Group(label, None if runs is None else _members(runs))
+                groups[number] = Group(label, None if runs is None else members_of(runs))
     operations = []
     begin = RECORDS_AT
     for place, record in enumerate(_RECORD.iter_unpack(content[begin : begin + RECORDS * WORDS * 8])):
@@ -381,7 +381,7 @@ def _text(content: bytes, at: int, length: int) -> str:
     return content[at : at + length].split(b"\0", 1)[0].decode(errors="replace")
 
 
-def _runs(members: Sequence[int]) -> list[list[int]]:
+def runs_of(members: Sequence[int]) -> list[list[int]]:
     """Return ranks as [first, step, count], which is short for the rows and columns of a grid."""
     runs: list[list[int]] = []
     for rank in members:
@@ -394,5 +394,6 @@ def _runs(members: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _members(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def members_of(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return the ranks that `runs_of` made short."""
     return tuple(first + step * i for first, step, count in runs for i in range(count))

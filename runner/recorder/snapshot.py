@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.recorder import process, ring
 from runner.recorder.process import Frame, State
-from runner.recorder.ring import Operation
+from runner.recorder.ring import Operation, members_of, runs_of
 
 LAST = 3  # operations of a rank that a snapshot has besides those that are open
 
@@ -100,7 +100,8 @@ def _since(operation: Operation) -> float:
 
 def to_json(one: RankSnapshot) -> dict[str, Any]:
     """Return a snapshot as plain values, for a message to another host."""
-    return dataclasses.asdict(one)
+    groups = {label: None if ranks is None else runs_of(ranks) for label, ranks in one.groups.items()}
+    return {**dataclasses.asdict(dataclasses.replace(one, groups={})), "groups": groups}
 
 
 def from_json(values: Mapping[str, Any]) -> RankSnapshot:
@@ -110,7 +111,7 @@ def from_json(values: Mapping[str, Any]) -> RankSnapshot:
     plain = {
         **values,
         "operations": tuple(Operation(**each) for each in values["operations"]),
-        "groups": {label: None if members is None else tuple(members) for label, members in groups},
+        "groups": {label: None if members is None else members_of(members) for label, members in groups},
         "messages": {
             label: {int(peer): (int(sent), int(due)) for peer, (sent, due) in peers.items()}
             for label, peers in values["messages"].items()

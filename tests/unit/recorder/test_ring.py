@@ -139,7 +139,7 @@ def test_members_are_read_in_their_order(make: Make, members: list[int]) -> None
 
 @given(st.lists(st.integers(0, 10_000), max_size=40, unique=True))
 def test_runs_of_members(members: list[int]) -> None:
-    assert ring._members(ring._runs(members)) == tuple(members)
+    assert ring.members_of(ring.runs_of(members)) == tuple(members)
 
 
 def test_a_communicator_too_large_to_list_has_unknown_members(make: Make) -> None:

@@ -716,3 +716,9 @@ def test_mutations_run_in_one_process(selftest: Selftest, calls: Calls, refused:
         assert "--mutate" in refused("selftest", "--mutate")
     finally:
         del os.environ["PMI_SIZE"]
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "soon"])
+def test_a_stall_timeout_is_a_number_of_seconds(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--stall-timeout", value, "jobs"]) == 2
+    assert "--stall-timeout" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from launch.mpi import local, mpirun, ssh_hosts
 from launch.mpi.environment import environment, forwarded, on_interface
 from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
 from launch.mpi.mpirun import launcher_command
-from launch.mpi.rank_command import PROGRAM
+from launch.mpi.rank_command import PROGRAM, run_options, spec_options
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from runner.errors import UserError
@@ -366,3 +366,9 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     assert float(seconds) >= 1
     assert f"@{token}" in called
     assert "host localhost no longer answers" in capsys.readouterr().err
+
+
+def test_a_chosen_stall_timeout_reaches_the_ranks() -> None:
+    assert "--stall-timeout" not in [*spec_options(LaunchSpec(("selftest",))), *run_options("/d", None)]
+    for options in (spec_options(LaunchSpec(("selftest",), stall_timeout=0.0)), run_options("/d", None, 0.0)):
+        assert options[options.index("--stall-timeout") + 1] == "0"

@@ -15,6 +15,7 @@ from runner.recorder.process import Frame
 from runner.recorder.ring import DEVICE_WAIT, WAIT, Operation
 from runner.recorder.snapshot import RankSnapshot, from_json, to_json
 from runner.world.stuck.explain import explain, waits_for
+from runner.world.watchdog.channel import MAX_MESSAGE
 
 LINE = Frame("/home/a/edges.py", 17, "smooth")
 LIBRARY = Frame("/home/a/edges.py", 30, "edges")
@@ -141,6 +142,14 @@ def test_a_snapshot_crosses_as_json() -> None:
     one = rank(3, entered("barrier", 9), at=None, messages={"world": {2: (4, 5)}}, total=9)
     for snapshot in (one, replace(one, at=LINE, groups={"world": None})):
         assert from_json(json.loads(json.dumps(to_json(snapshot)))) == snapshot
+
+
+def test_a_snapshot_of_a_rank_among_many_is_one_message() -> None:
+    peers = dict.fromkeys(range(1000), (1000000, 1000000))
+    one = rank(0, entered("barrier", 9), messages={"world": peers}, groups={"world": tuple(range(50_000))})
+    text = json.dumps({"snapshot": to_json(one)})
+    assert len(text) < MAX_MESSAGE
+    assert from_json(json.loads(text)["snapshot"]) == one
 
 
 # Random programs, run by a model of ranks.
