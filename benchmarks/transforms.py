@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import scipy.fft
 
 import meshrun
@@ -63,6 +66,10 @@ def main() -> None:
                 "cells": options.cells,
                 "dtype": dtype.name,
                 "ranks": world.size,
+                "machine": f"{world.here.device.name}, {os.cpu_count()} CPUs, {platform.platform()}",
+                "load_average": os.getloadavg(),
+                "scipy": scipy.__version__,
+                "seconds": times,
                 "median_seconds": medians,
             }
             write_json(options.json, "benchmark", 1, found)

@@ -37,6 +37,19 @@ def test_transposes_by_every_permutation(world: World, dtype: str) -> None:
             same(block, part(array.transpose(order), world, to_split))
 
 
+def test_redistributions_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of several parts are under way while others are transformed."""
+    monkeypatch.setattr("jobs.transforms.in_parts.LEAST", 1)
+    for name in ("fft", "irfft"):
+        cases.transforms(world, name, (12, 13, 10), (0, 1, 2))
+    array = whole((29, 6, 17), "float32")
+    for order in permutations(range(3)):
+        same(
+            meshrun.transpose(part(array, world, 0), world, axes=order),
+            part(array.transpose(order), world, 0),
+        )
+
+
 def test_jobs_from_file_to_file(world: World, folder: Path) -> None:
     array = np.random.default_rng(3).standard_normal((12, 10, 14)).astype(np.float32)
     world.on_root(lambda: np.save(folder / "in.npy", array))
