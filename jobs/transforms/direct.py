@@ -32,7 +32,7 @@ from runner.world.world import World, clashes
 SIDE, THREADS = 32, 256  # of the kernel
 
 
-class Peers(Protocol):
+class PeerBlocks(Protocol):
     """Arrays that other ranks can open; of GPUs, `runner.comm.peer_arrays.PeerArrays`."""
 
     def empty(self, shape: Any, dtype: Any) -> Array:
@@ -53,7 +53,7 @@ class DirectTranspose:
     """
 
     def __init__(
-        self, world: World, rows: int, columns: int, unit: int, dtype: np.dtype[Any], peers: Peers
+        self, world: World, rows: int, columns: int, unit: int, dtype: np.dtype[Any], peers: PeerBlocks
     ) -> None:
         """Open the ranks' results. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers, self._dtype, self._unit = world, peers, dtype, unit
@@ -101,7 +101,7 @@ class DirectTranspose:
 
 
 def open_direct(
-    world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: Peers | None = None
+    world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: PeerBlocks | None = None
 ) -> DirectTranspose | str:
     """Return what transposes arrays of a shape, or why it cannot; the same on every rank. Collective.
 

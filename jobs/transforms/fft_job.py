@@ -19,7 +19,7 @@ from jobs.transforms.fourier import (
     result_type,
     working_type,
 )
-from jobs.transforms.plan import Decomposition, Plan, Real, enough_ranks, plan_transform
+from jobs.transforms.plan import Decomposition, Real, TransformPlan, enough_ranks, plan_transform
 from jobs.transforms.projections import Direction, check_projections
 from runner.errors import UserError
 from runner.pipeline.load import read_block
@@ -151,12 +151,12 @@ def _real(inverse: bool, real: bool) -> Real:
 
 def _plan(
     world: World, source: Source, axes: Shape, real: Real, length: int | None, decomposition: Decomposition
-) -> Plan:
+) -> TransformPlan:
     n = half_length(source.shape, axes, real, length)
     return plan_transform(source.shape, axes, world.size, real=real, length=n, decomposition=decomposition)
 
 
-def _order(plan: Plan, keep_order: bool) -> list[int]:
+def _order(plan: TransformPlan, keep_order: bool) -> list[int]:
     """Return the result's axes in the order in which they are written."""
     axes = range(len(plan.last_shape))
     if keep_order:
@@ -164,7 +164,7 @@ def _order(plan: Plan, keep_order: bool) -> list[int]:
     return [*plan.last_splits, *(axis for axis in axes if axis not in plan.last_splits)]
 
 
-def _groups(world: World, plan: Plan, stack: ExitStack) -> list[Group]:
+def _groups(world: World, plan: TransformPlan, stack: ExitStack) -> list[Group]:
     """Return the ranks along each axis of the plan's grid."""
     if len(plan.grid) == 1:
         return [world]
@@ -175,7 +175,7 @@ def _groups(world: World, plan: Plan, stack: ExitStack) -> list[Group]:
 
 def _check_memory(
     ranks: int,
-    plan: Plan,
+    plan: TransformPlan,
     itemsize: int,
     memory: int,
     axes: Shape,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from jobs.transforms.in_parts import count_parts
-from jobs.transforms.plan import Exchange, Passage, Plan, Transform, largest
+from jobs.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
 from runner.plan.job_forecast import JobForecast, Place, Stage
 from runner.region import Shape
 
@@ -26,7 +26,7 @@ TRANSPOSE = 0.8  # the same of a transpose, and of packing
 
 def forecast_transform(
     place: Place,
-    plan: Plan,
+    plan: TransformPlan,
     stored: np.dtype[Any],
     working: np.dtype[Any],
     result: np.dtype[Any],
@@ -68,7 +68,9 @@ def forecast_transform(
     return JobForecast(plan.last_shape, str(result), facts, memory, stages, pieces)
 
 
-def _exchange(place: Place, plan: Plan, exchange: Exchange, splits: Sequence[int], itemsize: int) -> Stage:
+def _exchange(
+    place: Place, plan: TransformPlan, exchange: Redistribution, splits: Sequence[int], itemsize: int
+) -> Stage:
     ranks = plan.grid[exchange.grid_axis]
     stride = math.prod(plan.grid[exchange.grid_axis + 1 :])
     block = largest(exchange.shape, plan.grid, splits) * itemsize
@@ -76,7 +78,7 @@ def _exchange(place: Place, plan: Plan, exchange: Exchange, splits: Sequence[int
 
 
 def _parts(
-    passage: Passage, shape: Shape, splits: Sequence[int], plan: Plan, itemsize: int, ranks: int
+    passage: Passage, shape: Shape, splits: Sequence[int], plan: TransformPlan, itemsize: int, ranks: int
 ) -> int:
     shared = list(shape)  # by the ranks of the group
     for axis, parts in zip(splits, plan.grid, strict=True):

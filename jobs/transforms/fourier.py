@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
-from jobs.transforms.plan import Passage, Plan, Real, Transform, plan_transform
+from jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_transform
 from runner.errors import UserError
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
@@ -184,7 +184,7 @@ class Local:
 
 
 def carry_out(
-    plan: Plan, groups: Sequence[Group], local: Local, block: Array, *, overwrite: bool = False
+    plan: TransformPlan, groups: Sequence[Group], local: Local, block: Array, *, overwrite: bool = False
 ) -> Array:
     """Return this rank's block after all stages. Collective.
 

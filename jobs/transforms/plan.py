@@ -40,7 +40,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Redistribution:
     """Move the split of an axis of the grid from `old` to `new`."""
 
     grid_axis: int
@@ -53,14 +53,14 @@ class Exchange:
 class Passage:
     """An exchange in parts along the axis `along`, and the transforms of each part before and after it."""
 
-    exchange: Exchange
+    exchange: Redistribution
     along: int
     before: tuple[Transform, ...]
     after: tuple[Transform, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TransformPlan:
     """The stages of one transform.
 
     shape: of the input. grid: number of ranks along each axis of the grid. splits: per axis of the grid, the
@@ -70,7 +70,7 @@ class Plan:
     shape: Shape
     grid: Shape
     splits: Shape
-    stages: tuple[Transform | Exchange, ...]
+    stages: tuple[Transform | Redistribution, ...]
 
     @cached_property
     def last_shape(self) -> Shape:
@@ -80,13 +80,13 @@ class Plan:
     def last_splits(self) -> Shape:
         splits = list(self.splits)
         for stage in self.stages:
-            if isinstance(stage, Exchange):
+            if isinstance(stage, Redistribution):
                 splits[stage.grid_axis] = stage.new
         return tuple(splits)
 
     @property
-    def exchanges(self) -> list[Exchange]:
-        return [stage for stage in self.stages if isinstance(stage, Exchange)]
+    def exchanges(self) -> list[Redistribution]:
+        return [stage for stage in self.stages if isinstance(stage, Redistribution)]
 
     @cached_property
     def steps(self) -> tuple[Transform | Passage, ...]:
@@ -94,7 +94,7 @@ class Plan:
         parts of the array are, beside the exchange of other parts."""
         runs: list[list[Transform]] = [[]]
         for stage in self.stages:
-            if isinstance(stage, Exchange):
+            if isinstance(stage, Redistribution):
                 runs.append([])
             else:
                 runs[-1].append(stage)
@@ -145,7 +145,7 @@ class Plan:
         """Cells of the largest block of any rank at any stage."""
         splits, found = list(self.splits), [largest(self.shape, self.grid, self.splits)]
         for stage in self.stages:
-            if isinstance(stage, Exchange):
+            if isinstance(stage, Redistribution):
                 splits[stage.grid_axis] = stage.new
             found.append(largest(stage.shape, self.grid, splits))
         return max(found)
@@ -155,7 +155,7 @@ class Plan:
         """The least number of ranks with cells, over all stages."""
         shape, splits, found = self.shape, list(self.splits), []
         for stage in (None, *self.stages):
-            if isinstance(stage, Exchange):
+            if isinstance(stage, Redistribution):
                 splits[stage.grid_axis] = stage.new
             shape = stage.shape if stage else shape
             found.append(math.prod(min(n, shape[axis]) for n, axis in zip(self.grid, splits, strict=True)))
@@ -184,7 +184,7 @@ class Split:
         return Region(tuple(start), tuple(stop))
 
 
-def _cuttable(exchange: Exchange, grid: Shape, splits: Sequence[int]) -> list[int]:
+def _cuttable(exchange: Redistribution, grid: Shape, splits: Sequence[int]) -> list[int]:
     """Return the axes of which every rank has several cells; if there are none, the one that is split."""
     parts = {axis: grid[number] for number, axis in enumerate(splits)}
     parts[exchange.new] = parts[exchange.old]
@@ -193,7 +193,7 @@ def _cuttable(exchange: Exchange, grid: Shape, splits: Sequence[int]) -> list[in
 
 
 def _passage(
-    exchange: Exchange, along: int, run: Sequence[Transform], following: Sequence[Transform]
+    exchange: Redistribution, along: int, run: Sequence[Transform], following: Sequence[Transform]
 ) -> tuple[list[Transform], Passage, list[Transform]]:
     """Return an exchange in parts along an axis, with the transforms to do before and after all parts.
 
@@ -237,14 +237,14 @@ def largest(shape: Shape, grid: Shape, splits: Sequence[int]) -> int:
 
 def stages_of(
     shape: Shape, axes: Sequence[int], grid: Shape, splits: Shape, real: Real, length: int
-) -> Plan | None:
+) -> TransformPlan | None:
     """Return the stages from an initial split; None if there are none: fewer whole axes than needed.
 
     axes: to transform; with `real`, the last one is the one whose other half is left out, and `length` its
     number of cells after the transform.
     """
     half = axes[-1] if real else None
-    remaining, current, now, stages = list(axes), shape, list(splits), list[Transform | Exchange]()
+    remaining, current, now, stages = list(axes), shape, list(splits), list[Transform | Redistribution]()
     while remaining:
         # The half axis is transformed first when it loses its half, and last when it gets it back.
         if real == "forward" and half in remaining:
@@ -266,9 +266,9 @@ def stages_of(
         # To an axis that is done, if there is one, and of these the longest.
         new = max(free, key=lambda axis: (axis not in remaining, current[axis], -axis))
         grid_axis = now.index(old)
-        stages.append(Exchange(grid_axis, old, new, current))
+        stages.append(Redistribution(grid_axis, old, new, current))
         now[grid_axis] = new
-    return Plan(shape, grid, splits, tuple(stages))
+    return TransformPlan(shape, grid, splits, tuple(stages))
 
 
 def plan_transform(
@@ -280,8 +280,8 @@ def plan_transform(
     length: int = 0,
     decomposition: Decomposition = "auto",
     split: int | None = None,
-) -> Plan:
-    """Return the cheapest plan by a model of cells and ranks (`Plan.cost`).
+) -> TransformPlan:
+    """Return the cheapest plan by a model of cells and ranks (`TransformPlan.cost`).
 
     split: the input's split, of slabs, which may leave ranks without cells; None: chosen. Raises UserError if
     the array cannot be split so.
@@ -344,12 +344,12 @@ def enough_ranks(
     return None
 
 
-def _alone(shape: Shape, axes: Sequence[int], real: Real, length: int, split: int) -> Plan:
+def _alone(shape: Shape, axes: Sequence[int], real: Real, length: int, split: int) -> TransformPlan:
     """Return the plan of a single rank, where every axis is whole."""
     inner = stages_of((*shape, 1), axes, (1,), (len(shape),), real, length)
     assert inner is not None
     stages = tuple(replace(one, shape=one.shape[:-1]) for one in inner.stages)
-    return Plan(shape, (1,), (split,), stages)
+    return TransformPlan(shape, (1,), (split,), stages)
 
 
 def _grids(ranks: int, axes: int, decomposition: Decomposition) -> Iterator[Shape]:

@@ -23,7 +23,7 @@ PRODUCTS_CORE = {"float64": 25, "float32": 50}  # GFLOP/s of a core with 256-bit
 
 
 @dataclass(frozen=True)
-class Links:
+class ExchangeRates:
     """exchange: bytes per second that one rank sends to ranks of its host, in an all-to-all. network: to
     other hosts. latency: seconds of a message."""
 
@@ -32,7 +32,9 @@ class Links:
     latency: float
 
 
-def links_of(machine: Machine, ranks_of_host: int, exchange: float | None, network: float | None) -> Links:
+def links_of(
+    machine: Machine, ranks_of_host: int, exchange: float | None, network: float | None
+) -> ExchangeRates:
     """Return the rates between ranks: as given, in GB/s, or nominal."""
     if machine.gpus:
         over_pcie = machine.rates["both directions"].value / 2 / GB
@@ -40,7 +42,7 @@ def links_of(machine: Machine, ranks_of_host: int, exchange: float | None, netwo
         outside, latency = float(NETWORK_GPU), LATENCY_GPU
     else:
         inside, outside, latency = CORE / 2 / COPIES, NETWORK_HOST / ranks_of_host, LATENCY_CPU
-    return Links(
+    return ExchangeRates(
         Rate(inside * GB) if exchange is None else Rate(exchange * GB, "as given"),
         Rate(outside * GB) if network is None else Rate(network * GB, "as given"),
         latency,
@@ -53,7 +55,7 @@ class Place:
     rank, as the service `memory` of a job."""
 
     machine: Machine
-    links: Links
+    links: ExchangeRates
     ranks: int
     hosts: int
     memory: int

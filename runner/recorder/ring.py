@@ -67,7 +67,7 @@ _thread = threading.get_ident
 
 
 @dataclass(frozen=True)
-class Group:
+class RecordedGroup:
     """A communicator: a label that is the same on all of its ranks, and these; None if not recorded."""
 
     label: str
@@ -262,7 +262,7 @@ class Recording:
     age: float
     operations: list[Operation]
     collectives: dict[str, int] = field(default_factory=dict)
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, RecordedGroup] = field(default_factory=dict)
     messages: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
 
@@ -330,12 +330,12 @@ def read(path: Path, now: int | None = None) -> Recording | None:
     now = _now() if now is None else now
     about = json.loads(_text(content, 64, TEXT))
     names = ["other", *(_text(content, NAMES_AT + i * NAME, NAME) for i in range(1, NAMES))]
-    groups = {0: Group("", None)}
+    groups = {0: RecordedGroup("", None)}
     for number in range(1, GROUPS):
         if text := _text(content, GROUPS_AT + number * GROUP, GROUP):
             with contextlib.suppress(ValueError):  # half written
                 label, runs = json.loads(text)
-                groups[number] = Group(label, None if runs is None else members_of(runs))
+                groups[number] = RecordedGroup(label, None if runs is None else members_of(runs))
     operations = []
     begin = RECORDS_AT
     for place, record in enumerate(_RECORD.iter_unpack(content[begin : begin + RECORDS * WORDS * 8])):

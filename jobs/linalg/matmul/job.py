@@ -14,7 +14,7 @@ import meshrun
 from jobs.linalg.matmul import plan
 from jobs.linalg.matmul.files import Factor, Product
 from jobs.linalg.matmul.freivalds import check_product
-from jobs.linalg.matmul.plan import Layout, Problem, cut, panel_cuts
+from jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, cut, panel_cuts
 from jobs.linalg.matmul.precision import Precision, choose
 from jobs.linalg.matmul.products import Products, open_products, share_of_cores
 from jobs.linalg.matmul.ring import multiply_ring
@@ -66,9 +66,9 @@ def shapes_of(left: Shape, right: Shape) -> Shapes:
     return Shapes(rows, length, columns, None if len(left) == 2 else 0, None if len(right) == 2 else 1)
 
 
-def problem_of(shapes: Shapes, precision: Precision, inputs: Sequence[np.dtype[Any]]) -> Problem:
+def problem_of(shapes: Shapes, precision: Precision, inputs: Sequence[np.dtype[Any]]) -> MatmulProblem:
     """Return what the choice of the algorithm depends on."""
-    return Problem(
+    return MatmulProblem(
         shapes.rows, shapes.length, shapes.columns, precision.stored.itemsize, precision.sums.itemsize,
         precision.result.itemsize, max((one.itemsize for one in inputs if one != precision.stored), default=0)
         or precision.stored.itemsize,
@@ -161,8 +161,8 @@ def _checked(inputs: Sequence[Source]) -> Shapes:
 
 def _multiply_blocks(
     world: World,
-    layout: Layout,
-    problem: Problem,
+    layout: MatmulLayout,
+    problem: MatmulProblem,
     products: Products,
     left: Factor,
     right: Factor,
@@ -187,7 +187,7 @@ def _multiply_blocks(
     out.flush(backend.mark())
 
 
-def _facts(layout: Layout, other: Layout | None, precision: Precision) -> Record:
+def _facts(layout: MatmulLayout, other: MatmulLayout | None, precision: Precision) -> Record:
     """Return what was chosen, and the bytes of the other algorithm."""
     against = "" if other is None else f"; {other.describe()}: {bytes_text(other.received)}"
     return {
@@ -198,7 +198,12 @@ def _facts(layout: Layout, other: Layout | None, precision: Precision) -> Record
 
 
 def _record(
-    world: World, layout: Layout, other: Layout | None, problem: Problem, precision: Precision, seconds: float
+    world: World,
+    layout: MatmulLayout,
+    other: MatmulLayout | None,
+    problem: MatmulProblem,
+    precision: Precision,
+    seconds: float,
 ) -> Record:
     seconds = max(world.control.allgather(seconds))
     operations = 2 * math.prod((problem.rows, problem.length, problem.columns))

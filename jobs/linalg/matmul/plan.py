@@ -35,7 +35,7 @@ Algorithm = Literal["ring", "summa"]
 
 
 @dataclass(frozen=True)
-class Problem:
+class MatmulProblem:
     """rows, length, columns: of A and B. factor, sums, result: bytes of a value of the stored factors, of the
     sums and of the result. read: bytes of a value of A and B as they are read."""
 
@@ -49,7 +49,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatmulLayout:
     """One way to multiply on `grid[0] * grid[1]` ranks.
 
     turns: parts of each rank's rows of A, multiplied one after the other. pieces: of each rank's columns of
@@ -101,13 +101,13 @@ def panel_cuts(length: int, grid: tuple[int, int], panels: int) -> list[tuple[in
     return cuts
 
 
-def chunks_of(problem: Problem, ranks: int) -> tuple[int, int]:
+def chunks_of(problem: MatmulProblem, ranks: int) -> tuple[int, int]:
     """Return the shape of the chunks of an output that has chunks, so that each rank can write whole ones."""
     rows = min(TILE, max(-(-problem.rows // ranks), 1))
     return rows, max(min(TILE, problem.columns), 1)
 
 
-def _ring(problem: Problem, ranks: int, turns: int, pieces: int, unit: tuple[int, int]) -> Layout:
+def _ring(problem: MatmulProblem, ranks: int, turns: int, pieces: int, unit: tuple[int, int]) -> MatmulLayout:
     mine = longest(problem.rows, ranks, unit[0])
     rows = longest(mine, turns, unit[0])
     wide = longest(problem.columns, ranks * pieces, unit[1])
@@ -117,17 +117,17 @@ def _ring(problem: Problem, ranks: int, turns: int, pieces: int, unit: tuple[int
     memory = problem.factor * (rows * length + (buffers + 1) * piece) + staging
     memory += 2 * (problem.sums + (problem.result if problem.result != problem.sums else 0)) * rows * wide
     received = turns * problem.factor * length * (problem.columns - problem.columns // ranks)
-    return Layout("ring", (ranks, 1), turns, pieces, 0, unit, received if ranks > 1 else 0, memory)
+    return MatmulLayout("ring", (ranks, 1), turns, pieces, 0, unit, received if ranks > 1 else 0, memory)
 
 
-def ring(problem: Problem, ranks: int, room: int, unit: tuple[int, int]) -> Layout | None:
+def ring(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int]) -> MatmulLayout | None:
     """Return the ring with the fewest turns that fits `room` bytes on each rank; None if none does.
 
     Pieces are narrower than WIDE only where more turns do not help.
     """
     widest = max(-(-problem.columns // unit[1] // ranks), 1)
     deepest = max(-(-problem.rows // unit[0] // ranks), 1)
-    best: tuple[int, Layout] | None = None
+    best: tuple[int, MatmulLayout] | None = None
     for turns in _doubling(deepest):
         layouts = (_ring(problem, ranks, turns, pieces, unit) for pieces in _doubling(widest))
         layout = next((one for one in layouts if one.memory <= room), None)
@@ -149,7 +149,7 @@ def _doubling(most: int) -> Iterator[int]:
     yield most
 
 
-def summas(problem: Problem, ranks: int, room: int, unit: tuple[int, int]) -> Iterator[Layout]:
+def summas(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int]) -> Iterator[MatmulLayout]:
     """Yield the grids of ranks whose blocks fit `room` bytes on each rank."""
     rows, length, columns = problem.rows, problem.length, problem.columns
     for down, across in factorizations(ranks, 2):
@@ -163,10 +163,10 @@ def summas(problem: Problem, ranks: int, room: int, unit: tuple[int, int]) -> It
         memory += (problem.sums + (problem.result if problem.result != problem.sums else 0)) * high * wide
         received = problem.factor * ((length - length // across) * high + (length - length // down) * wide)
         if memory <= room:
-            yield Layout("summa", (down, across), 1, 1, panels, unit, received, memory)
+            yield MatmulLayout("summa", (down, across), 1, 1, panels, unit, received, memory)
 
 
-def candidates(problem: Problem, ranks: int, room: int, unit: tuple[int, int]) -> list[Layout]:
+def candidates(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int]) -> list[MatmulLayout]:
     """Return the ring and the best grid for `ranks` ranks with `room` bytes each, best first.
 
     Best is what receives the fewest bytes; of equals the ring, whose sums are not split.
@@ -178,8 +178,8 @@ def candidates(problem: Problem, ranks: int, room: int, unit: tuple[int, int]) -
 
 
 def choose(
-    problem: Problem, ranks: int, room: int, algorithm: str, unit: tuple[int, int] = (1, 1)
-) -> tuple[Layout, Layout | None]:
+    problem: MatmulProblem, ranks: int, room: int, algorithm: str, unit: tuple[int, int] = (1, 1)
+) -> tuple[MatmulLayout, MatmulLayout | None]:
     """Return the layout to use, and the best one of the other algorithm, if that fits.
 
     room: bytes of arrays that each rank may have. algorithm: auto, ring or summa. Raises UserError, with how
@@ -200,7 +200,7 @@ def choose(
     return wanted[0], other
 
 
-def _least(problem: Problem, ranks: int, algorithm: str, unit: tuple[int, int]) -> int:
+def _least(problem: MatmulProblem, ranks: int, algorithm: str, unit: tuple[int, int]) -> int:
     """Return the least bytes of a rank's arrays."""
     unlimited = 1 << 100
     found = [layout.memory for layout in summas(problem, ranks, unlimited, unit) if algorithm != "ring"]
@@ -211,7 +211,7 @@ def _least(problem: Problem, ranks: int, algorithm: str, unit: tuple[int, int]) 
     return min(found)
 
 
-def _remedy(problem: Problem, ranks: int, room: int, algorithm: str, unit: tuple[int, int]) -> str:
+def _remedy(problem: MatmulProblem, ranks: int, room: int, algorithm: str, unit: tuple[int, int]) -> str:
     """Return how many ranks would do, or another way."""
     if algorithm == "summa" and ring(problem, ranks, room, unit):
         return "--algorithm ring, which passes pieces through"
@@ -220,7 +220,7 @@ def _remedy(problem: Problem, ranks: int, room: int, algorithm: str, unit: tuple
 
 
 def enough_ranks(
-    problem: Problem, room: int, algorithm: str = "auto", unit: tuple[int, int] = (1, 1), least: int = 1
+    problem: MatmulProblem, room: int, algorithm: str = "auto", unit: tuple[int, int] = (1, 1), least: int = 1
 ) -> int | None:
     """Return a number of ranks, `least` times a power of two, whose memory is enough; None if none is."""
     ranks = least

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from jobs.linalg.matmul.files import Factor, Product
-from jobs.linalg.matmul.plan import Layout, Problem, cut, longest
+from jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, cut, longest
 from jobs.linalg.matmul.products import Products
 from jobs.linalg.matmul.steps import overlapped
 from runner.region import Array
@@ -18,8 +18,8 @@ from runner.world.world import World
 
 def multiply_ring(
     world: World,
-    layout: Layout,
-    problem: Problem,
+    layout: MatmulLayout,
+    problem: MatmulProblem,
     products: Products,
     left: Factor,
     right: Factor,

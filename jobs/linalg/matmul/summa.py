@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.linalg.matmul.plan import Layout, panel_cuts
+from jobs.linalg.matmul.plan import MatmulLayout, panel_cuts
 from jobs.linalg.matmul.products import Products
 from jobs.linalg.matmul.steps import overlapped
 from runner.comm.api import Message
@@ -71,7 +71,7 @@ class _Panels:
 
 def multiply_summa(
     world: World,
-    layout: Layout,
+    layout: MatmulLayout,
     length: int,
     products: Products,
     of_a: Mapping[int, Array],

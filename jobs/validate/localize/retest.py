@@ -269,7 +269,7 @@ class Search:
         cover.excluded.add(suspect.name)
         if suspect.kind == "flap" and suspect.name in self.retested:
             looked = changing_looks(table, suspect.rows & table.retested)
-            if 0 < intermittence(*looked) and 2 * looked[0] >= looked[1]:
+            if intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]:
                 self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
             suspect, suspect.rows & table.retested & cover.open & cover.slow, table

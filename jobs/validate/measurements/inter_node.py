@@ -10,9 +10,9 @@ import numpy as np
 
 from jobs.measure.outliers import (
     INTERMITTENT_FROM,
+    LOADED_UP_TO,
     MANY_MEASUREMENTS,
     STANDARD_ERRORS,
-    LOADED_UP_TO,
     Floats,
     group_medians,
     healthy_pairs,

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.linalg.matmul import plan
 from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.plan import Layout, Problem, choose, cut, panel_cuts
+from jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, choose, cut, panel_cuts
 from jobs.linalg.matmul.summa import Schedule
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
@@ -22,8 +22,8 @@ from runner.world.world import open_world
 AMPLE = 1 << 60
 
 
-def square(n: int, itemsize: int = 4) -> Problem:
-    return Problem(n, n, n, itemsize, itemsize, itemsize, itemsize)
+def square(n: int, itemsize: int = 4) -> MatmulProblem:
+    return MatmulProblem(n, n, n, itemsize, itemsize, itemsize, itemsize)
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 16, 97])
@@ -61,11 +61,11 @@ def test_each_step_of_summa_is_a_permutation(grid: tuple[int, int], length: int)
         (square(4096), 2, ("ring", (2, 1))),  # both move as much
         (square(4096), 16, ("summa", (4, 4))),
         (square(4096), 13, ("ring", (13, 1))),
-        (Problem(100_000, 100, 100, 4, 4, 4, 4), 16, ("ring", (16, 1))),  # B is small
-        (Problem(100, 100, 100_000, 4, 4, 4, 4), 16, ("summa", (1, 16))),  # A is small
+        (MatmulProblem(100_000, 100, 100, 4, 4, 4, 4), 16, ("ring", (16, 1))),  # B is small
+        (MatmulProblem(100, 100, 100_000, 4, 4, 4, 4), 16, ("summa", (1, 16))),  # A is small
     ],
 )
-def test_the_algorithm_that_moves_less_is_chosen(problem: Problem, ranks: int, expected: Any) -> None:
+def test_the_algorithm_that_moves_less_is_chosen(problem: MatmulProblem, ranks: int, expected: Any) -> None:
     layout, other = choose(problem, ranks, AMPLE, "auto")
     assert (layout.algorithm, layout.grid) == expected
     assert other is not None
@@ -125,14 +125,14 @@ def test_the_models_bytes_are_those_that_move(tmp_path: Path, algorithm: str, ra
         return counted.received, record["result"]["received"]
 
     moved = run_ranks(ranks, rank, timeout=20)
-    layout = choose(Problem(*shape, 8, 8, 8, 8), ranks, AMPLE, algorithm)[0]
+    layout = choose(MatmulProblem(*shape, 8, 8, 8, 8), ranks, AMPLE, algorithm)[0]
     assert {received for received, _ in moved} == {layout.received}
     assert moved[0][1].startswith(plan.bytes_text(layout.received))
 
 
 def test_layouts_say_what_they_are() -> None:
     assert (
-        Layout("ring", (2, 1), 3, 4, 0, (1, 1), 0, 0).describe()
+        MatmulLayout("ring", (2, 1), 3, 4, 0, (1, 1), 0, 0).describe()
         == "ring of 2, B in 8 pieces, rows of A in 3 turns"
     )
-    assert Layout("summa", (2, 3), 1, 1, 6, (1, 1), 0, 0).describe() == "summa on 2x3 ranks, 6 panels"
+    assert MatmulLayout("summa", (2, 3), 1, 1, 6, (1, 1), 0, 0).describe() == "summa on 2x3 ranks, 6 panels"

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.transforms.plan import Exchange, Plan, Real, Split, Transform, plan_transform
+from jobs.transforms.plan import Real, Redistribution, Split, Transform, TransformPlan, plan_transform
 from runner.errors import UserError
 
 
-def walk(plan: Plan, axes: tuple[int, ...], real: Real, length: int) -> None:
+def walk(plan: TransformPlan, axes: tuple[int, ...], real: Real, length: int) -> None:
     """Every axis is transformed once, while it is whole; the half first or last; shapes and splits follow."""
     done: list[int] = []
     splits, shape = list(plan.splits), plan.shape
     for stage in plan.stages:
         assert len(set(splits)) == len(plan.grid)
-        if isinstance(stage, Exchange):
+        if isinstance(stage, Redistribution):
             assert splits[stage.grid_axis] == stage.old
             assert stage.new not in splits
             splits[stage.grid_axis] = stage.new
