@@ -116,6 +116,10 @@ class Recorder:
         if len(text) > TEXT:
             raise ValueError(f"{len(text)} bytes about a rank, expected at most {TEXT}")
         self._map[64 : 64 + len(text)] = text
+        # Without a handler the signal kills. It is ignored before faulthandler handles it, and so afterwards:
+        # who has read the file may send it when the recorder is closed, or Python ends.
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(TRACEBACK_SIGNAL, signal.SIG_IGN)
         faulthandler.register(TRACEBACK_SIGNAL, self._log, all_threads=False)
         self._map[: len(MAGIC)] = MAGIC  # last: the file is complete, and the signal is handled
 

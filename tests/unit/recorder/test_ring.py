@@ -284,3 +284,11 @@ def test_the_frame_that_is_named() -> None:
     assert str(place(found)) == "edges.py:17 in smooth"
     assert str(place(found[:1])) == "mpi.py:85 in barrier"
     assert place([]) is None
+
+
+def test_a_process_that_has_closed_its_recorder_survives_a_late_question(tmp_path: Path) -> None:
+    """`meshrun status` may have read the file just before."""
+    script = RANK.replace("wait_here()\n", "").replace("time.sleep(600)", "pass")
+    script += f"\nrecorder.close()\nimport os, signal\nos.kill(os.getpid(), {int(ring.TRACEBACK_SIGNAL)})\n"
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
