@@ -298,7 +298,7 @@ def is_stalling(slow: Ints, count: Ints) -> bool:
     """
     share = slow.sum() / count.sum()
     expected = share * (1 - share) * float(np.mean(1 / count))
-    return expected > 0 and float(np.var(slow / count)) < STALL_DISPERSION * expected
+    return bool(expected > 0 and float(np.var(slow / count)) < STALL_DISPERSION * expected)
 
 
 def is_intermittent(share: float, usual: float, partners: int, late: int) -> bool:

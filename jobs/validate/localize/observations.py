@@ -26,7 +26,8 @@ class Observations:
     """Columns of (rows,), one row for each thing measured. a, b: ranks (equal for a GPU by itself).
 
     level: log(median / siblings' median). seconds, siblings: these medians. slow, count: slow samples, and
-    all; fast: those faster than siblings. slow_level: median level of the slow samples. retested: measured again without other traffic.
+    all; fast: those faster than siblings. slow_level: median level of the slow samples. retested: measured
+    again without other traffic.
     slow_above: the level above which a sample is slow. look: of a retest over a span, counted from 0.
     threshold: the level above which the row is slow. failed: ranks with failed measurements.
     """

@@ -234,7 +234,7 @@ class Search:
         self.cover.explain(rows, suspect.effect if len(new) == 1 else np.inf)
 
     def unexplained(self, first: Observations) -> int:
-        """Count what was slow at first and in most of its retests, critically, and no confirmed part explains."""
+        """Count what was critically slow at first and in most retests, and no confirmed part explains."""
         table, cover = self.cover.table, self.cover
         rows = np.flatnonzero(table.retested)
         size = 1 + max(int(side.max(initial=0)) for side in (table.a, table.b))
@@ -358,4 +358,4 @@ def slow_in_most_looks(late: Mask, judged: Mask, table: Observations, share: flo
     """Return whether a suspect was slow in most looks: a fault stays, the load of others passes."""
     looks = np.unique(table.look[judged])
     slow = [late[judged & (table.look == look)].mean() > 0.5 for look in looks.tolist()]
-    return sum(slow) >= share * len(slow)
+    return bool(sum(slow) >= share * len(slow))

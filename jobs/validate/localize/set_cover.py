@@ -76,7 +76,8 @@ class Suspect:
 class Cover:
     """The rows still to be explained (`open`). kinds: in order of preference among equal explanations.
 
-    share: of a part's open rows that must be slow. tolerance: as in the plan. excluded: parts that `strongest` does not return.
+    share: of a part's open rows that must be slow. tolerance: as in the plan. excluded: parts that
+    `strongest` does not return.
     """
 
     def __init__(
@@ -140,8 +141,8 @@ class Cover:
                 best, found = (kind.name, int(kind.keys[label])), int(rows[label])
         if not found:
             return None
-        through = rows_through(self.kinds, best)
-        return Suspect(*best, through, float(np.median(self.table.level[through & self.open])))
+        rows_of = rows_through(self.kinds, best)
+        return Suspect(*best, rows_of, float(np.median(self.table.level[rows_of & self.open])))
 
     def ties(self, best: PartName, late: Ints) -> Iterator[PartName]:
         """Yield other parts with all of these slow rows, and (nearly) no fast ones."""

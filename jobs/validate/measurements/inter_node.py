@@ -277,7 +277,7 @@ class InterNode(RungMeasurement):
     def of_nic(self, owner: int, table: Observations) -> Mask:
         """Return the flows through a NIC."""
         of_ranks = self.topology.owner == owner
-        send, receive = self.shown_by(table.a, table.b)
+        send, receive = self.shown_by(table)
         return np.asarray((of_ranks[table.a] & send) | (of_ranks[table.b] & receive))
 
     def unclear(self, table: Observations, names: Sequence[PartName]) -> list[PartName]:
@@ -377,7 +377,7 @@ class InterNode(RungMeasurement):
         first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         owner, nvlink = self.topology.owner, self.topology.over_nvlink(a, b)
         rail = np.where((gpu[a] == gpu[b]) & ~nvlink, gpu[owner[a]], -1)
-        send, receive = self.shown_by(a, b)
+        send, receive = self.shown_by(table)
         sender, receiver = np.where(send, owner[a], -1), np.where(receive, owner[b], -1)
         kinds = [
             numbered_kind("nic", size, sender, receiver),
@@ -409,20 +409,28 @@ class InterNode(RungMeasurement):
             part_kind("link one way", host[a] * self.topology.hosts + host[b]),
         ]
 
-    def shown_by(self, a: Ints, b: Ints) -> tuple[Mask, Mask]:
+    def shown_by(self, table: Observations) -> tuple[Mask, Mask]:
         """Return whether each flow shows its sender's NIC, and its receiver's.
 
-        Flows over NVLink do not, nor do those over uplinks that are slower than a NIC, unless a host has no
-        others.
+        Flows over NVLink do not, nor do those over uplinks that are slower than a NIC: across rails if these
+        are slower by design, and to far hosts unless a host has no others.
         """
-        host, nvlink = self.topology.host, self.topology.over_nvlink(a, b)
+        a, b, topology = table.a, table.b, self.topology
+        by_nics, cross = ~topology.over_nvlink(a, b), topology.gpu[a] != topology.gpu[b]
+        usual, nics = np.log(table.siblings), topology.flow_kind(a, b) // 4
+        for one in np.unique(nics[cross & by_nics]).tolist():
+            alike = by_nics & (nics == one)
+            if (alike & ~cross).any():
+                limit = usual[alike & ~cross].min() + 2 * self.plan.tolerance
+                by_nics &= ~(alike & cross & (usual > limit))
+        near, host = self.with_near_hosts(), topology.host
         far = self.far[host[a], host[b]]
-        near = self.with_near_hosts()
-        return ~nvlink & ~(far & near[host[a]]), ~nvlink & ~(far & near[host[b]])
+        return by_nics & ~(far & near[host[a]]), by_nics & ~(far & near[host[b]])
 
     def with_near_hosts(self) -> Mask:
         """Return (hosts,): whether flows to some other hosts show a host's NICs."""
-        return np.asarray((~self.far).sum(axis=1) > LEAST_NEAR)
+        near: Ints = np.sum(~self.far, axis=1)
+        return np.asarray(near > LEAST_NEAR)
 
     def slowed(self, name: PartName, table: Observations) -> Mask | None:
         """Return the rows that a slow part may slow too, though they are no evidence of it."""
@@ -455,7 +463,7 @@ class InterNode(RungMeasurement):
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
-            self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table.a, cover.table.b))
+            self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
 
     def visible(self, table: Observations) -> float:
@@ -552,7 +560,7 @@ class InterNode(RungMeasurement):
             )
         ]
         kinds = self.flow_kind(*np.array(pairs, np.int64).T)
-        good = ~np.isin(np.array(pairs), list(suspects)).any(axis=1)
+        good = np.asarray(~np.isin(np.array(pairs), list(suspects)).any(axis=1))
         for kind in sorted(needed):
             some = self.random.permutation(np.flatnonzero(kinds == kind))
             some = some[np.argsort(~good[some], kind="stable")][:CONTROLS]
@@ -611,7 +619,7 @@ def far_hosts(table: Observations, topology: Topology, plan: Plan) -> Mask:
         return none
     # One group for each host: those that most of its own are fast with.
     together = (near.astype(np.float64) @ near) / near.sum(axis=1) > 0.5
-    return known & ~(together | together.T)
+    return np.asarray(known & ~(together | together.T))
 
 
 def slow_leaves(table: Observations, topology: Topology, far: Mask, plan: Plan) -> dict[int, Ints]:

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from jobs.measure.outliers import STANDARD_ERRORS, Floats, column_quantiles, group_threshold, row_medians
+from jobs.measure.outliers import (
+    STANDARD_ERRORS,
+    Floats,
+    column_quantiles,
+    group_threshold,
+    row_medians,
+    spread,
+)
 from jobs.validate.localize.set_cover import KnownFaults
 from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
 from jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
@@ -188,11 +195,12 @@ def slow_together(load: FullLoad, rail: int) -> np.ndarray:
         inside = new
     if 2 * inside.sum() >= len(inside):
         return np.ones(len(inside), bool)  # the slow side of the switches is unknown
-    if inside.any():
-        # Where flows collide, levels are few, and a median jumps from one to the next; means do not.
-        means = np.nanmean(np.where(inside[partner], np.nan, level), axis=0)
+    if 0 < inside.sum() <= 2:
+        # Where flows collide, levels are few: a median may jump to the next by chance, a mean does not.
+        apart = np.where(inside[partner], np.nan, level)
+        means = np.array([column[~np.isnan(column)].mean() for column in apart.T])
         usual = means[~inside]
-        inside &= means > np.nanmedian(usual) + max(load.limit, STANDARD_ERRORS * float(np.nanstd(usual)))
+        inside &= means > np.median(usual) + max(load.limit / 2, STANDARD_ERRORS * spread(usual))
     return np.asarray(inside & (inside.sum() > 1))
 
 

@@ -51,11 +51,11 @@ def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
         pairs = np.stack([table[:, met[:, 0]].ravel(), table[:, met[:, 1]].ravel()], axis=1)
         pairs = pairs[(pairs >= 0).all(axis=1)]
         pcie = topology.over_pcie[pairs[:, 0], topology.gpu[pairs[:, 1]]]
-        host = topology.host[pairs[:, 0]]
+        of_host = topology.host[pairs[:, 0]]
         turn = np.zeros(len(pairs), np.int64)
-        for number in np.unique(host[pcie]).tolist():
-            own = np.flatnonzero(pcie & (host == number))
-            turn[own] = np.arange(len(own)) + bool((~pcie & (host == number)).any())
+        for number in np.unique(of_host[pcie]).tolist():
+            own = np.flatnonzero(pcie & (of_host == number))
+            turn[own] = np.arange(len(own)) + bool((~pcie & (of_host == number)).any())
         for number in np.unique(turn).tolist():
             yield both_ways(pairs[turn == number])
 

@@ -84,7 +84,7 @@ def nvml_place(uuid: str) -> tuple[int | None, Counter[str] | None]:
 
 
 def nvlink_domain(uuid: str) -> str:
-    """Return a GPU's cluster and clique, as the fabric manager of NVLink networks of several hosts gives them.
+    """Return a GPU's cluster and clique, as the manager of NVLink networks of several hosts gives them.
 
     "" without such a network (the cluster's id is zero on a single host), or if NVML does not report it.
     """
