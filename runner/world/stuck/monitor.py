@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from runner.recorder import ring
 from runner.recorder.process import process_state
 from runner.recorder.snapshot import RankSnapshot, snapshots
-from runner.world.watchdog.channel import LOOPBACK, host_addresses
+from runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
     from runner.system.launcher import Started
@@ -85,8 +85,10 @@ def start(world: World, started: Started) -> list[str]:
     offer: dict[str, Any] = {}
     if leads:
         token = secrets.token_hex(16)
-        answer = _start({**setting, "rank": 0, "token": token}, waits=len(first) > 1)
-        offer = {**answer, "token": token, "candidates": host_addresses(), "host": os.uname().nodename}
+        address = interface_address(world.network)
+        answer = _start({**setting, "rank": 0, "token": token, "address": address}, waits=len(first) > 1)
+        candidates = [address] if address else host_addresses()
+        offer = {**answer, "token": token, "candidates": candidates, "host": os.uname().nodename}
     if len(first) > 1:
         offer = world.control.broadcast(offer)
     error: str = offer.get("error", "")

@@ -209,7 +209,7 @@ def main() -> None:
         return watch(Follow(monitor, connection).look, monitor)
     hub = Hub(setting["token"]) if len(setting["hosts"]) > 1 else None
     try:
-        write_message({"port": hub.listen(len(setting["hosts"]) - 1) if hub else 0})
+        write_message({"port": hub.listen(len(setting["hosts"]) - 1, setting["address"]) if hub else 0})
     except OSError as failure:
         return write_message({"error": f"rank 0 cannot listen: {failure.strerror or failure}"})
     watch(Lead(setting, monitor, hub).look, monitor)
