@@ -26,6 +26,7 @@ class Topology:
     the same NIC model. nic: equal for ranks that share one; nic_names: by its number, "" if unknown.
     path: (ranks, rails) int64, class of the path from each rank to GPU i of its host; over_pcie: (ranks,
     rails) bool, whether it has no NVLink. domain: (ranks,) int64, the same for ranks of one NVLink network.
+    pxn: flows across rails may leave through another GPU's NIC.
     """
 
     names: tuple[str, ...]
@@ -40,6 +41,7 @@ class Topology:
     path: Ints
     over_pcie: np.ndarray[Any, np.dtype[np.bool_]]
     domain: Ints
+    pxn: bool = False
     unit: Unit = "GPU"
 
     @property
@@ -110,7 +112,7 @@ def topology_of(probe: Probe) -> Topology:
     without = np.array([word != "" and not word.startswith("NV") for word in words])
     return Topology(
         tuple(probe.hosts), host, gpu, at, number, kind, nic_kind, nic, named, path, without[path], domain,
-        probe.unit,
+        any(place.pxn for place in places), probe.unit,
     )  # fmt: skip
 
 

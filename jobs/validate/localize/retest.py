@@ -17,6 +17,7 @@ import numpy as np
 from jobs.measure.outliers import (
     ALWAYS,
     INTERMITTENT_FROM,
+    LATE_SHARE,
     intermittence,
     is_erratic,
     is_intermittent,
@@ -268,8 +269,11 @@ class Search:
         table, cover = self.cover.table, self.cover
         cover.excluded.add(suspect.name)
         if suspect.kind == "flap" and suspect.name in self.retested:
-            looked = changing_looks(table, suspect.rows & table.retested)
-            if intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]:
+            rows = suspect.rows & table.retested
+            looked = changing_looks(table, rows)
+            # With one partner, no look tells whether it is the part that is slow at times.
+            alone = not looked[1] and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
+            if alone or (intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]):
                 self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
             suspect, suspect.rows & table.retested & cover.open & cover.slow, table

@@ -412,11 +412,13 @@ class InterNode(RungMeasurement):
     def shown_by(self, table: Observations) -> tuple[Mask, Mask]:
         """Return whether each flow shows its sender's NIC, and its receiver's.
 
-        Flows over NVLink do not, nor do those over uplinks that are slower than a NIC: across rails if these
-        are slower by design, and to far hosts unless a host has no others.
+        Flows over NVLink do not, nor those across rails with PXN, nor those over uplinks that are slower than
+        a NIC: across rails if these are slower by design, and to far hosts unless a host has no others.
         """
         a, b, topology = table.a, table.b, self.topology
         by_nics, cross = ~topology.over_nvlink(a, b), topology.gpu[a] != topology.gpu[b]
+        if topology.pxn:
+            by_nics &= ~cross
         usual, nics = np.log(table.siblings), topology.flow_kind(a, b) // 4
         for one in np.unique(nics[cross & by_nics]).tolist():
             alike = by_nics & (nics == one)

@@ -47,6 +47,7 @@ class RankPlace:
     "mlx5_3 port 1"; ranks of a host with the same text share them. nic_model: of the ports. paths: type of
     the path to each rank of its host, ordered by position, as in `nvidia-smi topo -m`: "NV18", "PIX", "SYS",
     and "X" to itself. domain: the NVLink network of several hosts that its GPU belongs to.
+    pxn: flows to another rail may leave through the NIC of that rail's GPU.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class RankPlace:
     nic_model: str = ""
     paths: tuple[str, ...] = ()
     domain: str = ""
+    pxn: bool = False
 
 
 @dataclass(frozen=True)

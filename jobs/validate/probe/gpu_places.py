@@ -15,6 +15,7 @@ from pathlib import Path
 from jobs.validate.probe.api import RankPlace
 from runner.errors import UserError
 from runner.system import nvml, sysfs
+from runner.system.launcher import environment
 from runner.system.links import nvlink_states
 from runner.system.network import Port, ports
 
@@ -28,7 +29,7 @@ class GpuPlace:
 
     ports: names of the network ports that it uses, such as "mlx5_3 port 1". port_model: their kind and rate.
     paths: type of the path to each GPU asked for, "X" to itself; () if unknown. domain: the NVLink network of
-    several hosts that it belongs to; "" without one.
+    several hosts that it belongs to; "" without one. pxn: NCCL may use the NICs of other GPUs for it.
     """
 
     number: int | None = None
@@ -37,6 +38,7 @@ class GpuPlace:
     port_model: str = ""
     paths: tuple[str, ...] = ()
     domain: str = ""
+    pxn: bool = False
 
 
 def gpu_place(uuid: str, bus_id: str, gpus: Sequence[str], root: Path = Path("/sys")) -> GpuPlace:
@@ -50,7 +52,8 @@ def gpu_place(uuid: str, bus_id: str, gpus: Sequence[str], root: Path = Path("/s
     names = tuple(port_name(one) for one in used)
     models = {port_model(one, root) for one in used}
     rail = of_run.index(used[0]) if used else None
-    return GpuPlace(number, rail, names, ", ".join(sorted(models)), paths, nvlink_domain(uuid))
+    pxn = bool(used) and environment().get("NCCL_P2P_PXN_LEVEL", "2") != "0"  # as NCCL without the variable
+    return GpuPlace(number, rail, names, ", ".join(sorted(models)), paths, nvlink_domain(uuid), pxn)
 
 
 def nvml_place(uuid: str) -> tuple[int | None, Counter[str] | None]:
@@ -222,7 +225,16 @@ def rank_places(
         paths = tuple(way for _, way in sorted(by_rank, key=lambda one: column[keys[one[0]]]))
         ports_text = ", ".join(gpu.ports)
         place = RankPlace(
-            rank, host, column[key], gpu.number, model, ports_text, gpu.port_model, paths, gpu.domain
+            rank,
+            host,
+            column[key],
+            gpu.number,
+            model,
+            ports_text,
+            gpu.port_model,
+            paths,
+            gpu.domain,
+            gpu.pxn,
         )
         found.append(place)
     return found

@@ -95,6 +95,7 @@ class SimulatedFleet:
                 "TCP" if spec.fallback == "tcp" else PORTS[spec.models[host % len(spec.models)]],
                 layout.paths[spec.gpus[host]][gpu],
                 f"domain {host // spec.domain}" if spec.domain > 1 else "",
+                self._layout.pxn,
             )
             for rank, (host, gpu, nic) in enumerate(numbers)
         )

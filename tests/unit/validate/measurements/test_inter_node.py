@@ -131,6 +131,18 @@ def test_gpus_that_share_a_nic_send_in_turn(fault: str, named: tuple[object, ...
     assert found.kind != "nic" or found.part == "host h1, GPUs 2, 3: their NIC"
 
 
+@pytest.mark.parametrize("fault", ["nic:h1:2:0.7", "send:h0:2:0.7"])
+def test_with_pxn_two_hosts_do_not_tell_the_sides_of_a_rail(fault: str) -> None:
+    """A flow to another rail leaves through the NIC of that rail, so no flow tells the sender's NIC."""
+    (found,) = climb_ladder(
+        SimulatedFleet(parse_fleet(f"hosts=2,gpus=8,pxn=on,seed=4,fault={fault}"))
+    ).findings
+    named = {found.part, *found.instead}
+    host, way = ("h1", "") if fault.startswith("nic") else ("h0", " when it sends")
+    assert f"host {host}, GPU 2: its NIC{way}" in named
+    assert len(named) > 1
+
+
 def test_each_uplink_of_a_leaf_switch_is_slow() -> None:
     """One flow takes one of its uplinks, so that each NIC behind it is slow with others by itself."""
     fleet = "hosts=24,gpus=4,leaf=8,ecmp=8,seed=7,fault=leaf:5:0.6"
