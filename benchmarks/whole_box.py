@@ -69,6 +69,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
         Part("halo", on_ranks(gpus, script("halo_device"))),
         Part("weak", on_ranks(gpus, script("weak_scaling"))),
         Part("stream", on_ranks(gpus, script("stream_device"))),
+        Part("transforms", script("transforms_device", "--gpus", ",".join(ranks))),
         Part("validate", script("validate_real", "--device", "cuda", "--ranks", str(gpus), "--runs", "5",
                                 "--faults", "healthy", "busy", "off-nvlink")),
         Part("restart", script("restart", "--device", "cuda", "--ranks", str(gpus), "--runs", "5")),
