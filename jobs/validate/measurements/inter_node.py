@@ -104,11 +104,12 @@ class InterNode(RungMeasurement):
         self.crowded = False  # fewer flows at once than `max_subrounds` allows would be faster still
         hosts = topology.hosts
         self.far = np.zeros((hosts, hosts), np.bool_)  # host pairs whose uplinks are slower than NICs
+        self.near = np.full(hosts, hosts > LEAST_NEAR)  # hosts whose NICs flows to some others show
         self.leaves: dict[int, Ints] = {}  # by rail: ranks that are slow with others only
 
     @property
     def gaps(self) -> Sequence[str]:
-        if not self.crowded or (self.far.any() and self.with_near_hosts().all()):
+        if not self.crowded or (self.far.any() and self.near.all()):
             return ()
         return (
             f"flows between hosts are faster the fewer there are at once, even {self.subrounds} times fewer "
@@ -133,6 +134,7 @@ class InterNode(RungMeasurement):
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
         self.first = tabulate(rounds, seconds, self.siblings, self.plan)
         self.far = far_hosts(self.first, self.topology, self.plan)
+        self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         if self.far.any():
             self.first = tabulate(rounds, seconds, self.siblings, self.plan)
         self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
@@ -257,9 +259,14 @@ class InterNode(RungMeasurement):
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
         """Return the suspects that more looks may clear or confirm. begin: the first look at them."""
         kinds, count, found = self.part_kinds(table), self.looked - begin, []
+        send, receive = self.shown_by(table)
+        owner = self.topology.owner
+        sender, receiver = np.where(send, owner[table.a], -1), np.where(receive, owner[table.b], -1)
         for name in names:
             if name[0] == "flap":
-                sure = intermittence(*changing_looks(table, self.of_nic(name[1], table), begin))
+                sure = intermittence(
+                    *changing_looks(table, (sender == name[1]) | (receiver == name[1]), begin)
+                )
                 decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
             else:
                 through = rows_through(kinds, name) & (table.look >= begin)
@@ -273,12 +280,6 @@ class InterNode(RungMeasurement):
             if not decided:
                 found.append(name)
         return found
-
-    def of_nic(self, owner: int, table: Observations) -> Mask:
-        """Return the flows through a NIC."""
-        of_ranks = self.topology.owner == owner
-        send, receive = self.shown_by(table)
-        return np.asarray((of_ranks[table.a] & send) | (of_ranks[table.b] & receive))
 
     def unclear(self, table: Observations, names: Sequence[PartName]) -> list[PartName]:
         """Return the suspects that may be slow; those that may be slow for part of the time always may."""
@@ -425,14 +426,9 @@ class InterNode(RungMeasurement):
             if (alike & ~cross).any():
                 limit = usual[alike & ~cross].min() + 2 * self.plan.tolerance
                 by_nics &= ~(alike & cross & (usual > limit))
-        near, host = self.with_near_hosts(), topology.host
+        near, host = self.near, topology.host
         far = self.far[host[a], host[b]]
         return by_nics & ~(far & near[host[a]]), by_nics & ~(far & near[host[b]])
-
-    def with_near_hosts(self) -> Mask:
-        """Return (hosts,): whether flows to some other hosts show a host's NICs."""
-        near: Ints = np.sum(~self.far, axis=1)
-        return np.asarray(near > LEAST_NEAR)
 
     def slowed(self, name: PartName, table: Observations) -> Mask | None:
         """Return the rows that a slow part may slow too, though they are no evidence of it."""
