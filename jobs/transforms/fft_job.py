@@ -77,7 +77,7 @@ def _forecast(
     return forecast_transform(place, plan, np.dtype(stored), dtype, result, COPIES)
 
 
-@meshrun.job(verify=_verify, plan=_forecast)
+@meshrun.job(verify=_verify, forecast=_forecast)
 def fft(
     world: World,
     input: Source,

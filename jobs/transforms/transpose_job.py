@@ -89,7 +89,7 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, axes: str | None) ->
     return forecast_transpose(place, shape, np.dtype(dtype), order, passes, COPIES)
 
 
-@meshrun.job(name="transpose", verify=_verify, plan=_forecast)
+@meshrun.job(name="transpose", verify=_verify, forecast=_forecast)
 def transpose_job(
     world: World,
     input: Source,

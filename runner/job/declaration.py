@@ -25,7 +25,7 @@ class Job:
     the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
     fuse: whether the function of a "map" job becomes one kernel, one of FUSE. verify: checks the output of
-    a "job", and plan forecasts it, see `runner.run.declare.job`.
+    a "job", and forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Job:
     ulps: float = 16.0
     check: Callable[..., None] | None = None
     verify: Callable[..., Any] | None = None
-    plan: Callable[..., Any] | None = None
+    forecast: Callable[..., Any] | None = None
     trials: Trials = ()
     strided_out: bool = False
     whole_rows: bool = False

@@ -153,7 +153,7 @@ GIVEN = {
     "reference": ("the blocks",),
     "finish": ("the partial result",),
     "verify": ("the world", "the inputs", "the output", "the mode"),
-    "plan": ("the place", "the inputs"),
+    "forecast": ("the place", "the inputs"),
     "combine": ("two partial results", ""),
 }
 

@@ -428,7 +428,7 @@ def job(
     inputs: Sequence[str] = (),
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
-    plan: Callable[..., Any] | None = None,
+    forecast: Callable[..., Any] | None = None,
     trials: Trials = (),
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
@@ -438,7 +438,7 @@ def job(
     inputs: Sequence[str] = (),
     reference: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
-    plan: Callable[..., Any] | None = None,
+    forecast: Callable[..., Any] | None = None,
     trials: Trials = (),
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
@@ -456,13 +456,13 @@ def job(
     inputs: names of the inputs, if there are several. verify: (world, inputs, output, mode, **parameters) ->
     the record of the check. `--verify` calls it on every rank, with the inputs and the created output as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
-    wrong. plan: (place, inputs, **parameters) -> `runner.plan.job_forecast.JobForecast`, for `meshrun plan`;
-    `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected mapping, or
+    wrong. forecast: (place, inputs, **parameters) -> `runner.plan.job_forecast.JobForecast`, for
+    `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected mapping, or
     (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
-        declared = _declare(function, "job", name, reference=reference, verify=verify, plan=plan)
+        declared = _declare(function, "job", name, reference=reference, verify=verify, forecast=forecast)
         return replace(declared, arrays=tuple(inputs) or declared.arrays, trials=trials)
 
     return declare if function is None else declare(function)

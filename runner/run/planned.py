@@ -91,7 +91,7 @@ def plan_record(
             },
             gpu is None,
         )
-    if job.plan is not None:
+    if job.forecast is not None:
         of_maps = {
             "--grid": grid,
             "--boundary": boundary,
@@ -110,7 +110,7 @@ def plan_record(
     if job.kind != "map":
         raise UserError(
             f"job {job.name} cannot be planned",
-            expected="a job made by map_blocks, one that takes steps, or one with plan=",
+            expected="a job made by map_blocks, one that takes steps, or one with forecast=",
         )
     _refuse(job, {"--exchange-rate": exchange_rate, "--network-rate": network_rate})
     arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)

@@ -1,4 +1,4 @@
-"""Plan a job that exchanges arrays among all ranks, by the forecast that it declares (`plan=`)."""
+"""Plan a job that exchanges arrays among all ranks, by the forecast that it declares (`forecast=`)."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def plan_job(
         return Place(machine, links, count, -(-count // local), memory)
 
     def forecast(count: int) -> JobForecast:
-        assert job.plan is not None
-        found: JobForecast = job.plan(place(count), arrays, **job.complete(parameters))
+        assert job.forecast is not None
+        found: JobForecast = job.forecast(place(count), arrays, **job.complete(parameters))
         return found
 
     chosen = forecast(ranks)

@@ -97,7 +97,7 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, algorithm: str, prec
     return JobForecast(shapes.result, str(rounding.result), facts, layout.memory, stages, pieces)
 
 
-@meshrun.job(inputs=("a", "b"), verify=check_product, plan=_forecast)
+@meshrun.job(inputs=("a", "b"), verify=check_product, forecast=_forecast)
 def matmul(
     world: World,
     inputs: Sequence[Source],
