@@ -457,8 +457,9 @@ def job(
     the record of the check. `--verify` calls it on every rank, with the inputs and the created output as they
     are read back from their files, and "sample" or "full"; it raises RunError on every rank if the output is
     wrong. forecast: (place, inputs, **parameters) -> `runner.plan.job_forecast.JobForecast`, for
-    `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected mapping, or
-    (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in `map_blocks`.
+    `meshrun plan`; `inputs` are pairs of shape and dtype. reference: (array, **parameters) -> the expected
+    mapping, or (mapping, {name: absolute tolerance}); `parameters` as in `map_blocks`. trials: as in
+    `map_blocks`.
     """
 
     def declare(function: Callable[..., Any]) -> DeclaredJob:
