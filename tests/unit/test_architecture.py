@@ -330,6 +330,16 @@ def test_no_room_has_too_many_files(package: str) -> None:
     assert not {room.as_posix(): count for room, count in rooms.items() if count > MOST_FILES}
 
 
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 500
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
 def test_every_room_of_launch_exists() -> None:
     rooms = {
         path.stem for path in (ROOT / "launch").iterdir() if path.stem not in ("__init__", "__pycache__")
