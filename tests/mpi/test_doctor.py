@@ -90,7 +90,7 @@ def test_it_shows_everything_once_and_writes_it(
     assert "FAILURE" not in shown[0]
     comm.barrier()
     record = json.loads(file.read_text())
-    assert record.keys() == {"schema", "kind", "version", "ranks", "problems"}
+    assert record.keys() == {"schema", "kind", "version", "ranks", "problems", "settings"}
     assert record["schema"] == SCHEMA
     assert [one["rank"] for one in record["ranks"]] == list(range(comm.size))
     assert [one["pid"] for one in record["ranks"]] == comm.allgather(os.getpid())
