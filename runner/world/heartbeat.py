@@ -6,7 +6,6 @@ import contextlib
 import json
 import secrets
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from runner import files
 from runner.errors import RunError
 from runner.system.launcher import slurm_job
+from runner.world import helper_process
 from runner.world.run_status import lost_note, signed_note
 from runner.world.watchdog.channel import host_addresses, interface_address
 from runner.world.watchdog.report import ranges
@@ -72,25 +72,11 @@ class Heartbeat:
 
     def _start(self, setting: dict[str, Any]) -> dict[str, Any]:
         """Start the heartbeat process with `setting`; returns its first message, or {"error": reason}."""
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", PROCESS],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        except OSError as failure:  # for example a limit on processes
-            return {"error": f"cannot start the heartbeat process: {failure.strerror}"}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
-            self._process.stdin.write(json.dumps(setting))
-            self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        message: dict[str, Any] = (
-            json.loads(line) if line else {"error": "the heartbeat process ended immediately"}
-        )
-        return message
+        process = helper_process.start(PROCESS, "heartbeat", setting)
+        if isinstance(process, str):
+            return {"error": process}
+        self._process = process
+        return helper_process.first_message(process, "heartbeat")
 
     def _listen(self) -> None:
         assert self._process is not None

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import secrets
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from runner.recorder import ring
 from runner.recorder.process import process_state
 from runner.recorder.snapshot import RankSnapshot, snapshots
+from runner.world import helper_process
 from runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
@@ -109,23 +107,8 @@ def _start(setting: dict[str, Any], *, waits: bool = True) -> dict[str, Any]:
 
     waits: for that message, which takes a tenth of a second and says where other hosts can connect.
     """
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", PROCESS],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    except OSError as failure:  # for example a limit on processes
-        return {"error": f"cannot start the monitor process: {failure.strerror}"}
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
-        process.stdin.write(json.dumps(setting) + "\n")
-        process.stdin.flush()
+    process = helper_process.start(PROCESS, "monitor", setting)
+    if isinstance(process, str):
+        return {"error": process}
     _KEPT.append(process)
-    if not waits:
-        return {}
-    line = process.stdout.readline()
-    message: dict[str, Any] = json.loads(line) if line else {"error": "the monitor process ended at once"}
-    return message
+    return helper_process.first_message(process, "monitor") if waits else {}
