@@ -37,8 +37,8 @@ class Clocks:
     start: float
     halt: float = HALT_TIMEOUT
     _timer: StallTimer = field(init=False)
-    _is_started: bool = False
-    _position: object = None
+    _known: dict[int, dict[str, object]] = field(default_factory=dict, init=False)  # once all are connected
+    _position: object = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         from runner.world.watchdog.progress import StallTimer
@@ -48,11 +48,12 @@ class Clocks:
     def failure(self) -> tuple[int, str] | None:
         """A rank and the sentence that ends the run; None while no time-out has passed."""
         now = time.monotonic()
-        if not self._is_started:
-            if len(self.run.ranks("pid")) < self.ranks:
+        if not self._known:
+            known = self.run.ranks("pid")
+            if len(known) < self.ranks:
                 is_over = self._timer.is_over(self.run, now) and self.start > 0
                 return self._not_started() if is_over else None
-            self._is_started, self._timer = True, replace(self._timer, timeout=self.halt)
+            self._known, self._timer = known, replace(self._timer, timeout=self.halt)
         if (position := self._where()) != self._position:  # the timer compares by identity
             self._position = position
         is_over = self._timer.is_over(self._position, now) and self.halt > 0
@@ -62,9 +63,8 @@ class Clocks:
         """Where the run is, if ranks are to end now or are halted; None if not."""
         if self.run.record() is not None:
             return "complete"
-        known = self.run.ranks("pid")
-        halted = {rank: state for rank, one in known.items() if (state := _state(one)) != "running"}
-        return halted or None
+        states = {rank: _state(one) for rank, one in self._known.items()}
+        return {rank: state for rank, state in states.items() if state != "running"} or None
 
     def _not_started(self) -> tuple[int, str]:
         begun, connected = self.run.ranks("begun"), self.run.ranks("pid")
@@ -84,18 +84,17 @@ class Clocks:
         )
 
     def _halted(self) -> tuple[int, str]:
-        known = self.run.ranks("pid")
         if self._position == "complete":
-            groups: tuple[tuple[list[int], str], ...] = ((sorted(known), "has not left"),)
+            groups: tuple[tuple[list[int], str], ...] = ((sorted(self._known), "has not left"),)
             why = f"the run was complete {self.halt:g} s ago"
         else:
-            states = {rank: _state(one) for rank, one in known.items()}
+            states = {rank: _state(one) for rank, one in self._known.items()}
             groups = (
                 ([rank for rank in states if states[rank] == "ended"], "ended without a report"),
                 ([rank for rank in states if states[rank] == "stopped"], STOPPED),
             )
             why = f"for {self.halt:g} s"
-        return self._sentence(groups, known, why, "--debug shows the launcher's own messages")
+        return self._sentence(groups, self._known, why, "--debug shows the launcher's own messages")
 
     def _sentence(
         self,
