@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 
 import cupy
 import numpy as np
-from fuse_steps_device import aligned, compile_one, launched, text_of, whole
+from fuse_steps_device import aligned, compile_one, launched, seconds, text_of, whole
 
 from jobs.airflow.lattice import LATTICES
 from jobs.airflow.shapes import shape as shapes
@@ -90,24 +89,10 @@ def compile_pass(kernel: PassKernel) -> None:
     kernel_of_text(kernel.source, kernel.name, kernel.options)
 
 
-def seconds(act: Any) -> float:
-    """Return the median of some rounds on the device."""
-    act()
-    times = []
-    for _ in range(ROUNDS):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record()
-        act()
-        end.record()
-        end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-    return float(statistics.median(times))
-
-
 def copied(nbytes: int) -> float:
     """Return the seconds of a copy that reads and writes this many bytes in all."""
     source, target = (cupy.zeros(nbytes // 2, np.uint8) for _ in range(2))
-    return seconds(lambda: target.data.copy_from_device_async(source.data, target.nbytes))
+    return seconds(lambda: target.data.copy_from_device_async(source.data, target.nbytes), ROUNDS)
 
 
 def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str, Any]]:
@@ -147,7 +132,7 @@ def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str,
     for one_pass in passes:
         function = kernel_of_text(one_pass.source, one_pass.name, one_pass.options)
         call = launch_arguments(one_pass, blocks, outs, widths)
-        time = seconds(lambda: function(call.grid, call.block, call.arguments))  # noqa: B023
+        time = seconds(partial(function, call.grid, call.block, call.arguments), ROUNDS)
         row(
             1,
             time,
@@ -176,7 +161,7 @@ def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str,
             tuning = kernel.tuning
             row(
                 kernel.steps,
-                seconds(act),
+                seconds(act, ROUNDS),
                 function,
                 columns=tuning.columns,
                 blocks=tuning.blocks,

@@ -270,7 +270,7 @@ def seconds(act: Any, rounds: int = 5) -> float:
         end.record()
         end.synchronize()
         times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
-    return statistics.median(times)
+    return float(statistics.median(times))
 
 
 def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> list[dict[str, Any]]:

@@ -139,6 +139,17 @@ def refuses_what_does_not_fit(group: Group) -> None:
         group.redistribute(xp.zeros((group.size if last else 1, 4)), 0, 1)
 
 
+def takes_every_dtype(group: Group, dtype: str) -> None:
+    redistributes(group, (4, 5), dtype)
+    sends_everyone_something(group, dtype)
+    reduces(group, dtype)
+
+
+def moves_blocks_between_any_two_axes(group: Group, shape: tuple[int, ...]) -> None:
+    redistributes(group, shape)
+    gathers(group, shape)
+
+
 def has_grids(world: World) -> None:
     """Every grid of two axes: places, groups along its axes, and pencils of three axes through them."""
     for rows in (n for n in range(1, world.size + 1) if world.size % n == 0):
@@ -161,3 +172,7 @@ def has_grids(world: World) -> None:
         total = world.xp.ones(2)
         same(across.all_reduce(total), np.full(2, float(columns)))
         grid.close()
+
+
+SHAPES = [(6, 4), (7, 5, 3), (1, 9), (3, 0, 2)]
+OTHERS = [gathers_parts_of_any_length, passes_on_in_a_ring, refuses_what_does_not_fit, has_grids]

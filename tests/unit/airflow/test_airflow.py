@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,21 +88,27 @@ def test_a_picture_is_the_body_and_stands_in_the_film_as_it_is(tmp_path: Path) -
     assert record["result"]["length"] == 6
 
 
+@contextmanager
+def power_lost_at(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have a run fail at the frame of a step."""
+    observe = Frames.observe
+
+    def fail(self: Frames, stepper: Any) -> bool:
+        if stepper.done == step:
+            raise RunError("lost power")
+        return observe(self, stepper)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Frames, "observe", fail)
+        yield
+
+
 def test_a_run_that_fails_is_resumed_to_the_same_film(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blow(tmp_path, "whole")
-    observe = Frames.observe
-
-    def fail(self: Frames, stepper: Any) -> bool:
-        if stepper.done == 40:
-            raise RunError("lost power")
-        return observe(self, stepper)
-
-    monkeypatch.setattr(Frames, "observe", fail)
-    with pytest.raises(RunError, match="lost power"):
+    with power_lost_at(40, monkeypatch), pytest.raises(RunError, match="lost power"):
         blow(tmp_path, "film", checkpoint=20)
-    monkeypatch.undo()
     with pytest.raises(UserError, match="left checkpoints"):
         blow(tmp_path, "film", checkpoint=20)
     with pytest.raises(UserError, match=r"parameters|computed"):
@@ -137,17 +145,8 @@ def test_a_checkpoint_is_resumed_in_any_number_of_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blow(tmp_path, "whole")
-    observe = Frames.observe
-
-    def fail(self: Frames, stepper: Any) -> bool:
-        if stepper.done == 40:
-            raise RunError("lost power")
-        return observe(self, stepper)
-
-    monkeypatch.setattr(Frames, "observe", fail)
-    with pytest.raises(RunError, match="lost power"):
+    with power_lost_at(40, monkeypatch), pytest.raises(RunError, match="lost power"):
         blow(tmp_path, "film", checkpoint=15, copies="one")
-    monkeypatch.undo()
     record = blow(tmp_path, "film", checkpoint=15, resume=True, ranks=2, copies="two")
     assert record["steps"]["first"] == 30
     assert frames(tmp_path / "film") == frames(tmp_path / "whole")
