@@ -106,12 +106,17 @@ class Group:
         return _Exchange(pending, unpack)
 
     def exchange_beside(
-        self, work: Callable[[], None], sends: Sequence[Message], receives: Sequence[Message]
+        self,
+        work: Callable[[], None],
+        sends: Sequence[Message],
+        receives: Sequence[Message],
+        started: Callable[[Pending], None] = lambda pending: None,
     ) -> None:
-        """Call `work` while messages are exchanged as by `exchange`; it uses none of their arrays.
+        """Call `work` while messages are exchanged as by `exchange`; it changes none of their arrays.
 
         On a GPU the messages, with their packing, are issued to a second stream after the work: they start
-        when what was issued before this call is done. On a CPU they start first.
+        when what was issued before this call is done. On a CPU they start first, and `started` gets them, so
+        that the work can move them (`Pending.progress`).
         """
         if self.backend.asynchronous:
             mark = self.backend.mark()
@@ -120,6 +125,7 @@ class Group:
                 self.exchange(sends, receives)
             return
         pending = self.start_exchange(sends, receives)
+        started(pending)
         work()
         pending.wait()
 
