@@ -38,11 +38,10 @@ class Targets(click.Group):
         settings = read_settings()
         usual = next((one for one in settings if one.name == "launcher"), None)
         if args[0].startswith("-"):
+            known = ", ".join(sorted(self.commands))
             if usual is None:
-                known = ", ".join(sorted(self.commands))
                 raise click.UsageError(f"Missing TARGET before {args[0]}: one of {known}", ctx)
             if usual.value not in self.commands:
-                known = ", ".join(sorted(self.commands))
                 raise click.UsageError(
                     f"{usual.source}: launcher is {usual.value!r}; expected one of {known}", ctx
                 )
