@@ -14,14 +14,18 @@ from jobs.bench.cli import bench
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.options import LETTERS, bench_options
 from jobs.measure.sizes import MIB, parse_nccl_tests_size
+from launch.cli.main import command as meshrun
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS
 from runner.errors import UserError
+
+# Of every command: click keeps the names of --help of the first context that it sees.
+MESHRUN = click.Context(meshrun, **meshrun.context_settings)
 
 
 def parsed(*words: str, command: str = "all_reduce") -> BenchOptions:
     """Parse a command line."""
     found = bench.commands[command]
-    parameters: dict[str, Any] = found.make_context(command, list(words)).params
+    parameters: dict[str, Any] = found.make_context(command, list(words), parent=MESHRUN).params
     return bench_options((command,), parameters)
 
 
@@ -228,9 +232,8 @@ def test_many_small_steps_need_no_memory() -> None:
     ],
 )
 def test_what_is_refused_ends_with_status_6(words: str, reason: str) -> None:
-    context = click.Context(bench)
     with pytest.raises(click.UsageError, match=reason) as mistake:
-        bench.invoke(bench.make_context("bench", ["all_reduce", *words.split()], parent=context))
+        bench.invoke(bench.make_context("bench", ["all_reduce", *words.split()], parent=MESHRUN))
     assert mistake.value.exit_code == 6
 
 

@@ -8,10 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from typed import typed
-
-from jobs.bench.cli import bench
 
 SMALL = ("-s", "64K", "--copies", "2", "--device", "cpu")
 
@@ -79,8 +76,8 @@ def test_the_list_opens_nothing(run: Run) -> None:
     ],
 )
 def test_mistakes_end_at_once_with_nccl_tests_status(words: tuple[str, ...], text: str) -> None:
-    ended = CliRunner().invoke(bench, ["copy", *words])
-    assert ended.exit_code == 6
+    ended = typed("bench", "copy", *words)
+    assert ended.returncode == 6
     assert text in ended.stderr
     assert ended.stdout == ""
 

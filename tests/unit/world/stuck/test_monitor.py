@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from launch.cli.running import status as status_command
+from launch.cli.main import command
 from runner.recorder import ring
 from runner.recorder.process import Frame
 from runner.recorder.ring import WAIT, Operation, Recorder
@@ -209,7 +209,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
 
 
 def show(*words: str) -> tuple[int, str]:
-    result = CliRunner().invoke(status_command.status, words, standalone_mode=False)
+    result = CliRunner().invoke(command, ["status", *words], standalone_mode=False)
     assert result.exception is None, result.exception
     return result.return_value, result.output
 
