@@ -119,7 +119,8 @@ def commands() -> str:
     """Every command with its help and options, as Markdown."""
     from launch.cli.main import command
 
-    return "\n" + "".join(sections(click.Context(command, info_name="meshrun"), 2))
+    root = click.Context(command, info_name="meshrun", **command.context_settings)
+    return "\n" + "".join(sections(root, 2))
 
 
 def sections(ctx: click.Context, level: int) -> Iterator[str]:
