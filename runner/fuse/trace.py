@@ -16,6 +16,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,13 @@ _UFUNCS = """
     bitwise_and bitwise_or bitwise_xor left_shift right_shift
 """
 UFUNCS = frozenset(_UFUNCS.split())
+_WHOLE_AXES = """
+    all any amax amin argmax argmin average count_nonzero cumprod cumsum max mean median min nanargmax
+    nanargmin nancumsum nanmax nanmean nanmedian nanmin nanpercentile nanquantile nanstd nansum nanvar
+    percentile prod ptp quantile std sum var
+"""
+# Functions and methods whose results depend on all elements along axes; None: along all if no axis is named.
+WHOLE_AXES = dict.fromkeys(_WHOLE_AXES.split()) | dict.fromkeys(["sort", "argsort", "partition"], -1)
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 
@@ -46,12 +54,19 @@ class NotTraceable(Exception):
     """Why a function cannot become one kernel.
 
     line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
-    how many cells the result is shorter than the own cells, per grid axis; negative if it is longer.
+    how many cells the result is shorter than the own cells, per grid axis; negative if it is longer. whole:
+    if that is the reason, the NumPy function that takes all cells along grid axes, and these axes.
     """
 
-    def __init__(self, reason: str, hint: str | None = None, shorter: Shape = ()) -> None:
+    def __init__(
+        self,
+        reason: str,
+        hint: str | None = None,
+        shorter: Shape = (),
+        whole: tuple[str, tuple[int, ...]] = ("", ()),
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.hint, self.shorter, self.line = reason, hint, shorter, 0
+        self.reason, self.hint, self.shorter, self.whole, self.line = reason, hint, shorter, whole, 0
 
 
 class _Storage:
@@ -208,6 +223,8 @@ class Traced(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in WHOLE_AXES:
+            return partial(getattr(np, name), self)
         raise NotTraceable(f"uses .{name} of an array, which is not traced")
 
     def copy(self, order: str = "C") -> Traced:
@@ -348,7 +365,8 @@ class Traced(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise NotTraceable(f"uses numpy.{name}, which is not traced")
+            axes = _along(inputs[0], options.get("axis", 0)) if method in ("reduce", "accumulate") else ()
+            raise NotTraceable(f"uses numpy.{name}, which is not traced", whole=(name, axes))
         if options.get("where", True) is not True:
             raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
         for name in options.keys() - {"where", "out", "dtype"}:
@@ -362,7 +380,12 @@ class Traced(NDArrayOperatorsMixin):
         known = FUNCTIONS.get(function)
         if known is None:
             hint = "slices of the block with its halo" if function in (np.roll, np.pad) else None
-            raise NotTraceable(f"uses numpy.{function.__name__}, which is not traced", hint)
+            name = function.__name__
+            axes: tuple[int, ...] = ()
+            if name in WHOLE_AXES and args:
+                given = inspect.signature(function).bind(*args, **kwargs).arguments
+                axes = _along(args[0], given.get("axis", WHOLE_AXES[name]))
+            raise NotTraceable(f"uses numpy.{name}, which is not traced", hint, whole=(name, axes))
         return known(*args, **kwargs)
 
     # Within this module
@@ -681,6 +704,15 @@ def _diff(array: Traced, n: int = 1, axis: int = -1, **options: Any) -> Any:
     return _apply(array._recorder, compare, (array[tuple(after)], array[tuple(before)]))
 
 
+def _along(array: Any, axis: Any) -> tuple[int, ...]:
+    """Return the grid axes among an array's axes. axis: as NumPy's functions take it."""
+    if not isinstance(array, Traced):
+        return ()
+    axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    found = (array._grid[operator.index(one)] for one in axes)
+    return tuple(sorted({one for one in found if one is not None}))
+
+
 def _reduce(
     ufunc: np.ufunc,
     function: Callable[..., Any],
@@ -689,14 +721,19 @@ def _reduce(
     keepdims: bool = False,
     dtype: Any = None,
     out: Any = None,
+    name: str = "",
 ) -> Any:
-    """Record a reduction of trailing axes, of few elements, from left to right as NumPy computes it."""
+    """Record a reduction of trailing axes, of few elements, from left to right as NumPy computes it.
+
+    name: of the function that is called; `function`'s if that is the one.
+    """
+    name = name or function.__name__
+    if along := _along(array, axis):
+        raise NotTraceable(
+            f"reduces the cells of a block (numpy.{name})", "@meshrun.reduce_blocks", whole=(name, along)
+        )
     axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     places = sorted({one % array.ndim for one in axes})
-    if any(array._grid[place] is not None for place in places):
-        raise NotTraceable(
-            f"reduces the cells of a block (numpy.{function.__name__})", "@meshrun.reduce_blocks"
-        )
     count = int(np.prod([array.shape[place] for place in places]))
     kind = function(np.ones(1, array.dtype), **({} if dtype is None else {"dtype": dtype})).dtype
     if ufunc is np.add and (count > LONGEST_SUM or kind == np.float16 or len(places) > 1):
@@ -719,7 +756,7 @@ def _reduce(
 
 def _mean(array: Traced, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
     kind = np.mean(np.ones(1, array.dtype), dtype=dtype).dtype
-    total = _reduce(np.add, np.sum, array, axis, keepdims, kind)
+    total = _reduce(np.add, np.sum, array, axis, keepdims, kind, name="mean")
     return np.divide(total, kind.type(array.size // total.size), **({} if out is None else {"out": out}))
 
 

@@ -262,6 +262,13 @@ def traced(task: Task) -> Program:
 
     Check the program: on a small block, NumPy's results for it must equal the function's.
     """
+    with hide_output(failures=False):
+        program = _trace(task)
+        _check(task, program)
+    return program
+
+
+def _trace(task: Task) -> Program:
     job = task.job
     axes = grid_axes(task)
     if any(
@@ -278,17 +285,45 @@ def traced(task: Task) -> Program:
             Operand(name, dtype, shape[axes:])
             for name, (shape, dtype) in zip(job.output_names, task.declared(task.shape) or (), strict=True)
         ]
-    widths = task.widths[:axes]
-    with hide_output(failures=False):
-        outs = declared if "out" in job.services else None
-        names = job.output_names
-        program = trace(job.function, inputs, widths, task.parameters, job.services, names, outs)
-        if any(one.components == 0 for one in program.outputs):
-            raise NotTraceable("returns no elements")
-        if declared is not None and tuple(declared) != program.outputs:
-            raise NotTraceable("returns another dtype or shape than out= declares")
-        _check(task, program)
+    outs = declared if "out" in job.services else None
+    names = job.output_names
+    program = trace(job.function, inputs, task.widths[:axes], task.parameters, job.services, names, outs)
+    if any(one.components == 0 for one in program.outputs):
+        raise NotTraceable("returns no elements")
+    if declared is not None and tuple(declared) != program.outputs:
+        raise NotTraceable("returns another dtype or shape than out= declares")
     return program
+
+
+def warn_of_whole_axes(world: World, task: Task, *, chunks: bool = False) -> None:
+    """Warn if the task's function computes a mean, a sort or the like along an axis that is cut into blocks.
+
+    It sees one block, not the array: the result depends on the number of blocks. A function that cannot be
+    traced so far is not judged. chunks: axis 0 is also cut into chunks. Collective.
+    """
+    cut = [parts > 1 or (chunks and axis == 0) for axis, parts in enumerate(task.partition.grid)]
+    if task.kernel is not None or task.job.kind != "map" or task.job.fuse == "off" or not any(cut):
+        return
+    sentence = world.on_root(lambda: _of_whole_axes(task, cut))
+    if sentence is not None:
+        world.warn(sentence)
+
+
+def _of_whole_axes(task: Task, cut: Sequence[bool]) -> str | None:
+    try:
+        with hide_output(failures=False):
+            _trace(task)
+    except NotTraceable as reason:
+        name, along = reason.whole
+        axis = next((one for one in along if cut[one]), None)
+        if axis is not None:
+            return (
+                f"job {task.job.name}: {_place(task, reason.line)}numpy.{name} takes the cells of one block, "
+                f"and axis {axis} is cut into blocks: the result depends on the number of ranks and chunks. "
+                f"Try: compute a value of the whole array first (@meshrun.reduce_blocks) and pass it as a "
+                f"parameter, or cut another axis (--grid)"
+            )
+    return None
 
 
 def grid_axes(task: Task) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
@@ -23,6 +24,7 @@ from runner.region import Array, Region, Shape
 
 ResultType = tuple[Shape, np.dtype[Any]]  # lengths of the axes after the `leading` ones, and the dtype
 Row = tuple[Region, list[Array]]  # a region of the first array, and each input's padded block
+ONE_AT_A_TIME = threading.RLock()  # ranks that are threads have one sys.stdout
 
 
 def result_types(
@@ -88,7 +90,7 @@ def hide_output(*, failures: bool = True) -> Iterator[None]:
     """
     printed = io.StringIO()
     try:
-        with redirect_stdout(printed):
+        with ONE_AT_A_TIME, redirect_stdout(printed):
             yield
     except BaseException:
         if failures:

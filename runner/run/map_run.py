@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.fusing import fused, with_inferred_halo
+from runner.pipeline.fusing import fused, warn_of_whole_axes, with_inferred_halo
 from runner.pipeline.in_memory import Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import store_of
@@ -87,6 +87,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
         blocks = replace(blocks, results=task.results, kernel=task.kernel)
     elif task.kernel is not None:
         blocks = fuse(run, blocks)
+    warn_of_whole_axes(world, blocks, chunks=True)
     streamed = StreamedRun(
         world,
         blocks,
@@ -174,6 +175,7 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
 def _in_one_piece(run: RunContext, task: Task) -> Record:
     world, options = run.world, run.options
     check_nothing_unfinished(run)
+    warn_of_whole_axes(world, task)
     # If the result types are known, disk space is allocated before the computation.
     known = create_outputs(run, task) if task.results else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap

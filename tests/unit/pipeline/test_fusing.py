@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +29,7 @@ from runner.fuse.steps.layout import Tuning
 from runner.fuse.trace import NotTraceable
 from runner.pipeline import fusing
 from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
+from runner.pipeline.result_type import hide_output
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import plan_task
@@ -259,6 +262,87 @@ def test_what_a_function_writes_while_it_is_tried_is_not_seen(
 
     decide(talks)
     assert "here I am" not in capfd.readouterr().out
+
+
+def centred(block: Any) -> Any:
+    return block - block.mean()
+
+
+def by_column(block: Any) -> Any:
+    return block / np.std(block, axis=0)
+
+
+def by_row(block: Any) -> Any:
+    return np.sort(block)
+
+
+def ranked(block: Any) -> Any:
+    return np.add.accumulate(block)
+
+
+def channels(block: Any) -> Any:
+    return block - block.max(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "grid", "name"),
+    [
+        (centred, "2x1", "mean"),
+        (centred, "1x2", "mean"),
+        (centred, "1x1", None),
+        (by_column, "2x1", "std"),
+        (by_column, "1x2", None),
+        (by_row, "2x1", None),
+        (by_row, "1x2", "sort"),
+        (ranked, "2x1", "add.accumulate"),
+        (plus_one, "2x1", None),
+        (sorts, "2x1", None),  # along the last axis
+    ],
+)
+def test_a_value_of_a_whole_axis_that_is_cut_is_warned_of(
+    function: Any, grid: str, name: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows, columns = map(int, grid.split("x"))
+    job = meshrun.map_blocks(function)
+    task = plan_task(job, {}, FIELD, rows * columns, grid=grid)
+    world = single_rank_world(CpuBackend())
+    fusing.warn_of_whole_axes(world, task)
+    said = capfd.readouterr().err
+    assert said.count("\n") == len(world.warnings) == (name is not None)
+    if name is not None:
+        axis = int(columns > 1)
+        assert f"numpy.{name} takes the cells of one block, and axis {axis} is cut into blocks" in said
+        assert f"{Path(__file__).name}, line {function.__code__.co_firstlineno + 1}: " in said
+    before = len(world.warnings)
+    fusing.warn_of_whole_axes(world, task, chunks=True)
+    assert len(world.warnings) - before == (name is not None or function in (centred, by_column))
+
+
+def test_axes_that_no_split_cuts_are_not_warned_of() -> None:
+    world = single_rank_world(CpuBackend())
+    task = plan_task(meshrun.map_blocks(channels), {}, (((40, 30, 3), np.dtype(np.float32)),), 4)
+    fusing.warn_of_whole_axes(world, task, chunks=True)
+    assert world.warnings == []
+
+
+def test_ranks_that_are_threads_hide_what_a_trial_prints_and_nothing_else() -> None:
+    before = sys.stdout
+    entered, left = [[threading.Event(), threading.Event()] for _ in range(2)]
+
+    def trial(rank: int) -> None:
+        if rank == 1:
+            entered[0].wait(10)
+        with hide_output():
+            entered[rank].set()
+            if rank == 0:
+                entered[1].wait(0.2)  # where both can be inside, the first leaves first
+            else:
+                left[0].wait(10)
+        left[rank].set()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(trial, range(2)))
+    assert sys.stdout is before
 
 
 def test_quiet_reasons_are_not_written() -> None:
