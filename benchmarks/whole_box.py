@@ -1,4 +1,4 @@
-"""Every figure that needs several GPUs of one host, in one go: each benchmark with a limit of time.
+"""Every figure of the GPUs of one host, in one go: each benchmark with a limit of time.
 
     python benchmarks/whole_box.py --gpus 4 --out DIR [--only steps halo ...] [--limit 240] [--list]
         [--nccl-tests DIR --libnccl DIR] [--nvbandwidth FILE]
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,10 @@ class Part:
     name: str
     words: Sequence[str]
     json: bool = True
+
+    @property
+    def file(self) -> str:
+        return self.name.replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,15 @@ def meshrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "launch", *words]
 
 
+def pytest(*words: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", *words]
+
+
+def sanitizer(tool: str, *files: str) -> list[str]:
+    """Return CUDA's compute-sanitizer over tests, which fail with its status if it finds an error."""
+    return ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", *pytest(*files)]
+
+
 def counts(gpus: int) -> list[str]:
     """Return 1, 2, 4, ... up to the number of GPUs."""
     return [str(1 << power) for power in range(gpus.bit_length()) if 1 << power <= gpus]
@@ -64,7 +78,38 @@ def counts(gpus: int) -> list[str]:
 def parts(options: argparse.Namespace) -> list[Part]:
     """Return all parts, in the order of their worth: a lease may end early."""
     gpus, ranks = options.gpus, counts(options.gpus)
-    found = [
+    found = parts_of_one() if gpus == 1 else parts_of_several(gpus, ranks)
+    if options.nccl_tests:
+        theirs = ["--nccl-tests", options.nccl_tests, "--libnccl", options.libnccl, "--ranks", str(gpus)]
+        found.insert(2, Part("bench", script("nccl_tests", *theirs)))
+    if options.nvbandwidth:
+        found.append(
+            Part("copy", script("nvbandwidth", "--nvbandwidth", options.nvbandwidth, "--ranks", str(gpus)))
+        )
+    return found
+
+
+def parts_of_one() -> list[Part]:
+    """Return the parts for one GPU: its tests, kernels and files."""
+    return [
+        Part("tests", pytest("tests/gpu"), json=False),
+        Part("airflow", script("airflow_device")),
+        Part("fused steps", script("fuse_steps_device", "--quick")),
+        Part("fused pass", script("fuse_device", "--seconds", "60")),
+        Part("transforms", script("transforms_device", "--gpus", "1")),
+        Part("steps", script("steps_device")),
+        Part("laplacian", script("device_laplacian")),
+        Part("filters", script("filters_device")),
+        Part("stream", on_ranks(1, script("stream_device"))),
+        Part("memcheck", sanitizer("memcheck", "tests/gpu/test_fuse_gpu.py"), json=False),
+        Part("racecheck", sanitizer("racecheck", "tests/gpu/test_fuse_gpu.py"), json=False),
+        Part("memcheck of halos", sanitizer("memcheck", "tests/gpu/test_direct_halo_gpu.py"), json=False),
+    ]
+
+
+def parts_of_several(gpus: int, ranks: list[str]) -> list[Part]:
+    """Return the parts that need more than one GPU. ranks: numbers of ranks, as text."""
+    return [
         Part("steps", script("step_scaling", "--ranks", *ranks, "--rounds", "2")),
         Part("halo", on_ranks(gpus, script("halo_device"))),
         Part("weak", on_ranks(gpus, script("weak_scaling"))),
@@ -77,14 +122,6 @@ def parts(options: argparse.Namespace) -> list[Part]:
         Part("doctor", meshrun("-n", str(gpus), "doctor")),
         Part("preflight", script("preflight", "--ranks", str(gpus), "--device", "cuda")),
     ]  # fmt: skip
-    if options.nccl_tests:
-        theirs = ["--nccl-tests", options.nccl_tests, "--libnccl", options.libnccl, "--ranks", str(gpus)]
-        found.insert(2, Part("bench", script("nccl_tests", *theirs)))
-    if options.nvbandwidth:
-        found.append(
-            Part("copy", script("nvbandwidth", "--nvbandwidth", options.nvbandwidth, "--ranks", str(gpus)))
-        )
-    return found
 
 
 def main() -> int:
@@ -98,9 +135,9 @@ def main() -> int:
     done = [run(part, options) for part in chosen]
     for one in done:
         print(f"\n=== {one.part.name}", *one.lines, sep="\n")
-    print("\npart        seconds  result")
+    print("\npart               seconds  result")
     for one in done:
-        print(f"{one.part.name:10} {one.seconds:8.1f}  {one.why or 'measured'}")
+        print(f"{one.part.name:17} {one.seconds:8.1f}  {one.why or 'measured'}")
     return int(any(one.why for one in done))
 
 
@@ -119,10 +156,12 @@ def arguments() -> argparse.Namespace:
 
 def run(part: Part, options: argparse.Namespace) -> Done:
     """Run a part; all its processes end with it."""
-    words = [*part.words, *(["--json", str(options.out / f"{part.name}.json")] if part.json else [])]
+    words = [*part.words, *(["--json", str(options.out / f"{part.file}.json")] if part.json else [])]
     print("$", *words, flush=True)
+    if not shutil.which(words[0]):
+        return Done(part, 0.0, f"no program {words[0]}", [])
     begin, why = time.monotonic(), ""
-    log = options.out / f"{part.name}.txt"
+    log = options.out / f"{part.file}.txt"
     with log.open("w") as file:
         process = subprocess.Popen(
             words,
