@@ -468,6 +468,28 @@ def test_other_records_follow_their_schema(
     assert faults(kind, {**record, "kind": "other"})
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--simulate hosts=2,gpus=2 --rungs gpu -J -", 0),
+        ("--simulate hosts=2,gpus=2,fault=gpu:h1:1:0.6 --rungs gpu -J -", EXIT["critical"]),
+        ("--simulate hosts=2,gpus=2 --rungs gpu -J - --html /dev/full", EXIT["unknown"]),  # written once
+        ("--simulate hosts=nobody -J -", EXIT["unknown"]),
+        ("--simulate hosts=2 --nagios -J -", EXIT["unknown"]),
+        ("--simulate hosts=2 --html - -J -", EXIT["unknown"]),
+    ],
+)
+def test_a_verdict_on_standard_output_is_its_record_alone(
+    words: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", *words.split()]) == status
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    assert faults("validate", record) == []
+    assert EXIT[record["status"]] == status
+    assert record["line"] in shown.err or "--nagios" in words
+
+
 def test_every_schema_is_on_its_page() -> None:
     page = (DOCS / "reference" / "schemas.md").read_text()
     assert {path.name for path in SCHEMAS.iterdir()} == {*re.findall(r"schemas/(\w+\.json)", page)}
