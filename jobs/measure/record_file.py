@@ -55,8 +55,8 @@ class RecordFile:
     def write(self, text: Callable[[], str], last: bool = False) -> None:
         """Replace the file with `text()`; skip it if writing would take more than WRITING_SHARE of the time.
 
-        last: always write; for standard output, keep the text for `close`. Raises RunError if it cannot be written; what was in it stays, and an empty file
-        goes.
+        last: always write; for standard output, keep the text for `close`. Raises RunError if it cannot be
+        written; what was in it stays, and an empty file goes.
         """
         if self._path is None or (not last and time.monotonic() < self._due):
             return
