@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch import completion
+from launch import help as help_pages
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
@@ -211,6 +212,7 @@ def call(cli_context: CliContext, folder: Path) -> int:
 
 command.add_command(selftest)
 command.add_command(completion.completion)
+command.add_command(help_pages.show_help)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

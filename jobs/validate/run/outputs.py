@@ -59,7 +59,8 @@ def check_writable(outputs: Outputs, baseline: Path | None = None) -> None:
 def write_files(report: Report, outputs: Outputs, last: bool = True) -> list[str]:
     """Write each file atomically. Returns a sentence for each one that failed.
 
-    Standard output is left to `print_report`, which writes it once. last: False during the run; streams and Prometheus metrics are only written at its end.
+    Standard output is left to `print_report`, which writes it once. last: False during the run; streams and
+    Prometheus metrics are only written at its end.
     """
     failed = []
     for name, path in outputs.named().items():
