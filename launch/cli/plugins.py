@@ -27,7 +27,8 @@ SUMMARIES = {
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
 # Commands that no ranks run.
 WITHOUT_RANKS = (
-    ("jobs",), ("completion",), ("help",), ("launch",), ("plan",), ("status",), ("bench", "compare"), ("bench", "plot"),
+    ("jobs",), ("completion",), ("help",), ("launch",), ("plan",), ("status",),
+    ("bench", "compare"), ("bench", "plot"),
 )  # fmt: skip
 VALUES = {"--colour": 0, "--expect": 2}  # number of values of options before the command; others have one
 
