@@ -129,6 +129,10 @@ def check_words(root: click.Command, words: Sequence[str]) -> None:
         ctx = click.Context(group, info_name=name, parent=ctx)
         if not rest:
             raise click.UsageError("Missing command.", ctx)
+        if rest[0].startswith("-"):
+            raise click.UsageError(
+                f"Missing command before {rest[0]}; launch starts the ranks, without -n", ctx
+            )
         found, group, rest = group.resolve_command(ctx, rest)
         name = found or name
     assert group is not None
