@@ -60,7 +60,7 @@ def test_a_rendered_page_keeps_every_word_and_fits() -> None:
     ("words", "status", "says"),
     [
         (["help", "doctor"], 0, "Usage: meshrun doctor"),
-        (["help", "streamin"], 2, "Did you mean 'streaming'?"),
+        (["help", "stream"], 2, "Did you mean 'streaming'?"),
         (["help", "xyzzy"], 2, "There is no page or command 'xyzzy'. meshrun help lists the pages."),
         (["help", ""], 2, "empty argument"),
         (["-n", "2", "help"], 2, "starts no ranks"),
