@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import click
 
@@ -96,7 +97,7 @@ def rendered(text: str, columns: int) -> str:
                 yield table
 
     class Page(Markdown):
-        elements = {**Markdown.elements, "table_open": WholeCells}  # noqa: RUF012
+        elements: ClassVar = {**Markdown.elements, "table_open": WholeCells}
 
     console = Console(width=min(columns, WIDEST), force_terminal=True)
     with console.capture() as captured:

@@ -331,8 +331,8 @@ def step_options() -> list[click.Option]:
         ),
         click.Option(
             ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",
-            help="Stop when no cell changes by more in a step, checked every 10 or --every steps; or when a "
-            "flow is steady.",
+            help="Stop when no cell changes by more than this in a step, checked every 10 or --every steps; "
+            "or when a flow is steady.",
         ),
         click.Option(
             ["--check-finite"], type=count, metavar="N",

@@ -54,14 +54,14 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
     type=click.Choice(["stop", "resume"]),
     default="stop",
     metavar="stop|resume",
-    help="Of -n: if a rank is killed, end the run, or continue with the others.  [default: stop]",
+    help="With -n: end the run if a rank is killed, or continue with the others.  [default: stop]",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=1),
     default=3,
     metavar="N",
-    help="Of --on-failure resume: end the run after so many lost ranks.  [default: 3]",
+    help="With --on-failure resume: end the run after N lost ranks.  [default: 3]",
 )
 @START
 @STALL

@@ -21,7 +21,7 @@ SUMMARIES = {
     "launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
     "launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
-    "launch.cli.running.status:status": "Show what each rank of your runs on this host does now.",
+    "launch.cli.running.status:status": "Show what each rank of your runs on this host is doing.",
     "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
