@@ -1,4 +1,4 @@
-"""Compiles the modules in C into the wheel.
+"""Compiles the modules in C into the wheel, and adds the pages of docs/ for `meshrun help`.
 
 Without a C compiler, or with MESHRUN_PURE_WHEEL set, the wheel is pure Python.
 
@@ -25,7 +25,14 @@ FLAGS = ("-shared", "-fPIC", "-O2")
 
 class CustomBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel" or os.environ.get("MESHRUN_PURE_WHEEL"):
+        if self.target_name != "wheel":
+            return
+        if version != "editable":  # which reads docs/ itself
+            docs = Path(self.root, "docs")
+            for page in sorted(docs.rglob("*.md")):
+                target = Path("launch", "pages", page.relative_to(docs))
+                build_data["force_include"][str(page)] = target.as_posix()
+        if os.environ.get("MESHRUN_PURE_WHEEL"):
             return
         # An editable installation imports from the tree.
         self._folder = None if version == "editable" else tempfile.mkdtemp()

@@ -125,6 +125,13 @@ def gallery(session: nox.Session) -> None:
 
 
 @nox.session
+def notebook(session: nox.Session) -> None:
+    """Run the notebook of examples/ from top to bottom."""
+    session.install(f".[{OPEN_MPI}]", "nbclient>=0.10", "ipykernel>=6.29")
+    session.run("jupyter", "execute", "examples/first_steps.ipynb")
+
+
+@nox.session
 def peers(session: nox.Session) -> None:
     """Run the same work in meshrun, Dask, JAX and mpi4py by hand: one table; JSON with `-- --json FILE`."""
     session.install("-r", "benchmarks/peers/requirements.txt", f".[{OPEN_MPI}]")

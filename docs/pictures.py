@@ -5,6 +5,7 @@ Each command stands on the page, above its picture. Pages are photographed by Ch
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -13,8 +14,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image, ImageSequence
+
+from jobs.measure.plots import Sheet, from_zero, label_ticks, save
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 TARGET = ROOT / "docs" / "images" / "gallery"
@@ -38,6 +45,7 @@ PAGES = {
     "curve": Page("verdict.html", (1000, 520), "Rates by size"),
     "timeline": Page("timeline.html", (1000, 480)),
     "lesson": Page("lesson.html", (1000, 640)),
+    "scaling": Page("scaling.html", (1000, 640)),
 }
 FILMS = {"film": "film.webp"}  # whose last frame is the picture
 
@@ -79,6 +87,50 @@ def photograph(page: Path, size: tuple[int, int], scheme: str, target: Path) -> 
         picture.convert("RGB").quantize(128).save(target, optimize=True)
 
 
+def weak_scaling(target: Path) -> None:
+    """Plot the recorded runs of benchmarks/weak_scaling.py: the time of a step on 1, 2 and 4 GPUs."""
+    paths = sorted((ROOT / "benchmarks" / "results").glob("weak_scaling_*.json"))
+    records = sorted((json.loads(path.read_text()) for path in paths), key=lambda one: one["ranks"])
+
+    def fastest(overlap: bool) -> list[dict[str, float]]:
+        of = ([row for row in record["rows"] if row["overlap"] == overlap] for record in records)
+        return [min(rows, key=lambda row: row["seconds_median"]) for rows in of if rows]
+
+    beside, after = fastest(True), fastest(False)  # one GPU exchanges with none
+    alone = after[0]["kernel_median"]
+    places = range(len(records))
+    gpus = [str(record["ranks"]) for record in records]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.axhline(1e3 * alone, color="0.5", linestyle="--", label="the kernel alone, on one GPU")
+        for label, marker, rows in (
+            ("exchange, then kernel", "s", after),
+            ("exchange beside the kernel", "o", beside),
+        ):
+            times = [1e3 * row["seconds_median"] for row in rows]
+            axes.plot(places[-len(rows) :], times, marker=marker, label=label)
+        label_ticks(axes, places, gpus)
+        axes.set_xlim(-0.2, len(records) - 0.8)
+        axes.set_xlabel("GPUs")
+        axes.set_ylabel("ms a step")
+        from_zero(axes)
+        axes.grid(True, axis="y", color="0.9")
+        axes.legend(loc="lower right")
+
+    rows = [
+        [ranks, f"{1e3 * row['seconds_median']:.3f}", f"{100 * alone / row['seconds_median']:.1f} %"]
+        for ranks, row in zip(gpus[1:], beside, strict=True)
+    ]
+    (model,) = {device["name"] for record in records for device in record["devices"]}
+    shape = " x ".join(map(str, records[0]["shape"]))
+    title = f"Weak scaling: {shape} {records[0]['dtype']} on each {model}"
+    save(draw, target, title, [Sheet(("GPUs", "ms a step", "efficiency"), rows)])
+
+
+RECORDED = {"scaling.html": weak_scaling}  # files that are plotted from records, not by a command
+
+
 def street(folder: Path) -> None:
     """The film of the first page: the command of docs/airflow.md, its last 40 frames, compressed."""
     text = (ROOT / "docs" / "airflow.md").read_text()
@@ -99,6 +151,8 @@ def main(names: list[str]) -> None:
         shutil.copy(ROOT / "examples" / "rocket.jpg", folder / "photo.jpg")
         for command in commands():
             run(command, folder)
+        for file, plot in RECORDED.items():
+            plot(folder / file)
         TARGET.mkdir(exist_ok=True)
         for name, page in PAGES.items():
             text = (folder / page.file).read_text()

@@ -14,11 +14,13 @@ STARTUP = {"bash": "~/.bashrc", "zsh": "~/.zshrc", "fish": "~/.config/fish/compl
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(sorted(STARTUP)))
+@click.argument("shell", type=click.Choice(sorted(STARTUP)), metavar="SHELL")
 @click.option("--install", is_flag=True, help="Add it to the shell's start-up file.")
 @click.pass_context
 def completion(ctx: click.Context, shell: str, install: bool) -> None:
     """Print the completion script of a shell, or install it.
+
+    SHELL is bash, fish or zsh.
 
     \b
     meshrun completion bash --install     for new shells, by a line in ~/.bashrc

@@ -37,6 +37,8 @@ def main(ranks: str) -> None:
         version = meshrun("--version", folder=folder).strip()
         listed = meshrun("jobs", folder=folder)
         assert "laplacian" in listed, listed
+        pages = meshrun("help", folder=folder)
+        assert "streaming" in pages, "the pages of the documentation are not in the package"
         meshrun("-n", ranks, "run", "job.py", "in.npy", "out.npy", "--verify", "full", folder=folder)
         np.testing.assert_array_equal(np.load(Path(folder, "out.npy")), np.roll(array, -1, axis=0))
         meshrun("validate", "--simulate", "hosts=2,gpus=4", "--html", "page.html", folder=folder)

@@ -150,7 +150,7 @@ def convolve(
 ) -> None:
     """Convolve with a kernel, as scipy.ndimage.convolve does at origin 0, even sizes included.
 
-    The kernel's axes are the array's leading axes; further axes, such as channels, are kept apart.
+    The kernel's axes are the array's leading axes; further axes, such as channels, are filtered separately.
     Products are summed in the C order of the flipped kernel; a weight of 0 is not looked at, so
     that a NaN there does not spread. Integers under whole weights are summed exactly, or refused where
     that is not possible, under others in float64; bool counts as 0 and 1. float16 and float32 are

@@ -73,7 +73,7 @@ def _reference(block: Array, *, dtype: str = "same", input_dtype: np.dtype[Any] 
 def laplacian(block: Any, *, out: Any, dtype: dtypes.Result = "same") -> None:
     """Edge filter: the eight neighbours along rows and columns, minus eight times the centre.
 
-    Works on axes 0 and 1; further axes, such as channels, are kept apart. Integers of any size are
+    Works on axes 0 and 1; further axes, such as channels, are filtered separately. Integers of any size are
     summed exactly; bool counts as 0 and 1. float16 and float32 are summed in float32 for results
     of these types, else in float64, in one order: (left + centre) + right along each row,
     (top + middle) + bottom of these sums, minus 9 * centre. Negative results need a signed `dtype`.

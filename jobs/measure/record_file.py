@@ -1,16 +1,21 @@
-"""The JSON file of -J: created before anything is measured, replaced atomically, without secrets."""
+"""The JSON file of -J: created before anything is measured, replaced atomically, without secrets.
+
+`-` is standard output: the document goes there once, at the end.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jobs.measure import plots
 from meshrun import World
 from runner.errors import RunError, UserError
 from runner.files import check_writable, write_file
+from runner.report.record import STDOUT
 from runner.system.launcher import is_secret
 
 Json = dict[str, Any]  # a JSON object
@@ -41,18 +46,22 @@ def recorded_environment(environment: Mapping[str, str]) -> list[str]:
 
 
 class RecordFile:
-    """A file that each write replaces atomically. path: None on ranks that write nothing."""
+    """A file that each write replaces atomically. path: None on ranks that write nothing; "-": stdout."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._due = path, 0.0
+        self._to_stdout, self._document = str(path) == STDOUT, ""
 
     def write(self, text: Callable[[], str], last: bool = False) -> None:
         """Replace the file with `text()`; skip it if writing would take more than WRITING_SHARE of the time.
 
-        last: always write. Raises RunError if it cannot be written; what was in it stays, and an empty file
-        goes.
+        last: always write; for standard output, keep the text for `close`. Raises RunError if it cannot be
+        written; what was in it stays, and an empty file goes.
         """
         if self._path is None or (not last and time.monotonic() < self._due):
+            return
+        if self._to_stdout:
+            self._document = text() if last else self._document
             return
         begin = time.monotonic()
         content = text()
@@ -65,14 +74,32 @@ class RecordFile:
         end = time.monotonic()
         self._due = end + (end - begin) / WRITING_SHARE
 
+    def close(self) -> None:
+        """Write the last document to standard output, if it goes there."""
+        if self._document:
+            sys.stdout.write(self._document)
+            sys.stdout.flush()
+            self._document = ""
+
+
+def write_record(path: str, text: str) -> None:
+    """Write a finished document to the file, or to standard output for "-". Raises RunError."""
+    record_file = RecordFile(Path(path))
+    record_file.write(lambda: text, last=True)
+    record_file.close()
+
 
 def create_record(path: str | Path) -> str:
     """Create an empty file and return its name: the path or, if it exists, path.0, path.1 (as nccl-tests).
 
+    "-" is standard output, and nothing is created.
     Raises UserError if the path does not end in .json or cannot be written.
     """
+    if str(path) == STDOUT:
+        return STDOUT
     if Path(path).suffix.lower() != ".json":
-        raise UserError("the output file is not JSON", got=str(path), expected="a name ending in .json")
+        expected = "a name ending in .json, or - for standard output"
+        raise UserError("the output file is not JSON", got=str(path), expected=expected)
     name, number = str(path), 0
     while True:
         try:
@@ -89,7 +116,8 @@ def open_record(world: World, path: str | None, announce: Callable[[str], None])
     if path is None:
         return RecordFile(None)
     name = world.on_root(lambda: create_record(path))
-    announce(f"# Writing JSON output to {name}\n")
+    if name != STDOUT:
+        announce(f"# Writing JSON output to {name}\n")
     return RecordFile(Path(name) if world.rank == 0 else None)
 
 
@@ -101,6 +129,11 @@ def create_outputs(path: str | None, plot: str | None) -> str | None:
     if plot:
         plots.check(plot)
     return None if path is None else create_record(path)
+
+
+def text_stream(output_file: str | None) -> TextIO:
+    """Return the stream of the tables: standard error if the record goes to standard output."""
+    return sys.stderr if output_file == STDOUT else sys.stdout
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -42,7 +42,8 @@ class ValidateCommand(StrictCommand):
             typed = self.make_context("validate", list(words)).params
         except (click.ClickException, click.exceptions.Exit):
             typed = {"nagios": "--nagios" in words}
-        named = Outputs(**{name: typed.get(name) for name in FILES}) if files else Outputs()
+        named = Outputs(**{name: typed.get(name) for name in FILES})
+        named = named if files else named.without_files()
         if kept is None:
             status = max(status, UNKNOWN)
         elif status == 1:  # the runner's; no rank failed first, but a launcher or a host
@@ -50,7 +51,7 @@ class ValidateCommand(StrictCommand):
         try:
             check_writable(named, typed.get("save_baseline"))
         except UserError:  # already reported when they were refused
-            named = Outputs()
+            named = named.without_files()
         return conclude(words, status, why, answer, named, typed["nagios"])
 
 
@@ -85,8 +86,8 @@ FILE = click.Path(path_type=Path)
 )
 @click.option("--baseline", type=FILE, metavar="FILE", help="Compare with earlier runs: .json or .sqlite.")
 @click.option("--save-baseline", type=FILE, metavar="FILE", help="Save this run there if it is healthy.")
-@click.option("--rates", type=FILE, metavar="FILE", help="Use these known rates of your site too (.json).")
-@click.option("-J", "--json", metavar="FILE", help="Write all results as JSON.")
+@click.option("--rates", type=FILE, metavar="FILE", help="Also use the known rates of your site (.json).")
+@click.option("-J", "--json", metavar="FILE", help="Write all results as JSON; - is standard output.")
 @click.option("--html", metavar="FILE", help="Write all results as a page that opens offline.")
 @click.option("--junit", metavar="FILE", help="Write JUnit XML, a test case for each rung.")
 @click.option("--prometheus", metavar="FILE", help="Write metrics for node_exporter's textfile collector.")
@@ -134,6 +135,10 @@ def validate(
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
     typed = (*(() if cli_context.ranks is None else ("-n", str(cli_context.ranks))), *cli_context.words)
     options = ValidateOptions(plan, outputs=Outputs(**files), words=typed, **words)
+    if options.nagios and options.outputs.on_stdout:
+        raise click.UsageError(
+            f"--nagios and --{options.outputs.on_stdout} - both write to standard output; write one to a file"
+        )
     if options.simulate is not None:
         from jobs.validate.run.run import rehearse
 

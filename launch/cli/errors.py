@@ -101,6 +101,8 @@ def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> s
     if typed := _misplaced_ranks(mistake, ctx, words) or _misplaced_restarts(mistake, ctx):
         return typed
     message = single_line(mistake.format_message()).rstrip(".")
+    message = message.replace("is not a valid integer range", "is not a valid integer")
+    message = message.replace("is not a valid float range", "is not a valid float")
     message += _closest_choice(message)
     end = "" if message.endswith("?") else "."
     return f"{message}{end} Try: {ctx.command_path if ctx else 'meshrun'} --help"
@@ -148,7 +150,8 @@ def _misplaced_ranks(mistake: BaseException, ctx: click.Context | None, words: S
     at, count = found[-1]
     rest = [*words[:at], *words[at + (1 if count else 2) :]]
     count = count or "".join(words[at + 1 : at + 2])
-    typed = shlex.join(["meshrun", "-n", count if count.isdecimal() else "N", *rest])
+    count = count if count.isdecimal() and int(count) else "N"
+    typed = shlex.join(["meshrun", "-n", count, *rest])
     return f"{first.option_name}, the number of ranks, goes before the command. Try: {typed}"
 
 

@@ -172,10 +172,17 @@ class JobCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # In `--verify INPUT OUTPUT`, click would take INPUT as the value.
         end = args.index("--") if "--" in args else len(args)
-        pairs = enumerate(zip(args, [*args, ""][1:], strict=True))
+        following = [*args, ""][1:]
+        pairs = enumerate(zip(args, following, strict=True))
         valueless = [word == "--verify" and after not in VERIFY and at < end for at, (word, after) in pairs]
         words = ["--verify=sample" if bare else word for word, bare in zip(args, valueless, strict=True)]
-        rest = super().parse_args(ctx, words)
+        try:
+            rest = super().parse_args(ctx, words)
+        except click.UsageError as reason:
+            after = next((after for after, bare in zip(following, valueless, strict=True) if bare), "")
+            if after and f"extra argument ({after})" in reason.message:
+                raise click.UsageError(f"--verify: got {after!r}, expected sample or full", ctx) from reason
+            raise
         options = [one for one in self.params if isinstance(one, click.Option)]
         for option in options[self.own :]:
             if ctx.params[option.name or ""] == "":
@@ -324,8 +331,8 @@ def step_options() -> list[click.Option]:
         ),
         click.Option(
             ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",
-            help="Stop when no cell changes by more in a step, checked every 10 or --every steps; or when a "
-            "flow is steady.",
+            help="Stop when no cell changes by more than this in a step, checked every 10 or --every steps; "
+            "or when a flow is steady.",
         ),
         click.Option(
             ["--check-finite"], type=count, metavar="N",

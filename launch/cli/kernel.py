@@ -61,7 +61,9 @@ class Kernels(JobsShown):
         ]
 
 
-@click.group(cls=Kernels, subcommand_metavar="JOB [INPUT] [OPTIONS]", options_metavar="")
+@click.group(
+    cls=Kernels, subcommand_metavar="JOB [INPUT] [OPTIONS]", options_metavar="", no_args_is_help=False
+)
 def kernel() -> None:
     """Print the kernel that a job's function becomes.
 

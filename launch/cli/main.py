@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch import completion
+from launch import help as help_pages
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
@@ -53,14 +54,14 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
     type=click.Choice(["stop", "resume"]),
     default="stop",
     metavar="stop|resume",
-    help="Of -n: if a rank is killed, end the run, or continue with the others.  [default: stop]",
+    help="With -n: end the run if a rank is killed, or continue with the others.  [default: stop]",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=1),
     default=3,
     metavar="N",
-    help="Of --on-failure resume: end the run after so many lost ranks.  [default: 3]",
+    help="With --on-failure resume: end the run after N lost ranks.  [default: 3]",
 )
 @START
 @STALL
@@ -211,6 +212,7 @@ def call(cli_context: CliContext, folder: Path) -> int:
 
 command.add_command(selftest)
 command.add_command(completion.completion)
+command.add_command(help_pages.show_help)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

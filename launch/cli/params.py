@@ -107,7 +107,7 @@ START = click.option(
 )  # fmt: skip
 STALL = click.option(
     "--stall-timeout", type=Seconds(0.0), metavar="SECONDS",
-    help="End a run of several ranks that makes no progress for so long, and say why; 0: never.  "
+    help="End a run of several ranks after SECONDS without progress, and say why; 0: never.  "
     "[default: 300, but a rank that computes is only reported]",
 )  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")

@@ -108,12 +108,12 @@ class Plans(JobsShown):
             ),
             click.Option(
                 ["--exchange-rate"], type=RATE, metavar="GB/S",
-                help="What a rank sends to others of its host, all to all, in 1e9 bytes per second.  "
+                help="Rate at which a rank sends to the others of its host, all to all.  "
                 "[default: nominal]",
             ),
             click.Option(
                 ["--network-rate"], type=RATE, metavar="GB/S",
-                help="What a rank sends to other hosts.  [default: nominal]",
+                help="Rate at which a rank sends to other hosts.  [default: nominal]",
             ),
             click.Option(["--json"], metavar="FILE", help="Write the plan to FILE; - is standard output."),
         ]  # fmt: skip

@@ -21,13 +21,14 @@ SUMMARIES = {
     "launch.cli.kernel:kernel": "Print the kernel that a job's function becomes.",
     "launch.cli.launch:launch": "Start ranks on several hosts.",
     "launch.cli.plan:plan": "Predict the time and memory of a run, without a GPU or MPI.",
-    "launch.cli.running.status:status": "Show what each rank of your runs on this host does now.",
+    "launch.cli.running.status:status": "Show what each rank of your runs on this host is doing.",
     "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
 # Commands that no ranks run.
 WITHOUT_RANKS = (
-    ("jobs",), ("completion",), ("launch",), ("plan",), ("status",), ("bench", "compare"), ("bench", "plot"),
+    ("jobs",), ("completion",), ("help",), ("launch",), ("plan",), ("status",),
+    ("bench", "compare"), ("bench", "plot"),
 )  # fmt: skip
 VALUES = {"--colour": 0, "--expect": 2}  # number of values of options before the command; others have one
 
@@ -128,6 +129,10 @@ def check_words(root: click.Command, words: Sequence[str]) -> None:
         ctx = click.Context(group, info_name=name, parent=ctx)
         if not rest:
             raise click.UsageError("Missing command.", ctx)
+        if rest[0].startswith("-"):
+            raise click.UsageError(
+                f"Missing command before {rest[0]}; launch starts the ranks, without -n", ctx
+            )
         found, group, rest = group.resolve_command(ctx, rest)
         name = found or name
     assert group is not None

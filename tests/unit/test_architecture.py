@@ -39,7 +39,7 @@ LAUNCH_ROOMS = (
     ("slurm", "kubernetes"),
     ("mpi",),
     ("supervise",),
-    ("spec", "settings", "completion"),
+    ("spec", "settings", "completion", "help"),
 )
 
 CUPY = ("runner/device/*.py", "runner/comm/*.py")

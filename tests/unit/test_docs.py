@@ -256,10 +256,10 @@ def frames_of(path: Path) -> Any:
 @pytest.mark.mpi_library
 def test_the_readmes_commands_do_what_they_say(tmp_path: Path) -> None:
     assert save_programs(ROOT / "README.md", tmp_path) == ["edges.py", "cooling.py"]
-    shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = run_commands(ROOT / "README.md", tmp_path, {FAULT: [EXIT["critical"]]})
     assert len(commands) == 4
-    with Image.open(tmp_path / "photo.jpg") as photo:
+    with Image.open(ROOT / "examples" / "rocket.jpg") as photo:
         picture = np.pad(np.asarray(photo, "float32"), ((1, 1), (1, 1), (0, 0)), mode="edge")
     down, right = picture[2:, 1:-1] - picture[:-2, 1:-1], picture[1:-1, 2:] - picture[1:-1, :-2]
     edges = np.load(tmp_path / "edges.npy")
@@ -362,8 +362,16 @@ def test_the_gallery_shows_the_pictures_that_its_program_makes() -> None:
     assert {path.name for path in pictures.TARGET.iterdir()} == made
     written = " ".join(pictures.commands())
     for page in pictures.PAGES.values():
-        assert page.file in written
+        assert page.file in written or page.file in pictures.RECORDED
     assert all(path.stat().st_size < pictures.LARGEST for path in pictures.TARGET.iterdir())
+
+
+def test_the_plot_of_weak_scaling_has_the_efficiencies_of_the_records(tmp_path: Path) -> None:
+    program_of_docs("pictures").weak_scaling(tmp_path / "scaling.html")
+    shown = re.findall(r"([\d.]+ %)", (tmp_path / "scaling.html").read_text())
+    table = (ROOT / "benchmarks" / "README.md").read_text().partition("efficiency, beside |")[2]
+    written = re.findall(r"([\d.]+ %) \|$", table.partition("\n\n")[0], re.MULTILINE)
+    assert shown == written[1:]  # of 2 and 4 GPUs; one is the reference
 
 
 def test_one_section_of_a_page_is_left_to_photograph() -> None:
@@ -468,6 +476,28 @@ def test_other_records_follow_their_schema(
     assert faults(kind, {**record, "kind": "other"})
 
 
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("--simulate hosts=2,gpus=2 --rungs gpu -J -", 0),
+        ("--simulate hosts=2,gpus=2,fault=gpu:h1:1:0.6 --rungs gpu -J -", EXIT["critical"]),
+        ("--simulate hosts=2,gpus=2 --rungs gpu -J - --html /dev/full", EXIT["unknown"]),  # written once
+        ("--simulate hosts=nobody -J -", EXIT["unknown"]),
+        ("--simulate hosts=2 --nagios -J -", EXIT["unknown"]),
+        ("--simulate hosts=2 --html - -J -", EXIT["unknown"]),
+    ],
+)
+def test_a_verdict_on_standard_output_is_its_record_alone(
+    words: str, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["validate", *words.split()]) == status
+    shown = capsys.readouterr()
+    record = json.loads(shown.out)
+    assert faults("validate", record) == []
+    assert EXIT[record["status"]] == status
+    assert record["line"] in shown.err or "--nagios" in words
+
+
 def test_every_schema_is_on_its_page() -> None:
     page = (DOCS / "reference" / "schemas.md").read_text()
     assert {path.name for path in SCHEMAS.iterdir()} == {*re.findall(r"schemas/(\w+\.json)", page)}
@@ -495,6 +525,8 @@ def test_the_gallerys_commands_succeed(tmp_path: Path) -> None:
     ended = run_commands(DOCS / "gallery.md", tmp_path, {f"{FAULT} --html verdict.html": [EXIT["critical"]]})
     assert len(ended) == 5
     pictures = program_of_docs("pictures")
+    for file, plot in pictures.RECORDED.items():
+        plot(tmp_path / file)
     files = [page.file for page in pictures.PAGES.values()] + [*pictures.FILMS.values()]
     assert [name for name in files if not (tmp_path / name).exists()] == []
     text = (tmp_path / "verdict.html").read_text()

@@ -114,7 +114,9 @@ LETTERS = {
     "-G": option("-G", "cudagraph", "Launch all calls as a CUDA graph, N times.", type=NATURAL),
     "-C": option("-C", "report_cputime", "Report the time to queue the calls.", type=ZERO_OR_ONE, default=0),
     "-S": option("-S", "report_timestamps", "Show when each row was done.", type=ZERO_OR_ONE, default=0),
-    "-J": option("-J", "output_file", "Write nccl-tests' JSON.", type=str, metavar="FILE.json"),
+    "-J": option(
+        "-J", "output_file", "Write nccl-tests' JSON; - is standard output.", type=str, metavar="FILE.json"
+    ),
     "-R": option("-R", "local_register", "Registration: 1 local, 2 symmetric.", type=click.IntRange(0, 2)),
     "-x": option("-x", "cta_policy", "Policy: 0 default, 1 efficiency, 2 zero.", type=click.IntRange(0, 2)),
     "-M": option("-M", "memory", "Report GPU memory.", type=ZERO_OR_ONE, default=0),

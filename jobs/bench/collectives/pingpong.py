@@ -90,6 +90,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
             "results": [asdict(one) for one in found],
         }
         record_file.write(lambda: json.dumps(document) + "\n", last=True)
+        record_file.close()
     wrong = [one for one in found if one.wrong]
     screen.line(f"# Out of bounds values : {len(wrong)} {'FAILED' if wrong else 'OK'}\n#\n")
     if wrong:

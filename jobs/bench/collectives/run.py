@@ -69,6 +69,8 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
             plotted.append(PlottedOperation(label, settings, header, lines, full_link(session.bench)))
         if len(by_transport) > 1:
             screen.line(side_by_side(*by_transport))
+    if record_file is not None:
+        record_file.close()
     if options.plot and world.rank == 0:
         what = options.operations[0] if len(options.operations) == 1 else "All operations"
         draw(options.plot, f"{what} on {world.size} rank{'s'[: world.size > 1]}: time and bandwidth", plotted)
@@ -100,7 +102,11 @@ def _one(
     def written() -> str:
         return document(record(settings, header, rows, footer, words, environment(), started, time.time()))
 
-    handler.before_exit = lambda: record_file.write(written, last=True)
+    def write_early() -> None:
+        record_file.write(written, last=True)
+        record_file.close()
+
+    handler.before_exit = write_early
     while True:
         record_file.write(written)
         screen.progress(f"{bench.operation.name}, {session.header.backend}", len(rows), total)

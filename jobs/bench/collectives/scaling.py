@@ -188,6 +188,7 @@ def _write_outputs(
         "rungs": [_recorded(rung) for rung in rungs],
     }
     record_file.write(lambda: json.dumps(document) + "\n", last=True)
+    record_file.close()
     if options.plot:
         from jobs.bench.collectives.output import plots
 

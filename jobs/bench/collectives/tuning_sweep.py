@@ -70,6 +70,7 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
         screen.line(output.render(measured, found))
         document = {"program": "tuning", "operations": [output.document(*one) for one in judged]}
         record_file.write(partial(json.dumps, document), last=True)
+    record_file.close()
     if options.plot and world.rank == 0:
         output.draw(judged, options.plot)
     wrong = [

@@ -30,7 +30,8 @@ MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.mea
         click.option("--mean", is_flag=True, help="Report the mean of the samples instead of the median."),
         click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True,
                      help="Check the copied data."),
-        click.option("-J", "output_file", metavar="FILE.json", help="Write a JSON record."),
+        click.option("-J", "output_file", metavar="FILE.json",
+                     help="Write a JSON record; - is standard output."),
         PLOT,
         *LAST,
     ]

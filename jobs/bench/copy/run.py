@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from jobs.bench.copy import host, nvbandwidth_text
 from jobs.bench.copy.buffers import (
@@ -24,7 +23,7 @@ from jobs.bench.copy.outliers import Peaks, peaks_of
 from jobs.bench.copy.record import HostResults, record
 from jobs.bench.copy.transfers import TransferRunner
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import RecordFile, create_outputs, recorded_environment
+from jobs.measure.record_file import create_outputs, recorded_environment, text_stream, write_record
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.comm.api import Control
@@ -53,16 +52,17 @@ def run(world: World, handler: FailureHandler, options: CopyOptions, cli_context
     path = world.on_root(lambda: create_outputs(options.output_file, options.plot))
     identities = list(dict.fromkeys(rank.host_id for rank in world.ranks))
     group = world.control.split(identities.index(world.here.host_id))
+    stream = text_stream(options.output_file)
     with ExitStack() as stack:
         box: Box | None = None
         if any(case.needs_gpu for case in cases):
             box = open_box()
             stack.callback(box.close)
-        hosts, settings = measure_all(world, group, box, cases, options, cli_context)
+        hosts, settings = measure_all(world, group, box, cases, options, cli_context, stream)
     if world.rank == 0:
         if path is not None:
             text = record(hosts, settings, cli_context.words, recorded_environment(environment()))
-            RecordFile(Path(path)).write(lambda: text, last=True)
+            write_record(path, text)
         if options.plot:
             from jobs.bench.copy.heatmap import draw
 
@@ -78,10 +78,11 @@ def measure_all(
     cases: Sequence[Case],
     settings: CopySettings,
     cli_context: Any,
+    stream: TextIO,
 ) -> tuple[list[HostResults], CopySettings]:
     """Measure every case on every host; the same on all ranks. The settings returned have the size that fits.
 
-    group: this host's ranks. box: None if no case needs a GPU.
+    group: this host's ranks. box: None if no case needs a GPU. stream: rank 0's for the tables.
     """
     gpus = gpus_of(group, box, world.here.device.index) if box is not None else ()
     peaks = _peaks(group, gpus)
@@ -89,7 +90,7 @@ def measure_all(
     gathered = world.control.allgather((name, group.size, gpus, peaks))
     hosts = [HostResults(*one) for one in gathered if one[0] is not None]
     size = _size_that_fits(world, group, box, gpus, cases, settings)
-    printer = _Printer(world, cli_context)
+    printer = _Printer(world, cli_context, stream)
     printer.begin(hosts, settings, replace(settings, size=size))
     settings = replace(settings, size=size)
     buffers = TransferBuffers(group, box, gpus) if box is not None else None
@@ -113,8 +114,9 @@ def measure_all(
 class _Printer:
     """Output of rank 0; nothing on the others. case: the current one."""
 
-    def __init__(self, world: World, cli_context: Any) -> None:
-        self.shows, self.colour = world.rank == 0, cli_context.colour
+    def __init__(self, world: World, cli_context: Any, stream: TextIO) -> None:
+        self.shows, self._stream = world.rank == 0, stream
+        self.colour = cli_context.colour and stream is sys.stdout
         self._status = StatusLine(cli_context.columns if self.shows else None)
         self.case = ""
 
@@ -150,8 +152,8 @@ class _Printer:
     def _write(self, text: str) -> None:
         if self.shows and text:
             self._status.clear()
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _cases(options: CopyOptions, on_gpu: bool) -> tuple[Case, ...]:

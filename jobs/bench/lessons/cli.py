@@ -43,7 +43,8 @@ COMMON = (
     click.option("-n", "samples", type=click.IntRange(min=1), default=5, show_default=True,
                  help="Measurements of each figure; the median is reported."),
     click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check data."),
-    click.option("-J", "output_file", metavar="FILE.json", help="Write all measurements to this file."),
+    click.option("-J", "output_file", metavar="FILE.json",
+                 help="Write all measurements to this file; - is standard output."),
     PLOT,
     *LAST,
 )  # fmt: skip

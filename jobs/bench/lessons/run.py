@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import RecordFile, create_outputs, recorded_environment
+from jobs.measure.record_file import create_outputs, recorded_environment, text_stream, write_record
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.device.raw.memory import open_box
@@ -61,10 +59,10 @@ def run(world: World, handler: FailureHandler, options: LessonOptions, cli_conte
             box.close()
     if world.rank == 0:
         status.clear()
-        sys.stdout.write(show.text(lesson))
+        text_stream(path).write(show.text(lesson))
         if path is not None:
             text = show.record(lesson, recorded_environment(environment()))
-            RecordFile(Path(path)).write(lambda: text, last=True)
+            write_record(path, text)
         if options.plot:
             show.draw(lesson, options.plot)
     if world.control.broadcast(not any(table.rows for table in lesson.tables)):

@@ -39,7 +39,7 @@ def conclude(
     report = json_format.read(json.loads(answer)) if answer else empty_report(words)
     report = with_early_end(report, one_line(reason), critical)
     outputs.write_files(report, files)
-    print_report(report, nagios, colour=takes_colour())
+    print_report(report, files, nagios, colour=takes_colour())
     return status if status >= 128 else EXIT[report.verdict.status]
 
 
@@ -65,13 +65,21 @@ def one_line(failure: str) -> str:
     return "; ".join(line.strip() for line in what.removesuffix(".").splitlines())
 
 
-def print_report(report: Report, nagios: bool, colour: bool) -> None:
-    """Print one line for a monitor, or the report; only its first line if there were no ranks."""
+def print_report(report: Report, files: Outputs, nagios: bool, colour: bool) -> None:
+    """Print one line for a monitor, or the report; only its first line if there were no ranks.
+
+    If one of `files` is standard output, that is all that goes there, and this text goes to standard error.
+    """
+    stream = sys.stdout
+    if files.on_stdout:
+        sys.stdout.write(outputs.text_of(report, files.on_stdout))
+        sys.stdout.flush()
+        stream, colour = sys.stderr, False
     if nagios:
         text = nagios_format.text(report)
     elif report.members:
         text = terminal.text(report, colour=colour)
     else:
         text = f"{headline(report)}\n"
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    stream.write(text)
+    stream.flush()

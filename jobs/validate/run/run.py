@@ -175,7 +175,7 @@ def report_early_end(
         outputs.write_files(report, validation.options.outputs)
     if handler.status is None:
         StatusLine(cli_context.columns).clear()
-        print_report(report, validation.options.nagios, cli_context.colour)
+        print_report(report, validation.options.outputs, validation.options.nagios, cli_context.colour)
 
 
 def report_before_world(handler: FailureHandler, options: ValidateOptions, cli_context: Any) -> None:
@@ -209,7 +209,7 @@ def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Repor
     if failed := outputs.write_files(report, options.outputs):
         report = replace(report, verdict=with_not_judged(report.verdict, "; ".join(failed)))
         outputs.write_files(report, options.outputs)
-    print_report(report, options.nagios, cli_context.colour)
+    print_report(report, options.outputs, options.nagios, cli_context.colour)
     return report
 
 

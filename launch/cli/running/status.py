@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     "--last", type=click.IntRange(0, 1000), default=0, metavar="N", help="Also the last N operations."
 )
 def status(run: str | None, as_json: bool, last: int) -> int:
-    """Show what each rank of your runs on this host does now, and who waits for whom.
+    """Show what each rank of your runs on this host is doing, and which rank waits for which.
 
     \b
     meshrun status                 all runs of this user on this host
-    meshrun status 5f0c12 --last 5 one run, by the begin of its id
+    meshrun status 5f0c12 --last 5 one run, by the beginning of its id
 
-    Reads the ranks' flight recorders and asks their Python for its line; the runs go on. Exit status 0, or 1
-    if there is no such run.
+    Reads the ranks' flight recorders and asks each rank for its line of Python; the runs continue. Exit
+    status 0, or 1 if there is no such run.
     """
     from runner.errors import tell
     from runner.world.stuck.status import running

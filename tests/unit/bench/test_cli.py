@@ -348,3 +348,30 @@ def test_a_file_stays_plain_while_the_terminal_shows_progress(run: Run, tmp_path
     text = (tmp_path / "out.txt").read_text()
     assert sizes_of(text) == SIZES
     assert not {"\x1b", "\r"} & {*text}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("all_reduce", *SMALL),
+        ("all", *SMALL),
+        ("scale", "all_reduce", *SMALL),
+        ("copy", "--device", "cpu", "-s", "4K", "-n", "1"),
+        ("memory", "transpose", "--device", "cpu", "--shape", "64x64"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_record_on_standard_output_is_alone_there(
+    words: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *words, "-J", "-"]) == 0
+    shown = capsys.readouterr()
+    assert isinstance(json.loads(shown.out), dict)
+    assert len(shown.err.splitlines()) > 2  # the table
+    assert list(tmp_path.iterdir()) == []

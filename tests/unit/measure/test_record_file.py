@@ -119,3 +119,13 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(
     with pytest.raises(RunError, match=r"cannot write .*a\.json: got No space left on device"):
         RecordFile(path).write(lambda: "{}", last=True)
     assert [each.read_text() for each in tmp_path.iterdir()] == [before] * bool(before)
+
+
+def test_standard_output_gets_the_last_document_once(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = RecordFile(Path(create_record("-")))
+    for number in range(3):
+        kept.write(lambda number=number: f"{number}\n", last=True)
+    assert capsys.readouterr().out == ""
+    kept.close()
+    kept.close()
+    assert capsys.readouterr().out == "2\n"

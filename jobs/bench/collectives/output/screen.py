@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.output import names, nccl_tests_text
 from jobs.bench.collectives.results import Footer, Header, ResultRow
+from jobs.measure.record_file import text_stream
 from jobs.measure.status_line import CLEAR, StatusLine
 from runner.errors import tell
 
@@ -19,7 +20,7 @@ class Screen:
     """Output of rank 0; nothing on other ranks.
 
     shows: whether this is rank 0. colour: whether standard output is a terminal. columns: width of the
-    terminal on standard error; None without one.
+    terminal on standard error; None without one. With `-J -` the text goes to standard error, without colour.
     """
 
     shows: bool
@@ -27,11 +28,15 @@ class Screen:
     colour: bool = False
     columns: int | None = None
 
+    def __post_init__(self) -> None:
+        self._stream = text_stream(self.options.output_file)
+        self.colour = self.colour and self._stream is sys.stdout
+
     def line(self, text: str) -> None:
         """Print one or several lines, given with their line ends."""
         if self.shows:
-            sys.stdout.write((CLEAR if self.colour else "") + text)
-            sys.stdout.flush()
+            self._stream.write((CLEAR if self.colour else "") + text)
+            self._stream.flush()
 
     def header(self, settings: SweepSettings, header: Header) -> None:
         self.line(nccl_tests_text.header(settings, header, self._further))

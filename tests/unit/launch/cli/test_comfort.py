@@ -110,3 +110,29 @@ def test_colours_are_left_out_where_they_are_not_wanted(setting: dict[str, str],
     os.close(ours)
     assert b"busbw" in text
     assert (b"\x1b[" in text) is coloured
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("-n 1.5 run laplacian a.npy b.npy", "'1.5' is not a valid integer. Try:"),
+        ("run laplacian a.npy b.npy --verify all", "--verify: got 'all', expected sample or full. Try:"),
+        ("kernel", "Missing command. Try: meshrun kernel --help"),
+        (
+            "completion powershell",
+            "Invalid value for 'SHELL': 'powershell' is not one of",
+        ),
+        (
+            "launch local -j 2 -- -n 3 selftest",
+            "Missing command before -n; launch starts the ranks",
+        ),
+        ("launch local -j 2 -- selftset", "Did you mean 'selftest'?"),
+        ("selftest --ranks 0", "Try: meshrun -n N selftest"),
+        ("run laplacian a.npy", "Try: meshrun run laplacian a.npy OUTPUT"),
+    ],
+)
+def test_the_error_names_what_was_wrong(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert shown.count("\n") == 1

@@ -163,7 +163,7 @@ COMMANDS = [
     (["nosuch"], "No such command 'nosuch'"),
     (["bench"], "Missing command"),
     (["run"], "Missing command"),
-    (["-n", "4", "selftest"], "No such command '-n'"),
+    (["-n", "4", "selftest"], "Missing command before -n; launch starts the ranks, without -n"),
     (["run", "nosuchjob", "a", "b"], "nosuchjob"),
     (["run", "nosuch.py:f", "a", "b"], "the job's file does not exist: got nosuch.py"),
     (["run", "laplacian"], "Missing argument 'INPUT'. Try: meshrun run laplacian --help"),

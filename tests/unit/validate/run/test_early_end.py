@@ -131,6 +131,18 @@ def test_what_rank_0_found_is_written_with_how_it_ended(run: RunDirectory, tmp_p
     assert len(report["members"]) == len(made_report.unknown().members)
 
 
+@pytest.mark.parametrize("files", [True, False])
+def test_standard_output_gets_the_record_of_a_run_that_ended(
+    run: RunDirectory, files: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.save_answer(json_format.text(made_report.unknown()))
+    to_stdout = partial(conclude, ("validate", "-J", "-"))
+    judge(run, Outcome(137, None, KILLED, ""), conclude=to_stdout, files=files)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["ended"] == "[rank 1, host n1] killed by signal 9 (SIGKILL)"
+    assert "CRITICAL: [rank 1, host n1] killed" in shown.err
+
+
 def test_what_rank_0_wrote_elsewhere_stays(run: RunDirectory, tmp_path: Path) -> None:
     """On another host it sends nothing here, and has written the files."""
     (tmp_path / "a.json").write_text("rank 0's")

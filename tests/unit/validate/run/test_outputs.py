@@ -60,3 +60,11 @@ def test_curves_have_the_limit_of_their_rung() -> None:
     validation.ladder = Ladder(ToyFleet([2, 2]), Plan())
     report = validation.report(validation.ladder.climb())
     assert [(one.rung, one.limit) for one in report.curves] == [("node", 450e9), ("all", None)]
+
+
+def test_standard_output_is_no_file(tmp_path: Path) -> None:
+    outputs = Outputs(json="-", html=str(tmp_path / "a.html"))
+    assert {*outputs.named()} == {"html"}
+    assert outputs.on_stdout == "json"
+    assert outputs.without_files() == Outputs(json="-")
+    assert Outputs(html="a.html").without_files() == Outputs()
