@@ -20,7 +20,7 @@ from runner.recorder import ring
 from runner.recorder.process import Frame
 from runner.recorder.ring import WAIT, Operation, Recorder
 from runner.recorder.snapshot import RankSnapshot
-from runner.world.run_status import RunDirectory
+from runner.world.run_status import RunDirectory, RunLines
 from runner.world.stuck import monitor_process
 from runner.world.stuck import status as run_states
 from runner.world.stuck.monitor import HostMonitor
@@ -185,15 +185,20 @@ def test_ranks_are_ended_and_their_files_removed(
     rank: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor_process, "END_TIMEOUT", 0.3)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     monitor = HostMonitor("abc", tmp_path)
     assert monitor.progress() == {1: 0}
     assert monitor.pids() == [rank.pid]
+    # As a rank does that a launcher such as mpirun kills while it cleans up.
+    assert RunLines("abc", has_reader=False).suppress_failures()
     end_ranks(monitor)
     assert rank.wait(60) in (-signal.SIGTERM, -signal.SIGKILL)
     assert monitor.pids() == []
     monitor.remove()
     assert monitor.progress() == {}
     assert monitor.ended == {1}
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 # meshrun status
