@@ -22,6 +22,7 @@ def start(script: str, name: str, setting: Mapping[str, Any]) -> subprocess.Pope
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a launcher that kills a rank's process group leaves it, to clean up
         )
     except OSError as failure:  # for example a limit on processes
         return f"cannot start the {name} process: {failure.strerror}"

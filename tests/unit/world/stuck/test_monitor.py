@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -199,6 +200,44 @@ def test_ranks_are_ended_and_their_files_removed(
     assert monitor.progress() == {}
     assert monitor.ended == {1}
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+WITH_MONITOR = f"""
+import sys, time
+sys.path.append({str(Path(ring.__file__).parents[2])!r})
+from runner.recorder.ring import Recorder, file_of
+from runner.world import helper_process
+from runner.world.run_status import RunLines
+from runner.world.stuck.monitor import PROCESS
+recorder = Recorder(file_of(sys.argv[1], 1), {{**{ABOUT!r}, "rank": 1}})
+setting = {{**{setting()!r}, "run_id": sys.argv[1], "rank": 0, "token": "0", "address": None}}
+monitor = helper_process.start(PROCESS, "monitor", setting)
+assert "error" not in helper_process.first_message(monitor, "monitor")
+assert RunLines(sys.argv[1], has_reader=False).suppress_failures()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_nothing_is_left_when_a_launcher_kills_the_process_group_of_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As prterun does with ranks that have not ended a second after SIGTERM."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    name = f"group{os.getpid()}"
+    command = [sys.executable, "-c", WITH_MONITOR, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert list(tmp_path.iterdir())
+        os.killpg(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while (list(tmp_path.iterdir()) or ring.files_of(name)) and time.monotonic() < until:
+        time.sleep(0.02)
+    left = [*tmp_path.iterdir(), *ring.files_of(name)]
+    for path in left:
+        path.unlink()
+    assert left == []
 
 
 # meshrun status
