@@ -65,6 +65,7 @@ NO_SPACE = re.compile(
     r"not enough space for (?P<folder>/\S*)/\S+ .*?Local host: (?P<host>\S+) "
     r"Space Requested: (?P<needed>\d+) B Space Available: (?P<free>\d+) B"
 )
+UNREACHABLE = "At least one pair of MPI processes are unable to reach each other"
 
 
 def no_space(text: str) -> str | None:
@@ -74,6 +75,11 @@ def no_space(text: str) -> str | None:
         return None
     where, needed, free = f"{match['folder']} on {match['host']}", int(match["needed"]), int(match["free"])
     return f"{where} has {free:,} bytes free, and MPI needs {needed:,} for each rank"
+
+
+def unreachable(text: str) -> bool:
+    """Whether Open MPI says that its ranks cannot reach each other: it cannot start."""
+    return UNREACHABLE in text
 
 
 @dataclass(frozen=True)
