@@ -203,7 +203,7 @@ def test_ranks_are_ended_and_their_files_removed(
 
 
 WITH_MONITOR = f"""
-import sys, time
+import signal, sys, time
 sys.path.append({str(Path(ring.__file__).parents[2])!r})
 from runner.recorder.ring import Recorder, file_of
 from runner.world import helper_process
@@ -213,10 +213,20 @@ recorder = Recorder(file_of(sys.argv[1], 1), {{**{ABOUT!r}, "rank": 1}})
 setting = {{**{setting()!r}, "run_id": sys.argv[1], "rank": 0, "token": "0", "address": None}}
 monitor = helper_process.start(PROCESS, "monitor", setting)
 assert "error" not in helper_process.first_message(monitor, "monitor")
+if sys.argv[2] == "stopped":
+    recorder.close()
+    monitor.send_signal(signal.SIGSTOP)
+    sys.exit()
 assert RunLines(sys.argv[1], has_reader=False).suppress_failures()
 print("ready", flush=True)
 time.sleep(600)
 """
+
+
+def test_a_stopped_monitor_does_not_hold_up_the_end_of_its_rank() -> None:
+    """A launcher waits until nobody holds the streams of a rank."""
+    command = [sys.executable, "-c", WITH_MONITOR, f"stopped{os.getpid()}", "stopped"]
+    subprocess.run(command, stderr=subprocess.PIPE, check=True, timeout=60)
 
 
 def test_nothing_is_left_when_a_launcher_kills_the_process_group_of_a_rank(
@@ -225,7 +235,7 @@ def test_nothing_is_left_when_a_launcher_kills_the_process_group_of_a_rank(
     """As prterun does with ranks that have not ended a second after SIGTERM."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     name = f"group{os.getpid()}"
-    command = [sys.executable, "-c", WITH_MONITOR, name]
+    command = [sys.executable, "-c", WITH_MONITOR, name, "killed"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
