@@ -20,9 +20,12 @@ BANNER = re.compile(
     rb"|= +BAD TERMINATION OF ONE OF YOUR"
     # Of Open MPI's library in a rank, when MPI cannot start.
     rb"|It appears as if there is not enough space for /"
+    rb"|A system call failed during shared memory initialization"
     rb"|At least one pair of MPI processes are unable to reach each other"
     rb"|MPI_INIT has failed because at least one MPI process is unreachable"
     rb"|It looks like MPI_INIT failed for some reason"
+    # Of the other ranks, when one has died.
+    rb"|An MPI communication peer process has unexpectedly disconnected"
 )
 LONGEST_BANNER = 60  # lines; Open MPI's longest has 24
 LINE = re.compile(
