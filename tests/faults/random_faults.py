@@ -4,8 +4,9 @@
 
 Every run is drawn from the seed and its number alone: a command, ranks, a launcher, a fault and its moment.
 `--only 17` repeats one; its result replaces the one in the record. The judges know what meshrun documents and
-share no code with it. Each run has its own /tmp, /dev/shm, working folder and process numbers, so that all that
-is left is seen; where the kernel does not allow that, it has private folders instead, and the record says so.
+share no code with it. Each run has its own /tmp, /dev/shm, working folder and process numbers, so that all
+that is left is seen; where the kernel does not allow that, it has private folders instead, and the record
+says so.
 """
 
 from __future__ import annotations
@@ -157,9 +158,9 @@ FAULTS = {
     "SIGHUP of a rank": Fault("SIGHUP", "rank", DEAD),
     "SIGSTOP of a rank": Fault("SIGSTOP", "rank", "stopped|stuck|no progress|stalled|answer", several=True),
     "SIGKILL of the command": Fault("SIGKILL", "command"),
-    "SIGTERM of the command": Fault("SIGTERM", "command", "interrupted by SIGTERM"),
-    "SIGINT of the command": Fault("SIGINT", "command", "interrupted by SIGINT"),
-    "SIGHUP of the command": Fault("SIGHUP", "command", "interrupted by SIGHUP"),
+    "SIGTERM of the command": Fault("SIGTERM", "command", "interrupted"),
+    "SIGINT of the command": Fault("SIGINT", "command", "interrupted"),
+    "SIGHUP of the command": Fault("SIGHUP", "command", "interrupted"),
     "SIGSTOP, SIGCONT of the command": Fault("SIGSTOP", "command", continued=True),
     "SIGKILL of the launcher": Fault("SIGKILL", "launcher", ".", several=True, launchers=("meshrun",)),
     "SIGTERM of the launcher": Fault("SIGTERM", "launcher", ".", several=True, launchers=("meshrun",)),
