@@ -567,7 +567,7 @@ def statuses(case: Case, ended: Ended) -> frozenset[int]:
         if fault.target == "command" or (fault.target == "rank" and alone):
             if number == signal.SIGKILL:
                 return frozenset({-9})
-            return SUCCESS if fault.continued else frozenset({128 + number})
+            return SUCCESS if fault.continued else frozenset({128 + number, -number})
         if fault.target == "rank":
             if number == signal.SIGSTOP:
                 return command.stuck
