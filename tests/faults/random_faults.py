@@ -855,7 +855,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         if not of_fault:
             continue
         cells = [share([each for each in of_fault if each["command"] == name]) for name in names]
-        rest = sorted({name for each in of_fault for name in each["left"]})
+        rest = sorted({kind(name) for each in of_fault for name in each["left"]})
         worst = max(each["seconds"] for each in of_fault)
         names_left = ", ".join(f"`{name}`" for name in rest) or "-"
         lines.append(f"| {fault} | {' | '.join(cells)} | {worst:.1f} s | {names_left} |")
@@ -865,6 +865,11 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         cells = [share([each for each in of_ranks if each["command"] == name]) for name in names]
         lines.append(f"| {ranks} | {' | '.join(cells)} | {share(of_ranks)} |")
     return "\n".join(lines) + "\n"
+
+
+def kind(name: str) -> str:
+    """A file's name without the run's."""
+    return re.sub(r"(?<=/meshrun_)\S+|(?<=/meshrun-)\S+(?=-failure)", "*", name)
 
 
 def share(results: Sequence[dict[str, Any]]) -> str:
