@@ -27,7 +27,7 @@ def start(script: str, name: str, setting: Mapping[str, Any]) -> subprocess.Pope
         )
     except OSError as failure:  # for example a limit on processes
         return f"cannot start the {name} process: {failure.strerror}"
-    # If this process ends normally: the helper may be stopped, and a launcher waits while it holds our streams.
+    # At a normal end: the helper may be stopped, and a launcher waits while it holds our streams.
     atexit.register(process.kill)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
