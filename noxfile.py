@@ -159,8 +159,21 @@ def nightly(session: nox.Session) -> None:
         "notebook",
         "first_command",
         "audit",
+        f"random_faults({OPEN_MPI})",
+        f"random_faults({MPICH})",
     ):
         session.notify(name)
+
+
+@nox.session
+@nox.parametrize("mpi", [OPEN_MPI, MPICH], ids=[OPEN_MPI, MPICH])
+def random_faults(session: nox.Session, mpi: str) -> None:
+    """Make 500 random faults in runs and judge what becomes of them; faults-MPI.json is the record."""
+    session.install(f".[{mpi},test]")
+    words = session.posargs or ["--runs", "500", "--seed", "2", "--jobs", "2"]
+    record = Path(f"faults-{mpi}.json")
+    record.unlink(missing_ok=True)
+    session.run("python", "tests/faults/random_faults.py", *words, "--record", str(record))
 
 
 @nox.session

@@ -36,12 +36,14 @@ class ValidateCommand(StrictCommand):
         self, words: Sequence[str], status: int, why: str, kept: int | None, answer: str | None, files: bool
     ) -> int:
         """Report a run that ended without a verdict. Called by `launch.cli.plugins.conclude`."""
-        from jobs.validate.run.early_end import conclude
+        from jobs.validate.run.early_end import conclude, written_by_rank_0
 
         try:
             typed = self.make_context("validate", list(words)).params
         except (click.ClickException, click.exceptions.Exit):
             typed = {"nagios": "--nagios" in words}
+        if not files and (answer := written_by_rank_0(typed.get("json"))):
+            files = True  # they are here too, and rank 0 may not have known how the run ended
         named = Outputs(**{name: typed.get(name) for name in FILES})
         named = named if files else named.without_files()
         if kept is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from launch.supervise.launcher_output import no_space, process_ends
+from launch.supervise.launcher_output import no_space, process_ends, unreachable
 
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
@@ -26,6 +27,7 @@ HINTS: dict[int, str] = {
     signal.SIGTERM: "the batch system's log: this rank was ended from outside",
 }
 DEBUG_HINT = "--debug shows the launcher's own messages"
+UNEXPLAINED = "the run failed, and no rank reported why"
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,10 @@ def _judge(
         return 0, "", True
     why = _silent(lost) if lost else ""
     if killed or not lost:
-        why = killed.sentence if killed else _unexplained(outcome, record is not None, debug, explain)
+        why = killed.sentence if killed else _unexplained(outcome, record is not None, explain)
         tell(why)
+        if why.startswith(UNEXPLAINED) and not debug:
+            sys.stderr.write(outcome.launcher_output)
     return run.exit_status(), why, outcome.status >= 0 or bool(killed or lost)
 
 
@@ -190,19 +194,19 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     return Killed(rank, str(RunError(what, hint=hint)), not end.maybe_by_launcher)
 
 
-def _unexplained(outcome: Outcome, recorded: bool, debug: bool, explain: Explain | None) -> str:
+def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> str:
     from runner.errors import RunError
 
     left = next(iter(process_ends(outcome.launcher_output)), None)
     hint = DEBUG_HINT
     if full := no_space(outcome.launcher_output):
         return str(RunError(full, hint=HINTS[signal.SIGBUS]))
+    if unreachable(outcome.launcher_output):
+        return _unreachable()
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None:
-        what = "the run failed, and no rank reported why"
-        if not debug:
-            sys.stderr.write(outcome.launcher_output)
+        what = UNEXPLAINED
     else:
         where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
         what = f"{where} ended too early" + (f", exit status {left.status}" if left.status else "")
@@ -213,6 +217,18 @@ def _unexplained(outcome: Outcome, recorded: bool, debug: bool, explain: Explain
         hint=hint,
     )
     return str(failure)
+
+
+def _unreachable() -> str:
+    """Why Open MPI cannot start: ranks inherit this process's limit of a file's size."""
+    from runner.errors import RunError
+
+    what = "MPI could not start: its ranks cannot reach each other"
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit == resource.RLIM_INFINITY:
+        return str(RunError(what, hint="df -h /dev/shm, and --debug for the launcher's own messages"))
+    got, expected = f"a limit of {limit:,} bytes a file", "room for MPI's shared memory"
+    return str(RunError(what, got=got, expected=expected, hint="ulimit -f unlimited"))
 
 
 def _status(status: int) -> str:

@@ -20,9 +20,12 @@ BANNER = re.compile(
     rb"|= +BAD TERMINATION OF ONE OF YOUR"
     # Of Open MPI's library in a rank, when MPI cannot start.
     rb"|It appears as if there is not enough space for /"
+    rb"|A system call failed during shared memory initialization"
     rb"|At least one pair of MPI processes are unable to reach each other"
     rb"|MPI_INIT has failed because at least one MPI process is unreachable"
     rb"|It looks like MPI_INIT failed for some reason"
+    # Of the other ranks, when one has died.
+    rb"|An MPI communication peer process has unexpectedly disconnected"
 )
 LONGEST_BANNER = 60  # lines; Open MPI's longest has 24
 LINE = re.compile(
@@ -65,6 +68,7 @@ NO_SPACE = re.compile(
     r"not enough space for (?P<folder>/\S*)/\S+ .*?Local host: (?P<host>\S+) "
     r"Space Requested: (?P<needed>\d+) B Space Available: (?P<free>\d+) B"
 )
+UNREACHABLE = "At least one pair of MPI processes are unable to reach each other"
 
 
 def no_space(text: str) -> str | None:
@@ -74,6 +78,11 @@ def no_space(text: str) -> str | None:
         return None
     where, needed, free = f"{match['folder']} on {match['host']}", int(match["needed"]), int(match["free"])
     return f"{where} has {free:,} bytes free, and MPI needs {needed:,} for each rank"
+
+
+def unreachable(text: str) -> bool:
+    """Whether Open MPI says that its ranks cannot reach each other: it cannot start."""
+    return UNREACHABLE in text
 
 
 @dataclass(frozen=True)

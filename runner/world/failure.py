@@ -7,6 +7,7 @@ reports it and aborts the run.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -141,6 +142,7 @@ class FailureHandler:
         with contextlib.suppress(OSError):  # a full disk must not prevent the clean-up
             place = self._claims()
             if place is not None and place.suppress_failures():
+                atexit.register(place.remove_claim)  # the main thread may end this process meanwhile
                 self._claimed = place
         self.clean_up()
         launched = detect_launcher()

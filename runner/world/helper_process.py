@@ -6,6 +6,7 @@ one line of JSON each, to standard output.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import subprocess
@@ -22,9 +23,12 @@ def start(script: str, name: str, setting: Mapping[str, Any]) -> subprocess.Pope
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # a launcher that kills a rank's process group leaves it, to clean up
         )
     except OSError as failure:  # for example a limit on processes
         return f"cannot start the {name} process: {failure.strerror}"
+    # At a normal end: the helper may be stopped, and a launcher waits while it holds our streams.
+    atexit.register(process.kill)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, and its output is empty
         process.stdin.write(json.dumps(setting) + "\n")

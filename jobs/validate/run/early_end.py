@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 
 from jobs.validate.health.alarms import with_alarms, with_not_judged
 from jobs.validate.plan import RUNGS
@@ -19,6 +22,8 @@ from jobs.validate.report.wording import headline
 from jobs.validate.run import outputs
 from jobs.validate.run.outputs import Outputs
 from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
+from runner.errors import UserError
+from runner.report.record import STDOUT
 from runner.system.launcher import takes_colour
 
 NOTHING_MEASURED = Verdict(
@@ -41,6 +46,26 @@ def conclude(
     outputs.write_files(report, files)
     print_report(report, files, nagios, colour=takes_colour())
     return status if status >= 128 else EXIT[report.verdict.status]
+
+
+def written_by_rank_0(file: str | None) -> str | None:
+    """The report that rank 0, on another host, has written to `file` during this run, if it is seen here."""
+    path = Path(file) if file not in (None, STDOUT) else None
+    try:
+        if path is None or path.stat().st_mtime < process_start():
+            return None
+        text = path.read_text()
+        json_format.read(json.loads(text))
+    except (OSError, ValueError, UserError):  # not on this host, or of something else
+        return None
+    return text
+
+
+def process_start() -> float:
+    """When this process was started, as time.time()."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def empty_report(words: Sequence[str]) -> Report:

@@ -58,13 +58,10 @@ def main(
         record = envelope("doctor", SCHEMA, facts)
         if world.rank == 0:
             shown = sys.stderr if to_stdout else sys.stdout
-            shown.write(printable(render(surveys)))
-            for name, value, source in settings:
-                print(f"setting {name} = {value}  ({source})", file=shown)
-            for problem in problems:
-                print(f"{'warning' if problem.warning else 'FAILURE'}: {problem}", file=shown)
-            if not problems:
-                print("nothing is wrong", file=shown)
+            lines = [f"setting {name} = {value}  ({source})" for name, value, source in settings]
+            lines += [f"{'warning' if one.warning else 'FAILURE'}: {one}" for one in problems]
+            lines += [] if problems else ["nothing is wrong"]
+            shown.write(printable(render(surveys) + "".join(f"{line}\n" for line in lines)))
             shown.flush()
             if file is not None:
                 write_json(file, "doctor", SCHEMA, record)

@@ -13,6 +13,7 @@ from runner.recorder import ring
 from runner.recorder.process import process_state
 from runner.recorder.snapshot import RankSnapshot, snapshots
 from runner.world import helper_process
+from runner.world.run_status import RunLines
 from runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class HostMonitor:
         """Remove the files of ranks that were killed; once none of them lives."""
         for path in ring.files_of(self.run_id, self.folder):
             path.unlink(missing_ok=True)
+        RunLines(self.run_id, has_reader=False).remove_claim()  # without a run directory
 
 
 def start(world: World, started: Started) -> list[str]:

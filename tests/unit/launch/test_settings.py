@@ -10,6 +10,8 @@ import pytest
 from launch.cli.launch import launch
 from launch.cli.main import main
 from launch.settings import SITE, Setting, defaults, read_settings, user_file
+from runner.run.installation import doctor
+from runner.world.preflight.problem import Problem
 
 
 @pytest.fixture
@@ -107,3 +109,18 @@ def test_the_doctor_shows_what_is_in_force(
     monkeypatch.setenv("MESHRUN_NETWORK", "ib3")
     main(["doctor", "--device", "cpu"])
     assert "setting network = ib3  (MESHRUN_NETWORK)" in capsys.readouterr().out
+
+
+def test_the_doctor_escapes_control_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of settings and in its problems; those of a terminal could clear the screen, and what it says."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("MESHRUN_NETWORK", "ib\x1b[2J3")
+    problem = Problem("cards differ", "n\x1b[2J1", "one card", "to look", (0,))
+    monkeypatch.setattr(doctor, "find_problems", lambda *_: [problem])
+    assert main(["doctor", "--device", "cpu"]) == 2
+    written = capsys.readouterr()
+    assert "\x1b" not in written.out + written.err
+    assert "setting network = ib\\x1b[2J3  (" in written.out
+    assert "FAILURE: cards differ: got n\\x1b[2J1, expected one card" in written.out

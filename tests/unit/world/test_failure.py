@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,24 @@ def test_one_of_many_ranks_reports_the_interruption(
     )
     FailureHandler().terminate()
     assert capsys.readouterr().err == said
+
+
+ENDS_MEANWHILE = """
+import sys, threading
+from pathlib import Path
+from runner.world.failure import FailureHandler
+from runner.world.run_status import RunLines
+handler = FailureHandler()
+handler._claims = lambda: RunLines("abc", has_reader=False)
+threading.Thread(target=handler.terminate, daemon=True).start()
+while handler._claimed is None:
+    pass
+"""
+
+
+def test_a_rank_that_ends_while_it_is_terminated_leaves_no_claim(tmp_path: Path) -> None:
+    """The signal comes just before the end: the main thread is faster than the one that cleans up."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", ENDS_MEANWHILE]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []

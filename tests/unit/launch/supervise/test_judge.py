@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 from pathlib import Path
 
@@ -140,6 +141,36 @@ def test_a_launcher_whose_words_are_shown_is_asked_for_its_account(
 def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(run, outcome(137, tail="srun: job 7 queued\n"), explain=task_end) == 1
     assert "the run failed, and no rank reported why" in capsys.readouterr().err
+
+
+def test_the_launchers_own_words_come_after_ours(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert judge(run, outcome(213, "no daemon\nanywhere\n")) == 1
+    ours, *rest = capsys.readouterr().err.splitlines()
+    assert ours.startswith("meshrun: the run failed, and no rank reported why: got exit status 213")
+    assert rest == ["no daemon", "anywhere"]
+
+
+UNREACHABLE = """\
+At least one pair of MPI processes are unable to reach each other for
+MPI communications.  This means that no Open MPI device has indicated
+"""
+
+
+def test_ranks_that_cannot_reach_each_other(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judge(run, outcome(14, UNREACHABLE)) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("meshrun: MPI could not start: its ranks cannot reach each other. Try: ")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (300_000, resource.RLIM_INFINITY))
+    assert judge(run, outcome(14, UNREACHABLE)) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence == (
+        "meshrun: MPI could not start: its ranks cannot reach each other: "
+        "got a limit of 300,000 bytes a file, expected room for MPI's shared memory. Try: ulimit -f unlimited"
+    )
 
 
 def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:

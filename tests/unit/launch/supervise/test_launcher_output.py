@@ -230,10 +230,37 @@ performance degradation.
   Space Available: 1048576 B
 --------------------------------------------------------------------------
 """
+FILE_LIMIT = b"""\
+--------------------------------------------------------------------------
+A system call failed during shared memory initialization that should
+not have.  It is likely that your MPI job will now either abort or
+experience performance degradation.
+
+  Local host:  vm
+  System call: ftruncate(2) 
+  Error:       File too large (errno 27)
+--------------------------------------------------------------------------
+"""  # noqa: W291
+DISCONNECTED = b"""\
+--------------------------------------------------------------------------
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+  Local host: n3
+  Local PID:  52
+  Peer host:  n2
+--------------------------------------------------------------------------
+[n3:00000] *** An error occurred in Socket closed
+"""
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])
-@pytest.mark.parametrize("text", [SEGFAULT, NO_ROOM], ids=["segmentation fault", "full /dev/shm"])
+@pytest.mark.parametrize(
+    "text",
+    [SEGFAULT, NO_ROOM, FILE_LIMIT, DISCONNECTED],
+    ids=["segmentation fault", "full /dev/shm", "limit of files", "disconnected"],
+)
 def test_what_open_mpi_says_of_a_rank_is_withheld(text: bytes, size: int) -> None:
     output_filter = OutputFilter()
     whole = b"of a rank\n" + text + b"[not: mine] 5\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from functools import partial
@@ -13,6 +14,7 @@ import made_report
 import pytest
 
 from jobs.validate.report.formats import json as json_format
+from jobs.validate.run.early_end import process_start, written_by_rank_0
 from launch.cli.main import main
 from launch.cli.plugins import conclude
 from launch.mpi import launcher as mpi_launcher
@@ -212,3 +214,16 @@ def test_a_fault_of_the_software_is_no_verdict_on_the_machine(failure: Exception
     handler = FailureHandler(usage_exit_status=3, failure_exit_status=2)
     assert handler.exit_status(failure) == status
     assert FailureHandler().exit_status(failure) == 1
+
+
+def test_only_a_report_of_this_run_counts_as_rank_0s(tmp_path: Path) -> None:
+    """Rank 0 on another host has written it where this process may see it, or an earlier run has."""
+    file = tmp_path / "a.json"
+    assert written_by_rank_0(str(file)) is None
+    assert written_by_rank_0(None) is None
+    main(["validate", "--simulate", "hosts=2,gpus=2", "-J", str(file)])
+    assert written_by_rank_0(str(file)) == file.read_text()
+    os.utime(file, (process_start() - 1,) * 2)
+    assert written_by_rank_0(str(file)) is None
+    file.write_text("{}")
+    assert written_by_rank_0(str(file)) is None

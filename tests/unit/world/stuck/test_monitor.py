@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from runner.recorder import ring
 from runner.recorder.process import Frame
 from runner.recorder.ring import WAIT, Operation, Recorder
 from runner.recorder.snapshot import RankSnapshot
-from runner.world.run_status import RunDirectory
+from runner.world.run_status import RunDirectory, RunLines
 from runner.world.stuck import monitor_process
 from runner.world.stuck import status as run_states
 from runner.world.stuck.monitor import HostMonitor
@@ -185,15 +186,68 @@ def test_ranks_are_ended_and_their_files_removed(
     rank: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(monitor_process, "END_TIMEOUT", 0.3)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     monitor = HostMonitor("abc", tmp_path)
     assert monitor.progress() == {1: 0}
     assert monitor.pids() == [rank.pid]
+    # As a rank does that a launcher such as mpirun kills while it cleans up.
+    assert RunLines("abc", has_reader=False).suppress_failures()
     end_ranks(monitor)
     assert rank.wait(60) in (-signal.SIGTERM, -signal.SIGKILL)
     assert monitor.pids() == []
     monitor.remove()
     assert monitor.progress() == {}
     assert monitor.ended == {1}
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+WITH_MONITOR = f"""
+import signal, sys, time
+sys.path.append({str(Path(ring.__file__).parents[2])!r})
+from runner.recorder.ring import Recorder, file_of
+from runner.world import helper_process
+from runner.world.run_status import RunLines
+from runner.world.stuck.monitor import PROCESS
+recorder = Recorder(file_of(sys.argv[1], 1), {{**{ABOUT!r}, "rank": 1}})
+setting = {{**{setting()!r}, "run_id": sys.argv[1], "rank": 0, "token": "0", "address": None}}
+monitor = helper_process.start(PROCESS, "monitor", setting)
+assert "error" not in helper_process.first_message(monitor, "monitor")
+if sys.argv[2] == "stopped":
+    recorder.close()
+    monitor.send_signal(signal.SIGSTOP)
+    sys.exit()
+assert RunLines(sys.argv[1], has_reader=False).suppress_failures()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_stopped_monitor_does_not_hold_up_the_end_of_its_rank() -> None:
+    """A launcher waits until nobody holds the streams of a rank."""
+    command = [sys.executable, "-c", WITH_MONITOR, f"stopped{os.getpid()}", "stopped"]
+    subprocess.run(command, stderr=subprocess.PIPE, check=True, timeout=60)
+
+
+def test_nothing_is_left_when_a_launcher_kills_the_process_group_of_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As prterun does with ranks that have not ended a second after SIGTERM."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    name = f"group{os.getpid()}"
+    command = [sys.executable, "-c", WITH_MONITOR, name, "killed"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert list(tmp_path.iterdir())
+        os.killpg(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while (list(tmp_path.iterdir()) or ring.files_of(name)) and time.monotonic() < until:
+        time.sleep(0.02)
+    left = [*tmp_path.iterdir(), *ring.files_of(name)]
+    for path in left:
+        path.unlink()
+    assert left == []
 
 
 # meshrun status
