@@ -272,7 +272,8 @@ def _pointer(array: HostArray, first: Sequence[int], axes: int) -> int:
 
 def _cell(array: HostArray, axes: int) -> int:
     """Return the bytes of a cell."""
-    return array.itemsize * math.prod(array.shape[axes:])
+    found: int = array.itemsize * math.prod(array.shape[axes:])
+    return found
 
 
 def _strides(arrays: Sequence[HostArray], axes: int) -> ctypes.Array[ctypes.c_longlong]:
