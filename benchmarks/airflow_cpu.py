@@ -4,7 +4,8 @@
 
 The textbook's: D2Q9, one relaxation time, numpy.roll for streaming, bounce-back on the cells of the same
 cylinder, float32, one process (NumPy's element by element work takes one core). meshrun's: the same domain,
-two relaxation times, with inlet, outflow and walls without friction. Both leave out the start: the first
+two relaxation times, with inlet, outflow and walls without friction, once with the textbook's cells of the
+cylinder (`--surface cells`) and once with its exact surface, the default. Both leave out the start: the first
 steps of the textbook are not timed, and meshrun's rate is that of its loop.
 """
 
@@ -58,13 +59,14 @@ def textbook(width: int, height: int, steps: int) -> float:
     return width * height * steps / seconds
 
 
-def meshrun(width: int, height: int, steps: int, ranks: int) -> float:
+def meshrun(width: int, height: int, steps: int, ranks: int, surface: str) -> float:
     """Return cells times steps a second, of the loop of a run."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "run.json"
         command = [sys.executable, "-m", "launch", "-n", str(ranks), "run", "airflow", "cylinder"]
         command += [f"{folder}/film", "--size", f"{width}x{height}", "--reynolds", "150", "--device", "cpu"]
         command += ["--steps", str(steps), "--every", str(10**9), "--forces-every", "100"]
+        command += ["--surface", surface]
         subprocess.run([*command, "--json", str(record)], check=True, capture_output=True)
         found: dict[str, Any] = json.loads(record.read_text())
         return float(found["steps"]["cells_per_second"])
@@ -80,15 +82,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     width, height = map(int, options.size.split("x"))
-    rates: dict[str, list[float]] = {"textbook": [], "meshrun, 1 rank": [], "meshrun, 2 ranks": []}
+    runs = {
+        f"meshrun, {surface}, {ranks} rank{'s' if ranks > 1 else ''}": (ranks, surface)
+        for surface in ("cells", "interpolated")
+        for ranks in (1, 2)
+    }
+    rates: dict[str, list[float]] = {name: [] for name in ("textbook", *runs)}
     for _ in range(options.rounds):
         rates["textbook"].append(textbook(width, height, max(options.steps // 20, 5)))
-        rates["meshrun, 1 rank"].append(meshrun(width, height, options.steps, 1))
-        rates["meshrun, 2 ranks"].append(meshrun(width, height, options.steps, 2))
+        for name, (ranks, surface) in runs.items():
+            rates[name].append(meshrun(width, height, options.steps, ranks, surface))
         print({name: f"{found[-1] / 1e6:.1f} Mcell/s" for name, found in rates.items()}, flush=True)
     medians = {name: statistics.median(found) for name, found in rates.items()}
     for name, rate in medians.items():
-        print(f"{name:20} {rate / 1e6:8.1f} Mcell/s  {rate / medians['textbook']:.1f} times the textbook's")
+        print(f"{name:30} {rate / 1e6:8.1f} Mcell/s  {rate / medians['textbook']:.1f} times the textbook's")
     if options.json:
         facts = {"size": options.size, "steps": options.steps, "rates": rates, "medians": medians}
         write_json(options.json, "benchmark", 1, {"benchmark": "airflow_cpu", **facts})

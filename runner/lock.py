@@ -100,6 +100,10 @@ def _open(path: Path) -> int:
             file = os.open(path, flags | os.O_RDWR, 0o666)
         except PermissionError:  # another user's is only to be read; enough, but on NFS
             file = os.open(path, (flags & ~os.O_CREAT) | os.O_RDONLY)
+    except FileNotFoundError as reason:
+        raise UserError(
+            "the output's folder does not exist", got=path.parent, hint=f"mkdir -p {path.parent}"
+        ) from reason
     except OSError as reason:
         got = "a link" if path.is_symlink() else reason.strerror
         raise UserError(f"cannot lock {path}", got=got, hint=f"rm {path}, or another output") from reason

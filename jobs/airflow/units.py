@@ -21,6 +21,9 @@ VISCOUS_ODD, STEADY_ODD, HALF = 0.5, 1 / 1.8 - 0.5, 15.0
 # Cavities and cylinders of 16 to 64 cells do so from about 1.7 times as much on.
 MOST_CELL_REYNOLDS: dict[Collision, float] = {"trt": 30.0, "bgk": 15.0}
 
+# In cells^2 a step: beyond it, a step relaxes populations by less than float32 resolves.
+MOST_VISCOSITY = 1e6
+
 
 @dataclass(frozen=True)
 class Flow:
@@ -81,6 +84,13 @@ class Flow:
                 got=f"{self.speed:g} cells a step, a Mach number of {self.mach:.2g}",
                 expected=f"{MOST_MACH * SOUND:.3g} cells a step or less, a Mach number of {MOST_MACH:g}",
                 hint="a lower speed, which takes more steps",
+            )
+        if self.viscosity > MOST_VISCOSITY:
+            raise UserError(
+                "the flow is too viscous for float32",
+                got=f"a viscosity of {self.viscosity:.3g} cells^2 a step",
+                expected=f"at most {MOST_VISCOSITY:g}",
+                hint=f"a Reynolds number of {self.speed * self.length / MOST_VISCOSITY:.2g} or more",
             )
         most = MOST_CELL_REYNOLDS.get(collision)
         if most is not None and self.cell_reynolds > most:

@@ -42,8 +42,9 @@ class ValidateCommand(StrictCommand):
             typed = self.make_context("validate", list(words)).params
         except (click.ClickException, click.exceptions.Exit):
             typed = {"nagios": "--nagios" in words}
-        if not files and (answer := written_by_rank_0(typed.get("json"))):
-            files = True  # they are here too, and rank 0 may not have known how the run ended
+        elsewhere = None if files else written_by_rank_0(typed.get("json"))
+        if elsewhere is not None:  # the file is here too, and rank 0 may not have known how the run ended
+            answer, files = elsewhere, True
         named = Outputs(**{name: typed.get(name) for name in FILES})
         named = named if files else named.without_files()
         if kept is None:

@@ -301,7 +301,6 @@ def step_options() -> list[click.Option]:
     """The fields of `runner.plan.step_options.StepOptions`."""
     from runner.plan.step_options import (
         COLORS,
-        COPIES,
         HALOS,
         STEPS_MOST,
         parse_interval,
@@ -324,11 +323,7 @@ def step_options() -> list[click.Option]:
             help="How GPUs exchange halos: by messages, or by storing into each other's memory.  "
             f"[default: {HALOS[0]}]",
         ),
-        click.Option(
-            ["--copies"], type=click.Choice(COPIES), default=COPIES[0],
-            help="Copies of the fields in memory: two, or one, which takes half the bytes.  "
-            "[default: two where they fit]",
-        ),
+        copies_option(),
         click.Option(
             ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",
             help="Stop when no cell changes by more than this in a step, checked every 10 or --every steps; "
@@ -372,6 +367,17 @@ def stream_options() -> list[click.Option]:
         click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
         click.Option(["--timeline"], metavar="FILE", help="Write a timeline: .html, or .json for Perfetto."),
     ]
+
+
+def copies_option() -> click.Option:
+    """Return the option of the copies of a run's fields that steps change."""
+    from runner.plan.step_options import COPIES
+
+    return click.Option(
+        ["--copies"], type=click.Choice(COPIES), default=COPIES[0],
+        help="Copies of the fields in memory: two, or one, which takes half the bytes.  "
+        "[default: two where they fit]",
+    )  # fmt: skip
 
 
 def depth_option(help: str) -> click.Option:

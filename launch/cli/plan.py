@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.job_command import JobsShown, depth_option, grid_options
+from launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options
 from launch.cli.params import SIZE
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Plans(JobsShown):
                 ["--device-memory"], type=SIZE,
                 help="GPU memory for each rank.  [default: 80 % of its GPU's]",
             ),
+            copies_option(),
             click.Option(
                 ["--exchange-rate"], type=RATE, metavar="GB/S",
                 help="Rate at which a rank sends to the others of its host, all to all.  "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import re
 import subprocess
@@ -148,10 +149,9 @@ class HostProgram:
         ]  # whole rows last
         if strip is None:
             strip = strip_rows(blocks[0], widths, count)
-        first, last = min(lo[0] for lo, _ in boxes), max(hi[0] for _, hi in boxes)
+        rows = min(lo[0] for lo, _ in boxes), max(hi[0] for _, hi in boxes)
         along = [one for part in copies for one in part if one.axis == 0]
-        if not all(_is_near(one, first, last - 1, widths[0]) for one in along):
-            strip = last - first + count * skew  # a step needs all of the one before it
+        strip, ring = steps_order(along, rows, widths[0], count, strip)
         inputs = [
             [_pointer(block, first, axes) for block, first in zip(state, firsts, strict=True)]
             for state in blocks
@@ -167,7 +167,7 @@ class HostProgram:
         ]
         self.loaded[f"steps{self.number}"](
             ctypes.c_longlong(count), ctypes.c_longlong(strip), ctypes.c_longlong(skew),
-            _pointers(inputs[0] + inputs[1]), _strides(blocks[0], axes),
+            ctypes.c_longlong(ring), _pointers(inputs[0] + inputs[1]), _strides(blocks[0], axes),
             _integers([-1 if feed is None else feed for feed in feeds]),
             _pointers(unfed), _integers(unfed_strides),
             _integers([at for box in boxes for edge in box for at in edge]),
@@ -175,6 +175,28 @@ class HostProgram:
             _integers([at for part in copies for one in part for at in (one.axis, one.target, one.source)]),
         )  # fmt: skip
         del scratch  # written until here
+
+
+def steps_order(
+    along: Sequence[Copy], rows: tuple[int, int], width: tuple[int, int], count: int, strip: int
+) -> tuple[int, bool]:
+    """Return the rows of a strip, and whether those beside the ends of axis 0 follow last, to close a ring.
+
+    along: copies along axis 0. rows: first and last + 1 that are computed. width: of the halo along axis 0.
+    strip: rows that fit a cache; returned unless a step needs all rows of the one before it.
+    """
+    first, last = rows
+    skew = max(width)
+    if all(_is_near(one, first, last - 1, width) for one in along):
+        return strip, False
+    if all(_is_around(one, last - first) for one in along) and last - first >= 2 * count * skew:
+        return strip, True
+    return last - first + count * skew, False
+
+
+def _is_around(copy: Copy, rows: int) -> bool:
+    """Return whether a copy along axis 0 is of a boundary that wraps around."""
+    return abs(copy.target - copy.source) == rows
 
 
 def _is_near(copy: Copy, first: int, last: int, width: tuple[int, int]) -> bool:
@@ -250,7 +272,8 @@ def _pointer(array: HostArray, first: Sequence[int], axes: int) -> int:
 
 def _cell(array: HostArray, axes: int) -> int:
     """Return the bytes of a cell."""
-    return array.itemsize * int(np.prod(array.shape[axes:], dtype=np.int64))
+    found: int = array.itemsize * math.prod(array.shape[axes:])
+    return found
 
 
 def _strides(arrays: Sequence[HostArray], axes: int) -> ctypes.Array[ctypes.c_longlong]:

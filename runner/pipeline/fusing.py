@@ -27,6 +27,8 @@ from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
+OPERATED = 4  # times as many bytes of results of operations take NumPy as long
+WORTH_TRACING = 1 / 64  # of these bytes: from so many on, the operations are counted
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
 
 
@@ -62,9 +64,8 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
         wanted = "off"
     if wanted == "off" or any(0 in field.shape for field in task.fields):
         return task, Fusion(why="off" if wanted == "off" else "an array without cells", quiet=True)
-    bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
     on_host = world.backend.device.kind != "cuda"
-    if on_host and wanted == "auto" and bytes_of_arrays * steps < WORTH_COMPILING * world.size:
+    if on_host and wanted == "auto" and not _is_worth_compiling(world, task, steps):
         return task, Fusion(why="too little work for a compiler", quiet=True)
     typed, fusion = _fused_here(world.backend.device, task, arithmetic)
     failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
@@ -76,6 +77,23 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     if wanted == "require":
         raise not_one_kernel(task, failed)
     return task, failed
+
+
+def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
+    """Return whether NumPy takes longer on a CPU than a compiler and its kernel. Collective."""
+    bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
+    if bytes_of_arrays * steps < WORTH_TRACING * WORTH_COMPILING * world.size:
+        return False
+    if bytes_of_arrays * steps >= WORTH_COMPILING * world.size:
+        return True
+    try:
+        program = traced(task)
+        operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
+    except NotTraceable:
+        operated = 0
+    return all(
+        one * steps >= OPERATED * WORTH_COMPILING * world.size for one in world.control.allgather(operated)
+    )
 
 
 def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusion]:

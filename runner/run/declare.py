@@ -17,7 +17,7 @@ from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, Halo, Job, Trials
 from runner.job.signature import FORM, Kind, fitted, read_signature
 from runner.plan.halo import BOUNDARIES, Boundary
-from runner.plan.step_options import StepOptions
+from runner.plan.step_options import Copies, StepOptions
 
 if TYPE_CHECKING:
     from runner.report.record import Record
@@ -171,6 +171,7 @@ class DeclaredJob(Job):
         chunk_bytes: int | str | None = None,
         host_memory: int | str | None = None,
         device_memory: int | str | None = None,
+        copies: Copies = "auto",
         **parameters: Any,
     ) -> PlanRecord:
         """Forecast the time and memory of a run, without ranks or a GPU, as `meshrun plan` does.
@@ -212,6 +213,7 @@ class DeclaredJob(Job):
                 chunk_bytes=size(chunk_bytes),
                 host_memory=size(host_memory),
                 device_memory=size(device_memory),
+                copies=copies,
             )
         )
 

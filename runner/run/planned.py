@@ -17,6 +17,7 @@ from runner.pipeline.streamed.chunk_agreement import file_chunks
 from runner.plan.chunking import PLAIN, Files, check_limit, not_streamed
 from runner.plan.forecast import by_ranks, forecast
 from runner.plan.machine import Machine, choose, load, nominal_cpu, rates_file
+from runner.plan.step_options import Copies
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType, Task, plan_task
 from runner.report.record import Record
@@ -64,6 +65,7 @@ def plan_record(
     device_memory: int | None,
     exchange_rate: float | None = None,
     network_rate: float | None = None,
+    copies: Copies = "auto",
 ) -> Record:
     """Return the forecast of a run as plain values, with notes on what it assumes.
 
@@ -90,7 +92,9 @@ def plan_record(
                 "--network-rate": network_rate,
             },
             gpu is None,
+            copies,
         )
+    _refuse(job, {"--copies": None if copies == "auto" else copies})
     if job.forecast is not None:
         of_maps = {
             "--grid": grid,
@@ -161,6 +165,7 @@ def _steps_record(
     options: StreamOptions,
     of_arrays: dict[str, Any],
     unnamed: bool,
+    copies: Copies,
 ) -> Record:
     """Return `plan_record` of a job that takes steps. size: ranks and hosts. of_arrays: options that do not
     apply. unnamed: no GPU is named."""
@@ -169,7 +174,7 @@ def _steps_record(
         raise UserError(f"job {job.name} takes one input", got=f"{len(inputs)}", expected="INPUT")
     ranks, hosts = size[0], _hosts(size[1], size[0], machine)
     _check_memory(machine, options)
-    found = plan_steps(job, inputs[0], parameters, machine, ranks, hosts, grid, options)
+    found = plan_steps(job, inputs[0], parameters, machine, ranks, hosts, grid, options, copies)
     found["notes"] = _assumed(found, machine, unnamed)
     return found
 

@@ -19,7 +19,7 @@ from runner.job.declaration import Job
 from runner.pipeline.fusing import reads_of, traced
 from runner.plan.forecast import limits_on
 from runner.plan.machine import Machine
-from runner.plan.step_options import StepOptions
+from runner.plan.step_options import Copies, StepOptions
 from runner.plan.steps import halo_bytes, step_memory
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
@@ -64,11 +64,12 @@ def plan_steps(
     hosts: int,
     grid: str | None,
     options: StreamOptions,
+    copies: Copies = "auto",
 ) -> Record:
     """Return the forecast of a job's time steps as plain values: memory, operations, bytes, a floor in time.
 
-    options: only its limits of memory apply. Raises UserError for what the job refuses, and for a domain that
-    the memory of so many ranks does not hold.
+    options: only its limits of memory apply. copies: of the fields, as in a run. Raises UserError for what
+    the job refuses, and for a domain that the memory of so many ranks does not hold.
     """
     step, given, sources, steps = _steps(job, argument, parameters)
     types = [(source.shape, source.dtype) for source in sources]
@@ -82,19 +83,21 @@ def plan_steps(
     limits = limits_on(machine, options, local)
     limit = limits.device if gpu else limits.host
     one, two = (step_memory(task, region, one_copy=once) for once in (True, False))
-    needed = two if two <= limit else min(one, two)
+    wanted = {"one": one, "two": two, "auto": two if two <= limit else min(one, two)}
+    needed = wanted[copies]
     if gpu:
-        enough = next((n for n in range(1, RANKS_MOST) if _fits(cut(n), limit)), None)
+        enough = next((n for n in range(1, RANKS_MOST) if _least(cut(n), copies) <= limit), None)
     else:  # ranks of one host share its memory
-        one_host = step_memory(cut(1), cut(1).partition[0], one_copy=True)
+        one_host = _least(cut(1), copies)
         enough = -(-one_host // (limit * local)) if limit else None
     what = "GPU" if gpu else "host"
     if needed > limit:
+        hint = f"at least {enough} {what}s" if enough else f"a {what} with more memory"
         raise UserError(
             f"{'x'.join(map(str, reversed(task.shape)))} cells do not fit the memory of {ranks} rank(s)",
             got=f"{needed:,} bytes a rank",
             expected=f"at most {limit:,} bytes a rank",
-            hint=f"at least {enough} {what}s" if enough else f"a {what} with more memory",
+            hint=hint + (", or --copies one" if copies == "two" and one <= limit else ""),
         )
     moved = task.input_bytes(region) + task.result_bytes(region)
     rate = machine.rates["kernel"]
@@ -131,7 +134,7 @@ def plan_steps(
             "cells": cells,
             "bytes_per_cell": needed / max(region.size, 1),
             "memory": needed,
-            "copies": 2 if needed == two else 1,
+            "copies": 2 if needed == two and copies != "one" else 1,
             "memory_by_copies": {"one": one, "two": two},
             "memory_limit": limit,
             "enough_ranks": enough if gpu else None,
@@ -168,6 +171,8 @@ def _steps(
     return simulate.known
 
 
-def _fits(task: Task, limit: int) -> bool:
+def _least(task: Task, copies: Copies) -> int:
+    """Return the least bytes of a rank in these copies of the fields."""
     region = task.partition[0]
-    return min(step_memory(task, region, one_copy=once) for once in (True, False)) <= limit
+    allowed = [once for once, word in ((True, "one"), (False, "two")) if copies in ("auto", word)]
+    return min(step_memory(task, region, one_copy=once) for once in allowed)

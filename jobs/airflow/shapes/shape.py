@@ -39,6 +39,7 @@ EDGES = (("front", "back"), ("top", "bottom"), ("left", "right"))
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as the job grayscale
 ASPECT = 0.02  # by which the sides of a picture may change their proportion
 SHORTEST = 4  # cells along an axis
+MOST_CELLS = 1 << 48  # of a domain: 10,000 TB, which no machine holds
 SIZE_WORD = re.compile(r"(\d+)x(\d+)(?:x(\d+))?", re.ASCII | re.IGNORECASE)
 
 Up = Literal["y", "z"]
@@ -149,6 +150,13 @@ def _domain(placement: Placement, usual: Shape) -> Shape:
         expected = f"WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH in cells, each at least {SHORTEST}"
         raise UserError(
             "the size of the domain cannot be read", got=placement.size, expected=expected, hint="2048x1024"
+        )
+    if math.prod(numbers) > MOST_CELLS:
+        raise UserError(
+            "the domain has more cells than any machine holds",
+            got=f"{math.prod(numbers):,} cells",
+            expected=f"at most {MOST_CELLS:,}",
+            hint="a smaller --size",
         )
     return (*numbers[2:], numbers[1], numbers[0])
 

@@ -57,50 +57,64 @@ struct Copy { int64 axis, target, source; };
 // is in the cache when the next one reads it. A row that is overwritten has been read: skew is at least the
 // halo. feeds: of each output, the input it feeds, or -1: then it is written to unfed[0], in the last step to
 // unfed[1]. copies: cells beyond the array, filled as soon as their sources are computed.
-extern "C" void steps@number(int64 count, int64 strip, int64 skew, char* const (*blocks)[INPUTS], const Index* strides,
-                      const int64* feeds, char* const (*unfed)[OUTPUTS], const Index (*unfed_strides)[OUTPUTS],
-                      const Box* boxes, const Box* padded, const int64* copy_counts, const Copy* copies) {
+//
+// ring: axis 0 wraps around, so that the first rows need the last ones of the step before. Step k then leaves
+// out k * skew rows on both sides of where the axis closes, which need the copies; they follow step after
+// step, when all others are done. What they read is still there: beside them, no step after k + 1 was taken.
+extern "C" void steps@number(int64 count, int64 strip, int64 skew, int64 ring, char* const (*blocks)[INPUTS],
+                      const Index* strides, const int64* feeds, char* const (*unfed)[OUTPUTS],
+                      const Index (*unfed_strides)[OUTPUTS], const Box* boxes, const Box* padded,
+                      const int64* copy_counts, const Copy* copies) {
+    // Compute the rows first .. last - 1 of step k, and the cells beyond the array that equal theirs.
+    const auto take = [&](int64 k, int64 first, int64 last) {
+        const char* in[INPUTS];
+        char* out[OUTPUTS];
+        Index out_strides[OUTPUTS];
+        for (int i = 0; i < INPUTS; ++i) in[i] = blocks[k % 2][i];
+        for (int o = 0; o < OUTPUTS; ++o) {
+            const int final = k == count - 1;
+            out[o] = feeds[o] < 0 ? unfed[final][o] : blocks[(k + 1) % 2][feeds[o]];
+            std::memcpy(out_strides[o], feeds[o] < 0 ? unfed_strides[final][o] : strides[feeds[o]], sizeof(Index));
+        }
+        Box part = boxes[k];
+        part.lo[0] = first;
+        part.hi[0] = last;
+        compute<0>(in, strides, out, out_strides, part.lo, part.hi);
+        const Copy* next = copies;
+        for (int i = 0; i < INPUTS; ++i)
+            for (int64 c = 0; c < copy_counts[i]; ++c, ++next) {
+                const int axis = int(next->axis);
+                if (axis == 0 && (next->source < first || next->source >= last)) continue;
+                Box from = padded[i];
+                from.lo[0] = first;
+                from.hi[0] = last;
+                from.lo[axis] = next->source;
+                from.hi[axis] = next->source + 1;
+                copy<0>(blocks[(k + 1) % 2][i], strides[i], from.lo, from.hi,
+                        (next->target - next->source) * strides[i][axis]);
+            }
+    };
+    const int64 open = ring ? skew : 0;
     int64 done[MOST_STEPS], front = boxes[0].lo[0];
     for (int64 k = 0; k < count; ++k) {
-        done[k] = boxes[k].lo[0];
+        done[k] = boxes[k].lo[0] + k * open;
         if (done[k] + k * skew < front) front = done[k] + k * skew;
     }
     for (bool more = true; more;) {
         more = false;
         front += strip;
         for (int64 k = 0; k < count; ++k) {
-            const Box& box = boxes[k];
-            const int64 end = front - k * skew < box.hi[0] ? front - k * skew : box.hi[0];
-            more |= end < box.hi[0];
+            const int64 last = boxes[k].hi[0] - k * open;
+            const int64 end = front - k * skew < last ? front - k * skew : last;
+            more |= end < last;
             if (end <= done[k]) continue;
-            const char* in[INPUTS];
-            char* out[OUTPUTS];
-            Index out_strides[OUTPUTS];
-            for (int i = 0; i < INPUTS; ++i) in[i] = blocks[k % 2][i];
-            for (int o = 0; o < OUTPUTS; ++o) {
-                const int last = k == count - 1;
-                out[o] = feeds[o] < 0 ? unfed[last][o] : blocks[(k + 1) % 2][feeds[o]];
-                std::memcpy(out_strides[o], feeds[o] < 0 ? unfed_strides[last][o] : strides[feeds[o]], sizeof(Index));
-            }
-            Box part = box;
-            part.lo[0] = done[k];
-            part.hi[0] = end;
-            compute<0>(in, strides, out, out_strides, part.lo, part.hi);
-            const Copy* next = copies;
-            for (int i = 0; i < INPUTS; ++i)
-                for (int64 c = 0; c < copy_counts[i]; ++c, ++next) {
-                    const int axis = int(next->axis);
-                    if (axis == 0 && (next->source < done[k] || next->source >= end)) continue;
-                    Box from = padded[i];
-                    from.lo[0] = done[k];
-                    from.hi[0] = end;
-                    from.lo[axis] = next->source;
-                    from.hi[axis] = next->source + 1;
-                    copy<0>(blocks[(k + 1) % 2][i], strides[i], from.lo, from.hi,
-                            (next->target - next->source) * strides[i][axis]);
-                }
+            take(k, done[k], end);
             done[k] = end;
         }
+    }
+    for (int64 k = 1; k < count && ring; ++k) {
+        take(k, boxes[k].hi[0] - k * open, boxes[k].hi[0]);
+        take(k, boxes[k].lo[0], boxes[k].lo[0] + k * open);
     }
 }
 

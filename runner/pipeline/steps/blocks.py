@@ -214,10 +214,13 @@ class StepBlocks:
                     self._call(piece, first, last, windows, keep)
 
     def _ranges(self, piece: Piece) -> list[Rows]:
-        """Return the rows of each call for a piece, in order."""
+        """Return the rows of each call for a piece, in order.
+
+        A function on a CPU is called on slabs that fit a cache with its temporary arrays. A kernel has none.
+        """
         rows = (0, piece.region.shape[0])
         most = band_rows(self.task, self.region) if self.one_copy else None
-        if not self.world.backend.asynchronous:
+        if not self.world.backend.asynchronous and self.task.kernel is None:
             found = list(slabs(self.task, piece.region, rows, most))
             return found[::-1] if self._is_backwards else found
         return [rows] if most is None else self._bands(rows[1])

@@ -275,6 +275,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"speed": 0.2}, "Mach number"),
     ({"reynolds": 1e5}, "would burst"),
     ({"reynolds": -3.0}, "positive number"),
+    ({"reynolds": 1e-30}, "too viscous for float32.*Try: a Reynolds number of .* or more"),
     ({"lattice": "D3Q19"}, "a lattice of 3 axes"),
     ({"size": "64x32x32", "lattice": "D2Q9"}, "a lattice of 2 axes"),
     ({"shape": "teapot"}, "unknown SHAPE"),
@@ -293,6 +294,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"isolines": -1}, "number of lines"),
     ({"isolines": 1000}, "number of lines"),
     ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller --size"),
+    ({"size": "99999999x99999999"}, "more cells than any machine holds"),
     ({"ranks": 2, "grid": "3x1"}, "grid does not use every rank"),
     ({"ranks": 2, "grid": "1x1x2"}, "grid names more axes"),
 ]

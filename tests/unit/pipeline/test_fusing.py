@@ -105,6 +105,22 @@ def test_small_work_on_a_cpu_is_not_compiled(no_compiler: list[Any]) -> None:
     assert decide(plus_one, "auto", steps=steps + 1)[0].kernel is not None
 
 
+def test_many_operations_are_worth_a_compiler_for_fewer_bytes(no_compiler: list[Any]) -> None:
+    """A step of a solver has hundreds, and NumPy goes through memory for each."""
+
+    def many(block: Any) -> Any:
+        for _ in range(100):
+            block = block * 3 + 1
+        return block
+
+    array = 40 * 30 * 4
+    steps = -(-fusing.OPERATED * fusing.WORTH_COMPILING // (array * 200))
+    assert array * steps < fusing.WORTH_COMPILING
+    assert decide(many, "auto", steps=steps - 1)[0].kernel is None
+    assert decide(many, "auto", steps=steps)[0].kernel is not None
+    assert decide(plus_one, "auto", steps=steps)[0].kernel is None
+
+
 def test_an_array_without_cells_needs_no_kernel(no_compiler: list[Any]) -> None:
     task, fusion = decide(plus_one, "require", (((0, 30), np.dtype(np.float32)),))
     assert task.kernel is None

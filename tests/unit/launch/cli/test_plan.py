@@ -162,6 +162,12 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
             "2048x2048x1024 cells do not fit the memory of 2 rank(s): got 176,866,415,000 bytes a rank",
         ),
         ("airflow sphere --size 2048x2048x1024 --ranks 2 --gpu h200", "Try: at least 4 GPUs"),
+        (
+            "airflow sphere --size 1024x1024x1024 --ranks 1 --gpu h200 --copies two",
+            "Try: at least 2 GPUs, or --copies one",
+        ),
+        ("airflow cylinder --ranks 2 --copies three", "'three' is not one of 'auto', 'one', 'two'"),
+        ("laplacian in.npy --ranks 2 --copies one", "--copies does not apply to job laplacian"),
         ("laplacian in.npy --ranks 2 --network-rate 5", "--network-rate does not apply to job laplacian"),
         ("airflow cylinder --ranks 2 --exchange-rate 5", "--exchange-rate does not apply to job airflow"),
         ("fft in.npy --ranks 2 --grid 2x1", "--grid does not apply to job fft"),
@@ -257,6 +263,19 @@ def test_where_two_copies_do_not_fit_one_is_planned(capsys: pytest.CaptureFixtur
     assert plan["copies"] == 1
     assert plan["enough_ranks"] == 4
     assert "with halos, one copy of what steps change" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("word", "copies"), [("one", 1), ("two", 2), ("auto", 2)])
+def test_the_copies_that_are_asked_for_are_planned(
+    word: str, copies: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "airflow cylinder --size 1024x512 --ranks 2 --gpu h200 --json plan.json --copies"
+    assert main(["plan", *words.split(), word]) == 0
+    plan = json.loads(Path("plan.json").read_text())
+    assert plan["copies"] == copies
+    assert plan["memory"] == plan["memory_by_copies"]["one" if copies == 1 else "two"]
+    assert plan["bytes_per_cell"] == plan["memory"] / (256 * 1024)
+    assert f"with halos, {'one copy' if copies == 1 else 'two copies'} of what" in capsys.readouterr().out
 
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:
