@@ -102,7 +102,7 @@ def _operations(text: str) -> dict[str, str]:
             parts = json.loads(text)["operations"]
             measured = {name: json.dumps(part) for name, part in parts.items() if part["results"]}
             return measured or {"": text}
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError):  # reported when it is read
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # reported when it is read
             pass
     return {"": text}
 
@@ -112,7 +112,7 @@ def _read(path: str, text: str) -> BenchRecord:
     if text.lstrip().startswith("{"):
         try:
             _read_json(text, gathered)
-        except (KeyError, TypeError, AttributeError, ValueError) as reason:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as reason:
             raise UserError(
                 f"{path} is JSON, but no record of measurements",
                 got=repr(reason),
