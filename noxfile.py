@@ -162,7 +162,7 @@ def audit(session: nox.Session) -> None:
     """Compare the locked packages with known vulnerabilities."""
     session.install("pip-audit>=2.7")
     for lock in ("cuda13,mpi", "mpich", "build"):
-        session.run("pip-audit", "--require-hashes", "--disable-pip", "-r", f"locks/{lock}.txt")
+        session.run("pip-audit", "--strict", "--require-hashes", "--disable-pip", "-r", f"locks/{lock}.txt")
 
 
 @nox.session

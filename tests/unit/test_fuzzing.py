@@ -31,7 +31,7 @@ from mutated import mutated
 from runner.errors import MeshrunError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
-EXAMPLES = 300 if SECONDS else 5
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300" if SECONDS else "5"))
 SLOW = 5.0  # seconds for one small input: no parser takes a tenth of a second for a valid one
 LARGE = 64 << 20  # bytes that a parser may take for one small input
 PILLOW = 1 << 32  # it reserves, without touching it, what a chunk of a picture states as its length
@@ -159,12 +159,12 @@ def a_log() -> bytes:
 def checkpoint(path: Path) -> object:
     from runner.storage.checkpoint_folder import CheckpointFolder
 
-    folder = path.parent / "saved"
+    folder = path.parent / "saved.checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "step-4").mkdir(parents=True)
     (folder / "step-4" / "u.npy").write_bytes(npy())
     shutil.copy(path, folder / "step-4" / "state.json")
-    found = CheckpointFolder(folder).newest()
+    found = CheckpointFolder(path.parent / "saved").newest()
     return found
 
 
@@ -488,7 +488,11 @@ TARGETS = [
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_whatever_it_is_given(target: Target, tmp_path: Path) -> None:
     valid = target.valid()
-    look(target, valid, tmp_path, raises=False)
+    assert look(target, valid, tmp_path, raises=False) is not None
+
+    def try_it(content: bytes) -> None:
+        look(target, content, tmp_path)
+
     run = settings(
         max_examples=EXAMPLES,
         derandomize=not SECONDS,
@@ -496,7 +500,7 @@ def test_whatever_it_is_given(target: Target, tmp_path: Path) -> None:
         deadline=None,
         phases=[Phase.generate, *([Phase.shrink] if SECONDS else [])],
         suppress_health_check=list(HealthCheck),
-    )(given(mutated(valid))(lambda content: look(target, content, tmp_path)))
+    )(given(mutated(valid))(try_it))
     end = time.monotonic() + SECONDS
     while True:
         (seed(secrets.randbits(64))(run) if SECONDS else run)()
@@ -504,18 +508,59 @@ def test_whatever_it_is_given(target: Target, tmp_path: Path) -> None:
             return
 
 
-def look(target: Target, content: bytes, folder: Path, *, raises: bool = True) -> None:
+DEEP = b"[" * 100_000
+DIGITS = b"1" * 5000
+FOUND = [  # by the test above; each was another exception than the parser's own
+    ("size 64M", DIGITS),
+    ("grid 2x2", b"2x" + DIGITS),
+    ("input shape 512x256", DIGITS + b"x2"),
+    ("interval 4", DIGITS),
+    ("stl binary", b"\0" * 34),  # as long as 84 bytes and 50 for each of -1 triangles
+    ("journal identity", b'{"rows": ' + DEEP),
+    ("bench json", b'{"version": ' + DEEP),
+    ("fleet json", b'{"hosts": ' + DEEP),
+    ("fleet toml", b"hosts = " + DEEP),
+    ("known rates", b'{"gpus": ' + DEEP),
+    ("machine rates", b'{"schema": ' + DEEP),
+    ("checkpoint", b"[]"),
+    ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
+    ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
+    ("settings", b"a = " + DIGITS),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), FOUND, ids=lambda one: str(one)[:24])
+def test_what_was_found_stays_mended(name: str, content: bytes, tmp_path: Path) -> None:
+    (target,) = (one for one in TARGETS if one.name == name)
+    with pytest.raises(target.errors):
+        look(target, content, tmp_path, raises=False)
+
+
+def test_a_damaged_recorder_is_none(tmp_path: Path) -> None:
+    from runner.recorder import ring
+
+    path, content = tmp_path / "r", recorded()
+    for old, new in ((b'"rank"', b'"wrong'), (b'"rank"', b'"name"'), (b'"world", [[0', b'"world", [["')):
+        assert old in content
+        path.write_bytes(content.replace(old, new))
+        found = ring.read(path)
+        assert found is None or old.startswith(b'"world')
+    with pytest.raises(ValueError, match="more than"):
+        ring.members_of([[0, 1, 1 << 40]])
+
+
+def look(target: Target, content: bytes, folder: Path, *, raises: bool = True) -> object:
     """Parse; fail for any other error than the documented ones, and for one that is more than a sentence."""
     given: Any = content
     if target.suffix is not None:
         given = folder / f"in{target.suffix}"
         given.write_bytes(content)
-    sentence, begin = "", time.monotonic()
+    sentence, found, begin = "", None, time.monotonic()
     tracemalloc.start()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            target.parse(given)
+            found = target.parse(given)
     except target.errors as failure:
         if not raises:
             raise
@@ -526,3 +571,4 @@ def look(target: Target, content: bytes, folder: Path, *, raises: bool = True) -
     assert time.monotonic() - begin < SLOW
     assert len(sentence) < 4000, "an error that repeats its input"
     assert peak < target.most, f"{peak:,} bytes for {len(content):,}"
+    return found
