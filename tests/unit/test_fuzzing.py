@@ -31,7 +31,7 @@ from mutated import mutated
 from runner.errors import MeshrunError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300" if SECONDS else "5"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300" if SECONDS else "3"))
 SLOW = 5.0  # seconds for one small input: no parser takes a tenth of a second for a valid one
 LARGE = 64 << 20  # bytes that a parser may take for one small input
 PILLOW = 1 << 32  # it reserves, without touching it, what a chunk of a picture states as its length
@@ -64,12 +64,19 @@ def texts(
 # What is read, and its valid files.
 
 
-def whole(path: Path) -> object:
+def raw(path: Path) -> object:
+    """Open a file without a header, as an array of 6 x 8 float32."""
+    from runner.storage.formats.registry import Form
+
+    return whole(path, Form((6, 8), "float32"))
+
+
+def whole(path: Path, form: Any = None) -> object:
     """Open an array, and read its first rows."""
     from runner.region import Region
     from runner.storage.formats.registry import open_source
 
-    source = open_source(path)
+    source = open_source(path, form)
     shape = (min(source.shape[0], 4), *source.shape[1:]) if source.shape else ()
     if source.shape and 0 < int(np.prod(shape, dtype=object)) <= 1 << 20:
         region = Region((0,) * len(shape), shape)
@@ -359,6 +366,7 @@ RATES = {
 USAGE = (click.UsageError,)
 TARGETS = [
     Target("npy", npy, whole, ".npy"),
+    Target("raw", lambda: bytes(6 * 8 * 4), raw, ".raw"),
     Target("npy F", functools.partial(npy, "F"), whole, ".npy"),
     Target("tiff", tiff, whole, ".tiff"),
     Target("hdf5", hdf5, whole, ".h5"),
