@@ -161,6 +161,7 @@ def nightly(session: nox.Session) -> None:
         "audit",
         f"random_faults({OPEN_MPI})",
         f"random_faults({MPICH})",
+        "fuzz",
     ):
         session.notify(name)
 
@@ -181,7 +182,17 @@ def audit(session: nox.Session) -> None:
     """Compare the locked packages with known vulnerabilities."""
     session.install("pip-audit>=2.7")
     for lock in ("cuda13,mpi", "mpich", "build"):
-        session.run("pip-audit", "--require-hashes", "--disable-pip", "-r", f"locks/{lock}.txt")
+        session.run("pip-audit", "--strict", "--require-hashes", "--disable-pip", "-r", f"locks/{lock}.txt")
+
+
+@nox.session
+def fuzz(session: nox.Session) -> None:
+    """Give every parser damaged files, FUZZ_SECONDS (600) each."""
+    session.install(f".[{OPEN_MPI},test]")
+    seconds = int(os.environ.get("FUZZ_SECONDS", "600"))
+    words = ["-n", "auto", f"--timeout={seconds + 600}", "--no-reruns"]
+    command = ["pytest", "tests/unit/test_fuzzing.py", *words, *session.posargs]
+    session.run(*command, env={"FUZZ_SECONDS": str(seconds)})
 
 
 @nox.session

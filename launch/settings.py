@@ -92,7 +92,7 @@ def _in_file(file: Path) -> Iterator[tuple[str, Any]]:
         return
     except OSError as reason:
         raise click.UsageError(f"cannot read {file}: {reason.strerror}") from reason
-    except (toml.TOMLDecodeError, UnicodeDecodeError) as reason:
+    except (ValueError, RecursionError) as reason:  # TOML's errors, and those of numbers and dates
         raise click.UsageError(f"{file} is not TOML: {reason}") from reason
     for name, value in content.items():
         if isinstance(value, dict) and name in TARGETS:

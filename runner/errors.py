@@ -11,6 +11,7 @@ from typing import Any
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
+LONGEST_LINE = 2000  # characters of a line of an error
 TRACE = "meshrun_trace"  # of an error that another rank has met
 
 
@@ -55,7 +56,7 @@ class MeshrunError(Exception):
         if self.expected is not None:
             details.append(f"expected {self.expected}")
         sentence = self.what + (": " + ", ".join(details) if details else "")
-        return sentence + (f". Try: {self.hint}" if self.hint else "")
+        return shortened(sentence + (f". Try: {self.hint}" if self.hint else ""))
 
 
 class UserError(MeshrunError):
@@ -77,6 +78,20 @@ class BadResult(RunError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.what, self.exit_code), self.__dict__)
+
+
+def shortened(text: str) -> str:
+    """`text` with the middle of each overlong line left out: a sentence may quote any input."""
+    lines = text.split("\n") if len(text) > LONGEST_LINE else []
+    if all(len(line) <= LONGEST_LINE for line in lines):
+        return text
+    return "\n".join(
+        line
+        if len(line) <= LONGEST_LINE
+        else f"{line[: LONGEST_LINE // 2]} ... ({len(line) - LONGEST_LINE:,} characters) ... "
+        f"{line[-LONGEST_LINE // 2 :]}"
+        for line in lines
+    )
 
 
 def met_by_all(failure: BaseException, sentence: str, trace: str = "") -> BaseException:

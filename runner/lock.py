@@ -173,7 +173,7 @@ def _read(path: Path) -> dict[str, Any] | None:
             found = json.loads(file.read())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -76,7 +76,7 @@ def read_verdict(report: Path, host: str, node: str) -> NodeVerdict:
     try:
         document = json.loads(report.read_text())
         status, line = document["status"], document["line"]
-    except (OSError, ValueError, KeyError, TypeError) as reason:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         return NodeVerdict("unknown", f"no report: {reason}")
     if status not in STATUSES or not isinstance(line, str):
         return NodeVerdict("unknown", f"a report without a verdict: {status!r}")

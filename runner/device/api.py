@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -42,6 +43,25 @@ class Device:
 
     def __str__(self) -> str:
         return f"GPU {self.index}" if self.kind == "cuda" else "CPU"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """An allocation that a device has refused, in bytes. needed: None if unknown. free: for this process."""
+
+    needed: int | None
+    free: int
+    total: int
+
+    def __str__(self) -> str:
+        needed = "an allocation of unknown size" if self.needed is None else f"{self.needed:,} bytes needed"
+        return f"{needed}, {self.free:,} of {self.total:,} free"
+
+
+def bytes_needed(message: str) -> int | None:
+    """Return the bytes that CuPy's OutOfMemoryError names; None if it names none."""
+    found = re.search(r"allocating ([\d,]+) bytes", message)
+    return int(found[1].replace(",", "")) if found else None
 
 
 class Backend(Protocol):
@@ -104,6 +124,9 @@ class Backend(Protocol):
 
     def free_memory(self) -> int:
         """Bytes of the device's memory that are free now."""
+
+    def shortage(self, failure: BaseException) -> Shortage | None:
+        """Return what did not fit if `failure` says that the device's memory is exhausted, else None."""
 
     def copy_rate(self) -> float:
         """Measure a large copy inside this device's memory; bytes per second, read plus written."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.device.api import CopyStreams, Device, NotCapturable
+from runner.device.api import CopyStreams, Device, NotCapturable, Shortage
 from runner.region import Array, Shape
 from runner.system.host_memory import free_host_memory, keep_freed_memory
 
@@ -73,6 +73,9 @@ class CpuBackend:
 
     def free_memory(self) -> int:
         return free_host_memory()
+
+    def shortage(self, failure: BaseException) -> Shortage | None:
+        return None  # a CPU computes in the host's memory, where Linux promises more than there is
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         raise NotCapturable("a CPU queues no work")

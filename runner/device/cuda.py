@@ -15,12 +15,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.api import CopyStreams, Device, NotCapturable
+from runner.device.api import CopyStreams, Device, NotCapturable, Shortage, bytes_needed
 from runner.device.copy_streams import CudaCopyStreams
 from runner.device.nvrtc import compile_kernel
 from runner.errors import RunError, first_line
 from runner.region import Array, Shape
 from runner.system.compiler import NotCompiled
+
+OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
 def count() -> int:
@@ -125,6 +127,15 @@ class CudaBackend:
     def free_memory(self) -> int:
         free: int = cupy.cuda.runtime.memGetInfo()[0]
         return free
+
+    def shortage(self, failure: BaseException) -> Shortage | None:
+        runtime = cupy.cuda.runtime
+        refused = isinstance(failure, runtime.CUDARuntimeError) and failure.status == OUT_OF_MEMORY
+        if not (refused or isinstance(failure, cupy.cuda.memory.OutOfMemoryError)):
+            return None
+        free, total = runtime.memGetInfo()
+        pooled = cupy.get_default_memory_pool().free_bytes()
+        return Shortage(bytes_needed(str(failure)), free + pooled, total)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         stream = cupy.cuda.get_current_stream()

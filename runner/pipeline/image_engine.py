@@ -23,6 +23,7 @@ from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.in_memory import call_rows, slabs, windows
 from runner.pipeline.result_type import types_of, types_without_cells
 from runner.pipeline.streamed.endpoints import Step
+from runner.pipeline.streamed.halving import Halving, does_not_fit, pieces
 from runner.plan.chunking import memory_use
 from runner.plan.task import Task
 from runner.plan.window import Window
@@ -64,6 +65,7 @@ class ImageSlot:
 class ImageEngine:
     def __init__(self, endpoints: ImageEndpoints) -> None:
         self._endpoints = endpoints
+        self.shortages: list[str] = []
 
     def slots(self, count: int) -> list[ImageSlot]:
         return [ImageSlot() for _ in range(count)]
@@ -130,12 +132,9 @@ class ImageEngine:
         )
         own: Array = block
         if on_gpu:
-            own = world.backend.empty(block.shape, task.dtype)
-            with spans("to device", number, block.nbytes):
-                world.backend.upload(block, own)
-                world.backend.synchronize()
+            own = self._on_device(number, block)
         begin = perf_counter()
-        result = result_of(world, task, own)
+        result = self._in_pieces(number, task, block, own) if on_gpu else result_of(world, task, own)
         world.backend.synchronize()
         spans.add("kernel", number, begin, perf_counter(), block.nbytes + result.nbytes)
         if not on_gpu:
@@ -145,6 +144,33 @@ class ImageEngine:
             world.backend.download(result, host)
             world.backend.synchronize()
         return host
+
+    def _on_device(self, number: int, block: HostArray) -> Array:
+        world = self._endpoints.world
+        try:
+            own = world.backend.empty(block.shape, block.dtype)
+        except (MemoryError, RuntimeError) as failure:  # CuPy and CUDA
+            shortage = world.backend.shortage(failure)
+            if shortage is None:
+                raise
+            raise does_not_fit("the image", shortage) from failure
+        with self._endpoints.spans("to device", number, block.nbytes):
+            world.backend.upload(block, own)
+            world.backend.synchronize()
+        return own
+
+    def _in_pieces(self, number: int, task: Task, block: HostArray, own: Array) -> Array:
+        """Return the result of an image on the device, by calls on fewer rows if all do not fit."""
+        world, image = self._endpoints.world, self._endpoints.folder.images[number]
+        halving = Halving(world.backend, f"{task.job.name} on {image.name}", task.units[0])
+        result = halving.compute(
+            task.partition[0].shape[0],
+            lambda: world.backend.upload(block, own),
+            lambda most: result_of(world, task, own, most),
+        )
+        if not self.shortages:  # said once, not for each image
+            self.shortages += halving.shortages
+        return result
 
     def _write(self, slot: ImageSlot) -> None:
         result = slot.result
@@ -159,12 +185,16 @@ class ImageEngine:
         self._endpoints.written.append(sink.path)
 
 
-def result_of(world: World, task: Task, block: Array) -> Array:
-    """Return the job's result for a padded block on this rank's device, C-contiguous."""
-    region, backend = task.partition[0], world.backend
+def result_of(world: World, task: Task, block: Array, most: int | None = None) -> Array:
+    """Return the job's result for a padded block on this rank's device, C-contiguous.
+
+    most: the most rows of a call on a device; None: all.
+    """
+    region, unit = task.partition[0], task.units[0]
     rows = (0, region.shape[0])
     whole: Array = None
-    parts = [rows] if backend.asynchronous and region.size else slabs(task, region, rows)
+    on_device = world.backend.asynchronous and region.size
+    parts = pieces(rows[1], most or rows[1], unit, unit) if on_device else slabs(task, region, rows)
     for (first, last), window in windows([block], parts, sum(task.widths[0])):
         if whole is None and task.results is not None:
             whole = _empty(world, task)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from runner.comm.api import Message
+from runner.device.api import Shortage
 from runner.errors import RunError
 from runner.job.block_context import BlockContext
 from runner.pipeline.halo.exchange import HaloPlan, Halos
@@ -34,6 +36,10 @@ OnProgress = Callable[[int, int], None]  # rows done, rows in all
 
 
 OnSteps = Callable[[int, int, int], None]  # steps taken, steps in all, cells computed in one
+
+
+class BlockDoesNotFit(RunError):
+    """A rank's block, with what the function allocates for it, does not fit its device; on every rank."""
 
 
 def no_steps(done: int, total: int, cells: int) -> None:
@@ -76,6 +82,7 @@ class Pipeline:
         self._sends: list[list[Message]] = []
         self._edges: list[tuple[Rows, Blocks]] = []
         self._exchanged = 0
+        self._shortage: Shortage | None = None  # of device memory, in a call on this rank
 
     @property
     def region(self) -> Region:
@@ -109,7 +116,8 @@ class Pipeline:
         self._windows = windows(blocks, self._slabs(*self._interior), self._halo)
         if backend.asynchronous:
             with self.phases("prepare"):
-                self._begin_on_device(blocks)
+                self._within_memory(lambda: self._begin_on_device(blocks))
+                self._agree_on_memory()
                 self.task = self._settled()
         elif self.task.results is None:
             self._first = [self._timed(rows, window) for rows, window in islice(self._windows, 1)]
@@ -159,29 +167,62 @@ class Pipeline:
         with self.phases("prepare"):
             self.world.control.barrier()  # else waiting for a slower neighbour would count as exchange
         if region.size == 0:
+            self._agree_on_memory()
             return
         begin = backend.mark()
         first, last = self._interior[0], self._interior[1] - self._unit
         found = [*self._first]
+
+        def compute(rows: Rows, window: Blocks) -> None:
+            found.append((rows, self._call(rows, window, self._outs)))
+
         if first < last:
             window = [block[first : last + self._halo] for block in blocks]
-            found.append(((first, last), self._call((first, last), window, self._outs)))
+            self._within_memory(lambda: compute((first, last), window))
         if self.overlap:
             with backend.beside(begin):
                 sent = backend.mark()
                 self.halos.start(blocks, self.world.arrays, self._sends).finish()
                 received = backend.mark()
             for rows, edge in self._filled_edges(blocks):
-                found.append((rows, self._call(rows, edge, self._outs)))
+                self._within_memory(partial(compute, rows, edge))
         end = backend.mark()
         backend.synchronize()
         self.phases.add("kernel", backend.elapsed(begin, end))
         if self.overlap:
             self.phases.add("exchange", backend.elapsed(sent, received), self._exchanged)
+        self._agree_on_memory()
         if self._outs is not None:
             yield region, tuple(self._outs)
         else:
             yield from map(self._placed, found)
+
+    def _within_memory(self, work: Callable[[], None]) -> None:
+        """Do `work`; note a shortage of device memory, for `_agree_on_memory`.
+
+        A rank that is short of memory still takes part in the exchange, for which its neighbours wait.
+        """
+        if self._shortage is not None:
+            return
+        try:
+            work()
+        except BaseException as failure:  # a user's function may raise anything
+            self._shortage = self.world.backend.shortage(failure)
+            if self._shortage is None:
+                raise
+
+    def _agree_on_memory(self) -> None:
+        """Raise BlockDoesNotFit on every rank if a call on any rank did not fit its device. Collective."""
+        everyone = self.world.control.allgather(self._shortage)
+        for rank, shortage in zip(self.world.ranks, everyone, strict=True):
+            if shortage is not None:
+                raise BlockDoesNotFit(
+                    f"a block and what {self.task.job.name} allocates for it do not fit the device memory of "
+                    f"rank {rank.number}, {rank.host}, {rank.device}",
+                    got=str(shortage),
+                    hint="more ranks, or files such as .npy without --overlap, which are streamed in chunks",
+                    everywhere=True,
+                )
 
     def _placed(self, piece: tuple[Rows, Results]) -> tuple[Region, Results]:
         rows, results = piece

@@ -17,6 +17,7 @@ from runner.errors import UserError
 from runner.region import Region, Shape
 
 BLOCKS_MOST = 1 << 20  # blocks of a grid of chunks: every rank lists them all
+DIGITS_MOST = 19  # of an int64
 
 
 def bounds(length: int, parts: int, index: int, unit: int = 1) -> tuple[int, int]:
@@ -107,6 +108,11 @@ def split_along(shape: Shape, axis: int, parts: int) -> Partition:
     return Partition(shape, tuple(parts if n == axis else 1 for n in range(len(shape))))
 
 
+def is_length(word: str) -> bool:
+    """Return whether a word is the digits of a length; Python refuses to convert thousands of them."""
+    return word.isascii() and word.isdecimal() and len(word) <= DIGITS_MOST
+
+
 def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     """Parse --grid ("4", "2x3", "0x0") for an array of `shape` on `ranks` ranks.
 
@@ -117,7 +123,7 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
     number of ranks.
     """
     words = text.lower().split("x")
-    if not all(word.isascii() and word.isdecimal() for word in words):
+    if not all(map(is_length, words)):
         raise UserError(
             "--grid does not parse",
             got=repr(text),
@@ -152,7 +158,7 @@ def parse_grid(text: str, shape: Shape, ranks: int) -> Shape:
 def grid_size(text: str) -> int | None:
     """Return the number of blocks of a --grid without zeros; None for other texts."""
     words = text.lower().split("x")
-    if not all(word.isascii() and word.isdecimal() and int(word) for word in words):
+    if not all(is_length(word) and int(word) for word in words):
         return None
     return math.prod(int(word) for word in words)
 

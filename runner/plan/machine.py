@@ -183,7 +183,7 @@ def load(path: Path) -> Machine | None:
         return Machine(**{**kept, "start": tuple(kept["start"]), "rates": rates})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as reason:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as reason:
         detail = f"no {reason}" if isinstance(reason, KeyError) else reason
         raise UserError(
             f"{path} holds no measured rates", got=detail, hint="meshrun plan --calibrate"

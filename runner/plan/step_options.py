@@ -94,11 +94,14 @@ class StepOptions:
             raise UserError("--every is the interval of --frames and --until", hint="--frames FILE")
 
 
+LONGEST = 1e15  # of an interval, in any unit
+
+
 def parse_interval(text: str) -> SaveInterval:
     """Parse the interval of checkpoints: 100 (steps), 30s, 5min or 1.5h; raises UserError."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(|steps?|s|sec|m|min|minutes?|h|hours?)", text.strip())
-    if found is not None:
-        number, unit = float(found[1]), found[2]
+    if found is not None and (number := float(found[1])) <= LONGEST:
+        unit = found[2]
         if unit in ("", "step", "steps"):
             if number >= 1 and number == int(number):
                 return SaveInterval(steps=int(number))

@@ -9,6 +9,7 @@ from runner.errors import UserError
 
 DEPTH = 3
 DEPTH_MOST = 1024  # chunks in flight: each has a thread and buffers of its own
+DIGITS_MOST = 40  # that the value of a size depends on
 SIZE_MOST = (1 << 63) - 1  # bytes: the largest file offset
 
 
@@ -55,6 +56,8 @@ def parse_size(text: str) -> int:
     if found is None:
         raise UserError(f"{text!r} is not a size", expected="a number of bytes such as 64M or 1.5G")
     whole, unit = found[1], 1024 ** " KMGT".index(found[2].upper() or " ")
+    if len(whole) > DIGITS_MOST:  # more than Python or a float converts
+        whole = whole.partition(".")[0].lstrip("0")[:DIGITS_MOST] or "0"
     return check_size(int(whole) * unit if whole.isdecimal() else int(float(whole) * unit), text)
 
 

@@ -41,6 +41,8 @@ MAGIC = b"meshrun1"  # followed by the counter of operations
 RECORDS = 4096  # of a rank, a power of two
 WORDS = 8  # of a record: entered, left, moved, sequence, name, communicator, thread, number
 TEXT = 4096  # bytes for the text about the rank
+NEEDED = {"rank", "host", "device", "pid", "thread", "began"}  # of the text
+RANKS_MOST = 1 << 24  # of a group
 NAMES, NAME = 128, 64  # entries of the table of names, bytes of one
 GROUPS, GROUP = 64, 512  # communicators
 PEERS = 1024  # pairs of a communicator and a peer
@@ -295,12 +297,17 @@ def count_of(path: Path) -> int | None:
 
 
 def about_of(path: Path) -> dict[str, Any] | None:
-    """Return what a file says about its rank; None if it is not complete."""
+    """Return what a file says about its rank; None if it is not complete, or damaged."""
     content = read_bytes(path)
-    if content is None:
+    return None if content is None else _about(content)
+
+
+def _about(content: bytes) -> dict[str, Any] | None:
+    try:
+        about = json.loads(_text(content, 64, TEXT))
+    except (ValueError, RecursionError):
         return None
-    about: dict[str, Any] = json.loads(_text(content, 64, TEXT))
-    return about
+    return about if isinstance(about, dict) and about.keys() >= NEEDED else None
 
 
 def start_time(pid: int, processes: Path = Path("/proc")) -> int:
@@ -327,17 +334,23 @@ def namespace() -> str:
 
 
 def read(path: Path, now: int | None = None) -> Recording | None:
-    """Read a rank's file; None if it is not complete, or no such file. now: `time.monotonic_ns()`."""
+    """Read a rank's file; None if there is none, or not a valid one. now: `time.monotonic_ns()`."""
     content = read_bytes(path)
-    if content is None:
+    about = None if content is None else _about(content)
+    if content is None or about is None:
         return None
-    now = _now() if now is None else now
-    about = json.loads(_text(content, 64, TEXT))
+    try:
+        return _recording(content, about, _now() if now is None else now)
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _recording(content: bytes, about: dict[str, Any], now: int) -> Recording:
     names = ["other", *(_text(content, NAMES_AT + i * NAME, NAME) for i in range(1, NAMES))]
     groups = {0: RecordedGroup("", None)}
     for number in range(1, GROUPS):
         if text := _text(content, GROUPS_AT + number * GROUP, GROUP):
-            with contextlib.suppress(ValueError):  # half written
+            with contextlib.suppress(ValueError, TypeError, RecursionError):  # half written
                 label, runs = json.loads(text)
                 groups[number] = RecordedGroup(label, None if runs is None else members_of(runs))
     operations = []
@@ -399,5 +412,7 @@ def runs_of(members: Sequence[int]) -> list[list[int]]:
 
 
 def members_of(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the ranks that `runs_of` made short."""
+    """Return the ranks that `runs_of` made short. ValueError if they are more than any run has."""
+    if sum(count for _, _, count in runs) > RANKS_MOST:
+        raise ValueError(f"a group of more than {RANKS_MOST:,} ranks")
     return tuple(first + step * i for first, step, count in runs for i in range(count))

@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.errors import RunError, UserError
 from runner.pipeline.fusing import fused, warn_of_whole_axes, with_inferred_halo
-from runner.pipeline.in_memory import Pipeline
+from runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
@@ -45,7 +45,20 @@ def run_map(run: RunContext) -> Record:
         return _in_chunks(run, known)
     if other:
         world.collective_call(lambda: planned(run, world.size, options.grid))  # raises
-    return _in_one_piece(run, task)
+    try:
+        return _in_one_piece(run, task)
+    except BlockDoesNotFit as failure:  # on every rank
+        found = None
+        if options.overlap is None:
+            found = in_chunks(world, task, run.sources, run.targets, options.stream, too_large=True)
+        if found is None:
+            raise
+        shortage = failure.got
+    # Here, the blocks are free.
+    world.on_root(run.transaction.remove_partials)
+    run.transaction.forget_partial()
+    world.warn(f"streamed in chunks, because a rank's block does not fit the device memory ({shortage})")
+    return _in_chunks(run, found)
 
 
 def fuse(run: RunContext, task: Task, steps: int = 1) -> Task:

@@ -19,6 +19,7 @@ from runner.pipeline.fusing import Fusion
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
+from runner.plan.grid import is_length
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import (
     COLORS,
@@ -131,7 +132,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _depth(name: str, value: Any) -> int:
-    number = int(value) if isinstance(value, str) and value.strip().isdecimal() else _integer(value)
+    number = int(value) if isinstance(value, str) and is_length(value.strip()) else _integer(value)
     if number is None:
         raise _invalid("depth", f"{value!r} is not a valid integer")
     if not 1 <= number <= DEPTH_MOST:
@@ -202,7 +203,7 @@ def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | N
 def parse_shape(text: str) -> tuple[int, ...]:
     """Parse axis lengths such as 1000x512; raises UserError if an array cannot have that shape."""
     words = text.lower().split("x")
-    if not all(word.isascii() and word.isdecimal() for word in words):
+    if not all(map(is_length, words)):
         raise UserError("--shape does not parse", got=repr(text), expected="lengths joined by x: 1000x512")
     lengths = tuple(int(word) for word in words)
     try:

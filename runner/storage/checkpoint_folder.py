@@ -21,7 +21,7 @@ from runner.storage.journal import differences, show_values
 KEPT = 2  # complete checkpoints that are kept
 STATE = "state.json"
 PARTIAL = ".next.partial"  # the checkpoint that is being written
-NAME = re.compile(r"step-([0-9]+)")
+NAME = re.compile(r"step-([0-9]{1,18})")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class CheckpointFolder:
                 colors = None if found.get("colors") is None else Colors(**found["colors"])
                 values = dict(found.get("values", {}))
                 return SavedState(int(found["step"]), dict(found["fingerprint"]), fields, colors, values)
-            except (OSError, ValueError, KeyError, TypeError, UserError):
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
                 continue  # damaged since it was written: an older one may be readable
         if self._complete():
             raise UserError(f"no checkpoint in {self.path} is readable", hint=self.discard)

@@ -74,7 +74,7 @@ class Journal:
                 identity = json.loads(path.read_bytes())
             except FileNotFoundError:  # also if `begin` or `remove` was interrupted
                 return None
-            except ValueError:
+            except (ValueError, RecursionError):
                 identity = None
         if not isinstance(identity, dict):
             raise UserError(f"{path} is broken", expected="a JSON object", hint=self.discard())

@@ -45,7 +45,7 @@ def read(path: Path) -> Triangles:
 def _parse(path: Path, content: bytes) -> HostArray:
     """(n, 3, 3) corners. A file is binary if it has the size that its count says, whatever it begins with."""
     count = int.from_bytes(content[80:HEADER], "little") if len(content) >= HEADER else -1
-    if len(content) == HEADER + FACET * count:
+    if count >= 0 and len(content) == HEADER + FACET * count:
         return np.frombuffer(content, FACETS, count, HEADER)["corners"]
     if content.lstrip()[:5].lower() != b"solid" or b"facet" not in content[:4096].lower():
         got = f"{len(content):,} bytes" + (f", a count of {count:,} triangles" if count >= 0 else "")

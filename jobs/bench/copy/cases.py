@@ -218,7 +218,7 @@ def chosen(words: Sequence[str], prefixes: Sequence[str] = ()) -> tuple[Case, ..
 
 def _named(word: str) -> Case:
     if word.isdecimal():
-        if int(word) < len(CASES):
+        if len(word) < 10 and int(word) < len(CASES):
             return CASES[int(word)]
         raise UnknownCase(f"test cases are numbered 0 to {len(CASES) - 1}, not {word}")
     if word in BY_NAME:

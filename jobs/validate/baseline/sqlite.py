@@ -53,7 +53,7 @@ def read(path: Path) -> list[BaselineRun]:
             return list(runs_in(base).values())
     except sqlite3.OperationalError as reason:  # locked, no access
         raise unreadable(path, OSError(str(reason))) from reason
-    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError) as reason:
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as reason:
         raise broken(path, reason) from reason
 
 
@@ -78,7 +78,7 @@ def add(path: Path, new: BaselineRun) -> BaselineRun:
             base.execute("COMMIT")  # closing the connection before this changes nothing
     except sqlite3.OperationalError as reason:
         raise unwritable(path, reason) from reason
-    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError) as reason:
+    except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as reason:
         raise broken(path, reason) from reason
     return new
 

@@ -71,7 +71,7 @@ def known_rates(site: Path | None = None) -> KnownRates:
         document = json.loads(site.read_text())
     except OSError as reason:
         raise UserError(f"cannot read the rates {site}", got=reason.strerror) from reason
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise UserError(f"the rates {site} are not JSON", got=reason) from reason
     own = parse_rates(site, document)
     return KnownRates(own.gpus + known.gpus, {**known.shares, **own.shares}, own.network)

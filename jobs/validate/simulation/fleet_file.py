@@ -20,7 +20,7 @@ def file_words(path: str) -> list[str]:
         content = _load(Path(path))
     except OSError as reason:
         raise UserError(f"cannot read the fleet in {path}", got=reason.strerror) from reason
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise UserError(
             f"the fleet in {path} is not valid {Path(path).suffix[1:]}", got=str(reason)
         ) from reason

@@ -34,7 +34,8 @@ from runner.pipeline.streamed.dispatch import (
     threads_of,
 )
 from runner.pipeline.streamed.endpoints import Endpoints
-from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.gpu_engine import DeviceEngine, halving_of
+from runner.pipeline.streamed.halving import Halving
 from runner.plan.chunks import Chunks
 from runner.plan.step_options import EVERY
 from runner.plan.steps import for_chunks, least_rows
@@ -118,6 +119,7 @@ class StreamedSteps:
         nbytes = sum(task.input_bytes(region) for region in task.partition)
         counts: list[tuple[int, int]] = []
         done, single = self.first, ""
+        halving = halving_of(world, wide)
         if self.checkpoints is not None:
             self.checkpoints.start(done)
         if self.frames is not None:
@@ -130,7 +132,7 @@ class StreamedSteps:
             wider, must = for_chunks(task, count), self.must_fuse
             taker = ChunkSteps(world, task, wider, observed=checked, must_fuse=must)
             moved = (number * nbytes, len(passes) * nbytes)
-            counts = self._pass(taker, chunks, sources, sinks, *moved)
+            counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason
             self._sync(sinks)
             for place, sink in zip(feeds, sinks, strict=True):
@@ -239,6 +241,7 @@ class StreamedSteps:
         chunks: Chunks,
         sources: Sequence[Source],
         sinks: Sequence[Sink],
+        halving: Halving,
         before: int,
         total: int,
     ) -> list[tuple[int, int]]:
@@ -247,7 +250,8 @@ class StreamedSteps:
         for sink in sinks:
             sink.threads = threads_of(world)
         endpoints = Endpoints(world, taker.wide, chunks, sources, sinks, self._spans, taker)
-        engine = DeviceEngine(endpoints) if world.backend.asynchronous else HostEngine(endpoints)
+        on_device = world.backend.asynchronous
+        engine = DeviceEngine(endpoints, halving=halving) if on_device else HostEngine(endpoints)
         size = sum(self.task.input_bytes(chunks[number]) for number in range(len(chunks)))
         found = process_chunks(
             world,

@@ -11,6 +11,7 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.pipeline.result_type import ResultType, result_types
+from runner.pipeline.streamed.halving import does_not_fit
 from runner.plan.chunking import (
     Facts,
     Files,
@@ -41,11 +42,13 @@ def in_chunks(
     targets: Sequence[Path],
     options: StreamOptions,
     whole: bool = False,
+    *,
+    too_large: bool = False,
 ) -> Task | None:
     """Return the task with its results known if the run is streamed (`is_streamed`), else None. Collective.
 
-    whole: do not stream to overlap copies. Raises UserError if an option of streamed runs is given and one
-    rank reads or writes a file whole.
+    whole: do not stream to overlap copies. too_large: a rank's block is known not to fit its memory.
+    Raises UserError if an option of streamed runs is given and one rank reads or writes a file whole.
     """
     serial = first_serial(sources)
     chunked = any(split(target)[0].suffix.lower() in FOLDERS for target in targets)
@@ -53,7 +56,7 @@ def in_chunks(
     asynchronous = world.backend.asynchronous
     streamed = partial(is_streamed, task, options, files, asynchronous=asynchronous, keep_whole=whole)
     # Memory is checked only if nothing else decides: its options are checked with the chunks.
-    if streamed(too_large=False) or (
+    if streamed(too_large=too_large) or (
         serial is None and streamed(too_large=is_any_too_large(world, task, options))
     ):
         known = known_results(world, task, sources)
@@ -158,13 +161,19 @@ def known_results(world: World, task: Task, sources: Sequence[Source]) -> Task:
         return task
 
     def trial() -> tuple[ResultType, ...]:
-        return result_types(
-            task,
-            world.backend,
-            ranks=world.size,
-            host=world.here.host,
-            first_row=lambda: _first_row(world, task, sources),
-        )
+        try:
+            return result_types(
+                task,
+                world.backend,
+                ranks=world.size,
+                host=world.here.host,
+                first_row=lambda: _first_row(world, task, sources),
+            )
+        except (MemoryError, RuntimeError) as failure:  # CuPy and CUDA
+            shortage = world.backend.shortage(failure)
+            if shortage is None:
+                raise
+            raise does_not_fit("a row", shortage) from failure
 
     return task.with_results(world.on_root(trial))
 

@@ -36,6 +36,7 @@ class HostEngine:
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
+        self.shortages: list[str] = []
 
     def slots(self, count: int) -> list[HostSlot]:
         def buffers(sizes: list[int]) -> list[HostArray]:

@@ -77,10 +77,14 @@ def process_chunks(
             finished=finished,
             idle=counters.progress if counters else _nothing,
         )
-    everyone: list[tuple[int, int]] = world.control.allgather((queue.own, queue.taken_over))
+    everyone = world.control.allgather((queue.own, queue.taken_over, [*engine.shortages]))
+    engine.shortages.clear()
+    for rank, (_, _, shortages) in zip(world.ranks, everyone, strict=True):
+        for sentence in shortages:
+            world.warn(f"rank {rank.number}, {rank.host}, {rank.device}: {sentence}")
     if counters is not None:
         counters.close()
-    return everyone
+    return [(own, taken_over) for own, taken_over, _ in everyone]
 
 
 def _counters(world: World) -> Counters | None:

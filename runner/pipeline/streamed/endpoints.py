@@ -97,7 +97,12 @@ class Engine(Protocol):
 
     The main thread calls all methods except `join`, which every I/O thread calls before its first step, and
     `finish`, which an I/O thread calls. A slot holds the buffers of one chunk.
+
+    shortages: sentences on what did not fit the device's memory, and what was done instead.
     """
+
+    @property
+    def shortages(self) -> list[str]: ...
 
     def slots(self, count: int) -> list[Any]: ...
 

@@ -7,20 +7,26 @@ the work that is issued to the device meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from runner.device.api import HostBytes, Mark
-from runner.pipeline.in_memory import call_rows
+from runner.pipeline.in_memory import call_rows, windows
 from runner.pipeline.result_type import hide_output, result_buffers
 from runner.pipeline.streamed.direct_io import Direct
 from runner.pipeline.streamed.endpoints import Endpoints, Step, shaped
+from runner.pipeline.streamed.halving import Halving, chunk_does_not_fit, pieces
+from runner.plan.steps import least_rows
+from runner.plan.task import Task
 from runner.plan.window import Window
 from runner.region import Array
 from runner.report.spans import Stage
+from runner.world.world import World
 
 BYTES = np.dtype(np.uint8)
 
@@ -48,13 +54,21 @@ class DeviceSlot:
 class DeviceEngine:
     """Read and write many chunks while the device computes.
 
-    direct: direct I/O between the files and the device, where available.
+    direct: direct I/O between the files and the device, where available. halving: of the passes before, which
+    this one goes on from.
     """
 
-    def __init__(self, endpoints: Endpoints, direct: Direct | None = None) -> None:
+    def __init__(
+        self, endpoints: Endpoints, direct: Direct | None = None, halving: Halving | None = None
+    ) -> None:
         self._endpoints, self._backend, self._direct = endpoints, endpoints.world.backend, direct
         self._copies = self._backend.copy_streams()
         self._padded: list[Array] = []
+        self._halving = halving or halving_of(endpoints.world, endpoints.task)
+
+    @property
+    def shortages(self) -> list[str]:
+        return self._halving.shortages
 
     def slots(self, count: int) -> list[DeviceSlot]:
         def on_device(sizes: list[int]) -> list[Array]:
@@ -64,9 +78,26 @@ class DeviceEngine:
             return [self._backend.host_empty((size,), BYTES) for size in sizes]
 
         blocks, results = self._endpoints.largest
-        if self._endpoints.task.has_halo:
-            self._padded = on_device(blocks)  # kernels run one after another: one set is enough
-        slots = [DeviceSlot(on_device(blocks), pinned(blocks), pinned(results)) for _ in range(count)]
+        slots: list[DeviceSlot] = []
+        short = None
+        while len(slots) < count and short is None:
+            try:
+                if self._endpoints.task.has_halo and not self._padded:
+                    self._padded = on_device(blocks)  # kernels run one after another: one set is enough
+                device = on_device(blocks)
+            except (MemoryError, RuntimeError) as failure:  # CuPy and CUDA
+                short = self._backend.shortage(failure)
+                if short is None:
+                    raise
+            else:
+                slots.append(DeviceSlot(device, pinned(blocks), pinned(results)))
+        if short is not None:
+            if not slots:
+                raise chunk_does_not_fit(short)
+            self.shortages.append(
+                f"{len(slots)} of {count} chunks are in flight: the buffers of more do not fit the device "
+                f"memory ({short})"
+            )
         self._rehearse(slots[0])
         return slots
 
@@ -109,22 +140,18 @@ class DeviceEngine:
         endpoints, task, copies = self._endpoints, self._endpoints.task, self._copies
         with copies.named(f"chunk {slot.number}"):
             inputs = list(self._staged(slot, slot.device))
-            for place, staged in enumerate(inputs):
-                if not slot.loaded[place]:
-                    sent = copies.send(slot.source[place][: staged.nbytes], slot.device[place])
-                    slot.marks.append(("to device", staged.nbytes, *sent))
-                    copies.wait(sent[1])
+            self._send(slot, inputs)
             begin = copies.mark()
-            blocks = [self._block(slot, place, staged) for place, staged in enumerate(inputs)]
-            region = slot.windows[0].region
-            if endpoints.steps is not None:
-                slot.results = [result.copy() for result in endpoints.steps.take(region, blocks)]
-            else:
-                outs = result_buffers(task, region.shape, self._backend)
-                found = call_rows(endpoints.world, task, region, blocks, (0, region.shape[0]), outs)
-                slot.results = [self._kept(result) for result in found]
+            rows = slot.windows[0].region.shape[0]
+            slot.results = self._halving.compute(
+                rows, partial(self._restore, slot, inputs), partial(self._results, slot, inputs)
+            )
             end = copies.mark()
-            moved = sum(array.nbytes for array in (*blocks, *slot.results))
+            moved = sum(array.nbytes for array in slot.results)
+            moved += sum(
+                math.prod(window.shape) * one.dtype.itemsize
+                for window, one in zip(slot.windows, task.fields, strict=True)
+            )
             slot.marks.append(("kernel", moved, begin, end))
             for place, result in enumerate(slot.results):
                 to = endpoints.output_regions(slot.number)[place]
@@ -133,6 +160,50 @@ class DeviceEngine:
                 if stored is None:
                     fetched = copies.fetch(result, slot.target[place][: result.nbytes], end)
                     slot.marks.append(("from device", result.nbytes, *fetched))
+
+    def _send(self, slot: DeviceSlot, inputs: list[Array]) -> None:
+        """Copy what was read to the host, and make the compute stream wait for it."""
+        copies = self._copies
+        for place, staged in enumerate(inputs):
+            if not slot.loaded[place]:
+                sent = copies.send(slot.source[place][: staged.nbytes], slot.device[place])
+                slot.marks.append(("to device", staged.nbytes, *sent))
+                copies.wait(sent[1])
+
+    def _restore(self, slot: DeviceSlot, inputs: list[Array]) -> None:
+        """Fill the device buffers of a chunk again, after all device work has ended."""
+        self._send(slot, inputs)
+        for place, window in enumerate(slot.windows):
+            if slot.loaded[place]:
+                assert self._direct is not None
+                for step in self._direct.reads(place, window, slot.device[place]) or []:
+                    step.do()
+
+    def _results(self, slot: DeviceSlot, inputs: list[Array], most: int) -> list[Array]:
+        """Return the results of a chunk, by calls on at most `most` rows."""
+        endpoints, task, region = self._endpoints, self._endpoints.task, slot.windows[0].region
+        blocks = [self._block(slot, place, staged) for place, staged in enumerate(inputs)]
+        rows = region.shape[0]
+        if rows <= most:
+            if endpoints.steps is not None:
+                return [result.copy() for result in endpoints.steps.take(region, blocks)]
+            outs = result_buffers(task, region.shape, self._backend)
+            found = call_rows(endpoints.world, task, region, blocks, (0, rows), outs)
+            return [self._kept(result) for result in found]
+        whole = [
+            self._backend.empty(endpoints.output_regions(slot.number)[place].shape, dtype)
+            for place, (_, dtype) in enumerate(task.known)
+        ]
+        cuts = pieces(rows, most, self._halving.least, task.units[0])
+        for (first, last), window in windows(blocks, cuts, sum(task.widths[0])):
+            if endpoints.steps is not None:
+                part: Sequence[Array] = endpoints.steps.take(region.rows(first, last), window)
+            else:
+                outs = result_buffers(task, region.rows(first, last).shape, self._backend)
+                part = call_rows(endpoints.world, task, region, window, (first, last), outs)
+            for place, result in enumerate(part):
+                whole[place][task.output_rows((first, last), place)] = result
+        return whole
 
     def finish(self, slot: DeviceSlot) -> list[Step]:
         for stage, moved, begin, end in slot.marks:
@@ -170,3 +241,9 @@ class DeviceEngine:
         if any(xp.may_share_memory(result, padded) for padded in self._padded):
             return result.copy()
         return xp.ascontiguousarray(result)
+
+
+def halving_of(world: World, task: Task) -> Halving:
+    """Return the state of calls that have not been halved yet."""
+    least = least_rows(task, 1) if task.steps > 1 else 1  # `task` has the halo of all its steps
+    return Halving(world.backend, task.job.name, max(task.units[0], least))

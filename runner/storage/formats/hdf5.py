@@ -93,7 +93,7 @@ class Hdf5Source:
 
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
-    with _opened(path) as file:
+    with _opened(path) as file, _readable(path):
         found = _arrays(file)
         if name is None and len(found) == 1:
             (name,) = found
@@ -119,7 +119,7 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
 
 def names(path: Path) -> list[str]:
     """Return the names of all datasets in a file, numeric or not."""
-    with _opened(path) as file:
+    with _opened(path) as file, _readable(path):
         found: list[str] = []
         file.visititems(lambda name, node: found.append(name) if isinstance(node, h5py.Dataset) else None)
         return found
@@ -135,6 +135,17 @@ def _opened(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} is not a readable HDF5 file", got=first_line(reason)) from reason
     with file:
         yield file
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Re-raise what h5py raises for a file whose header is valid and whose contents are not."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as reason:
+        if isinstance(reason, OSError) and reason.errno is not None:
+            raise  # the operating system's error, not HDF5's
+        raise UserError(f"{path} is broken", got=first_line(reason), expected="an HDF5 file") from reason
 
 
 def _arrays(file: Any) -> list[str]:

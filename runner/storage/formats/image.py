@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,16 @@ from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
 from runner.storage.formats.registry import Form
 
+UNREAD = (  # what Pillow raises for a broken file
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RuntimeError,
+    struct.error,
+)
 FORMATS = {
     ".png": "PNG",
     ".jpg": "JPEG",
@@ -79,7 +90,7 @@ def decoded_bytes(path: Path) -> int:
             bands = len(Image.new(mode, (0, 0)).getbands())
             each = 4 if opened.mode in ("I", "F") else 2 if opened.mode.startswith("I;16") else 1
             return int(opened.width * opened.height * bands * each)
-    except (OSError, SyntaxError, ValueError):
+    except UNREAD:
         return 0
 
 
@@ -98,7 +109,7 @@ def _decode(path: Path) -> HostArray:
         raise UserError(
             f"{path} is not a readable picture", expected=", ".join(sorted(set(FORMATS.values())))
         ) from reason
-    except (OSError, SyntaxError, ValueError) as reason:
+    except UNREAD as reason:
         if isinstance(reason, OSError) and reason.errno is not None:
             raise  # the operating system's error, such as no permission, not Pillow's
         raise UserError(f"{path} is broken or truncated", got=reason) from reason

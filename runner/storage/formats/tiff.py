@@ -41,6 +41,7 @@ PAGE_BYTES = 1 << 9  # more than the metadata of a page
 UNREAD = (
     tifffile.TiffFileError,  # a ValueError only since 2026, which needs Python 3.11
     ValueError,
+    ZeroDivisionError,  # tiles without cells
     KeyError,
     IndexError,
     TypeError,
@@ -119,11 +120,13 @@ class TiffSource:
 
     def _decoded(self, descriptor: int, number: int, segment: int) -> HostArray | None:
         """Return a strip or tile, (1, rows, columns, channels)."""
-        offsets, sizes, tables = self._pages.places[number]
-        data = os.pread(descriptor, sizes[segment], offsets[segment]) if sizes[segment] else None
         try:
-            if data is not None and len(data) < sizes[segment]:
-                raise ValueError(f"the file ends within it: {len(data):,} of {sizes[segment]:,} bytes")
+            offsets, sizes, tables = self._pages.places[number]
+            offset, size = offsets[segment], sizes[segment]
+            there = max(min(os.fstat(descriptor).st_size - offset, size), 0)
+            if there < size:  # before so much memory is reserved
+                raise ValueError(f"the file ends within it: {there:,} of {size:,} bytes")
+            data = os.pread(descriptor, size, offset) if size else None
             cells: HostArray | None = self._pages.decode(data, segment, jpegtables=tables)[0]
         except UNREAD as reason:
             raise RunError(

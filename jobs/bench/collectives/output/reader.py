@@ -102,7 +102,7 @@ def _operations(text: str) -> dict[str, str]:
             parts = json.loads(text)["operations"]
             measured = {name: json.dumps(part) for name, part in parts.items() if part["results"]}
             return measured or {"": text}
-        except (json.JSONDecodeError, AttributeError, KeyError, TypeError):  # reported when it is read
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):  # reported when it is read
             pass
     return {"": text}
 
@@ -112,7 +112,7 @@ def _read(path: str, text: str) -> BenchRecord:
     if text.lstrip().startswith("{"):
         try:
             _read_json(text, gathered)
-        except (KeyError, TypeError, AttributeError, ValueError) as reason:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as reason:
             raise UserError(
                 f"{path} is JSON, but no record of measurements",
                 got=repr(reason),
@@ -181,32 +181,33 @@ def _read_text(text: str, gathered: _Gathered) -> None:
     titles: list[str] = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = ANSI.sub("", raw).replace("\t", " ")
-        if found := PROGRAM.search(line):
-            gathered.programs.add(found[1])
-        if found := LIBRARY.search(line):
-            gathered.library = int(found[1])
-        if found := AVERAGE.search(line):
-            gathered.averages.append(float(found[1]))
         if found := TITLES.search(line):
             titles = found[1].split()
-        elif titles and (found := ROW.search(line)):
-            try:
+            continue
+        try:
+            if found := PROGRAM.search(line):
+                gathered.programs.add(found[1])
+            if found := LIBRARY.search(line):
+                gathered.library = int(found[1])
+            if found := AVERAGE.search(line):
+                gathered.averages.append(float(found[1]))
+            elif titles and (found := ROW.search(line)):
                 key, placements = _row(titles, *found.groups())
-            except (ValueError, IndexError) as reason:
-                raise UserError(
-                    f"line {number} of {gathered.name} is a truncated row or is mixed with other output",
-                    got=line.strip()[:120],
-                    hint="nccl-tests' -J, or NCCL_DEBUG_FILE for NCCL's own messages",
-                ) from reason
-            gathered.clocks.add(titles[0])
-            for placement, figures in placements.items():
-                gathered.add(key, placement, figures)
+                gathered.clocks.add(titles[0])
+                for placement, figures in placements.items():
+                    gathered.add(key, placement, figures)
+        except (ValueError, LookupError, OverflowError) as reason:
+            raise UserError(
+                f"line {number} of {gathered.name} is a truncated row or is mixed with other output",
+                got=line.strip()[:120],
+                hint="nccl-tests' -J, or NCCL_DEBUG_FILE for NCCL's own messages",
+            ) from reason
 
 
 def _row(
     titles: list[str], size: str, count: str, datatype: str, rest: str
 ) -> tuple[RowKey, dict[str, Figures]]:
-    """Parse a row. Raises ValueError or IndexError if its cells do not fit the titles."""
+    """Parse a row. Raises ValueError, LookupError or OverflowError if its cells do not fit the titles."""
     cells = rest.split()
     # Older versions leave the reduction blank for operations without one.
     reduction = cells.pop(0) if cells[0].isalpha() else "none"
