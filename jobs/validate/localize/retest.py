@@ -262,6 +262,16 @@ class Search:
         self.cover.explain(suspect.rows, effect, 1.5)
         if (more := self.measurement.slowed(suspect, self.cover.table)) is not None:
             self.cover.explain(more, effect, 1.5)
+            # Nor were these slow for another reason.
+            self.confirmed = [
+                one
+                for one in self.confirmed
+                if one is found or (one.rows & ~more).any() or not self.explains(effect, one)
+            ]
+
+    def explains(self, effect: float, one: Confirmed) -> bool:
+        """Return whether a part of this effect makes another as slow as it is."""
+        return bool(one.effect <= effect + 1.5 * float(np.median(self.cover.table.threshold[one.rows])))
 
     def clear(self, suspect: Suspect) -> None:
         """Close the rows that were not retested; retested slow rows stay open for other suspects.
@@ -350,8 +360,6 @@ def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int
     late, changing = is_late(table.slow, table.count), 0
     looks = np.unique(table.look[rows & table.retested])
     looks = looks[looks >= begin]
-    if len(looks) > 1 and not flows_change(table, rows & (table.look >= begin)):
-        return 0, len(looks)
     for look in looks.tolist():
         now = rows & (table.look == look)
         if now.sum() < LEAST_FLOWS:
@@ -360,16 +368,19 @@ def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int
         partners = np.unique([table.a[now & late], table.b[now & late]])
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
         changing += len(partners) > FEW and not always
+    if len(looks) > 1 and one_way(table, rows & (table.look >= begin)):
+        changing = 0
     return int(changing), len(looks)
 
 
-def flows_change(table: Observations, rows: Mask) -> bool:
-    """Return whether most flows of these retests are slow at times, over all looks; else some always are."""
+def one_way(table: Observations, rows: Mask) -> bool:
+    """Return whether, over all looks of these retests, some flows are always slow and few are slow at times."""
     some = np.flatnonzero(rows & table.retested)
     size = 1 + max(int(side.max(initial=0)) for side in (table.a, table.b))
     flow = np.unique(table.a[some] * size + table.b[some], return_inverse=True)[1].reshape(-1)
     share = np.bincount(flow, table.slow[some]) / np.bincount(flow, table.count[some])
-    return bool(np.mean((share > 1 - ALWAYS) & (share < ALWAYS)) > 0.5)
+    always, never = share >= ALWAYS, share <= 1 - ALWAYS
+    return bool(always.mean() >= 0.25 and (always | never).mean() >= 0.5)
 
 
 def slow_in_most_looks(late: Mask, judged: Mask, table: Observations, share: float) -> bool:

@@ -21,8 +21,8 @@ from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import HardwareLimit, Member, Report
-from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from jobs.validate.report.wording import with_devices
+from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict

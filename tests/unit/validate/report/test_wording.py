@@ -8,8 +8,8 @@ from dataclasses import replace
 import made_report
 import pytest
 
-from jobs.validate.report.remedies import remedies
 from jobs.validate.plan import Plan
+from jobs.validate.report.remedies import remedies
 from jobs.validate.report.wording import drift_sentence, gbps, percent, with_devices
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.validation import Validation
