@@ -374,7 +374,7 @@ def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int
 
 
 def one_way(table: Observations, rows: Mask) -> bool:
-    """Return whether, over all looks of these retests, some flows are always slow and few are slow at times."""
+    """Return whether, over all looks, some flows are always slow and few are slow at times."""
     some = np.flatnonzero(rows & table.retested)
     size = 1 + max(int(side.max(initial=0)) for side in (table.a, table.b))
     flow = np.unique(table.a[some] * size + table.b[some], return_inverse=True)[1].reshape(-1)
