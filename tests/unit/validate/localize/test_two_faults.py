@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.ladder.ladder import Ladder, climb_ladder
 from jobs.validate.localize.set_cover import explained_rows
 from jobs.validate.plan import Plan
 from jobs.validate.simulation.fleet import SimulatedFleet
@@ -96,8 +96,15 @@ def test_no_measurement_has_nothing_to_explain() -> None:
 
 
 def climb_and_take_table(fleet: ToyFleet):  # type: ignore[no-untyped-def]
-    from jobs.validate.ladder.ladder import Ladder
-
     ladder = Ladder(fleet, Plan())
     ladder.measure_rung("gpu")
     return ladder.tables["gpu", "memory"][0]
+
+
+def test_a_ring_of_two_hosts_does_not_tell_a_rail_from_its_nics() -> None:
+    fleet = SimulatedFleet(parse_fleet("hosts=2,gpus=8,seed=3,fault=nic:h1:4:0.7"))
+    ladder = Ladder(fleet, Plan(seed=3))
+    ladder.measure_rung("rails")
+    (found,) = ladder.findings
+    assert (found.kind, found.gpus) == ("rail", (4,))
+    assert found.instead == ("host h0, GPU 4: its NIC", "host h1, GPU 4: its NIC")
