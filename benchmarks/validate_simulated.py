@@ -78,7 +78,7 @@ def run(sort: str, hosts: int, gpus: int, seed: int) -> Run:
         healthy = replace(healthy, leaf=max(4, min(32, hosts // 4)))
     faults = leaf(rng, healthy) if sort == "leaf" else drawn(rng, healthy, COUNTS[sort])
     fleet = SimulatedFleet(replace(healthy, faults=tuple(faults)), seed=seed)
-    verdict = climb_ladder(fleet, Plan(seed=seed, keep_going=len(faults) > 1))
+    verdict = climb_ladder(fleet, Plan(seed=seed))
     named = [any(names(one, fault, healthy) for one in verdict.findings) for fault in faults]
     extra = sum(not any(names(one, fault, healthy) for fault in faults) for one in verdict.findings)
     return Run(

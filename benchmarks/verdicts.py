@@ -1,7 +1,7 @@
 """Referee of `meshrun validate`: single faults of every kind, and healthy fleets, under real conditions.
 
     python benchmarks/verdicts.py [--runs 51] [--healthy 9] [--hosts 2 8 32] [--conditions plain ecmp all]
-        [--kinds nic oneway] [--faults 2] [--keep-going] [--first SEED] [--workers 2] [--failures 8]
+        [--kinds nic oneway] [--faults 2] [--stop-at-first] [--first SEED] [--workers 2] [--failures 8]
         [--json FILE]
 
 Each condition alone, then several at once ("all"). Each run draws a fault (each kind in turn) of factor 0.5
@@ -212,7 +212,7 @@ def judge(report: Any, kind: str, spec: FleetSpec) -> str:
     return "wrong" if right else "other"
 
 
-def run(task: tuple[str, str, int, int], gpus: int, faults: int = 1, keep_going: bool = False) -> Run:
+def run(task: tuple[str, str, int, int], gpus: int, faults: int = 1, keep_going: bool = True) -> Run:
     condition, kind, hosts, seed = task
     rng = np.random.default_rng([hosts, seed, list(CONDITIONS).index(condition), len(kind)])
     words = ",".join(filter(None, [f"hosts={hosts},gpus={gpus},seed={seed},{LEAF}", CONDITIONS[condition]]))
@@ -284,7 +284,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS)
     parser.add_argument("--faults", type=int, default=1, choices=(1, 2), help="at once")
-    parser.add_argument("--keep-going", action="store_true", help="as of `meshrun validate`")
+    parser.add_argument("--stop-at-first", action="store_true", help="as of `meshrun validate`")
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--failures", type=int, default=0, help="shown for each condition")
@@ -296,7 +296,9 @@ def main() -> None:
     begin = time.perf_counter()
     with ProcessPoolExecutor(options.workers) as pool:
         for condition in options.conditions:
-            one_run = partial(run, gpus=options.gpus, faults=options.faults, keep_going=options.keep_going)
+            one_run = partial(
+                run, gpus=options.gpus, faults=options.faults, keep_going=not options.stop_at_first
+            )
             done = list(pool.map(one_run, tasks(options, condition)))
             runs += done
             faulty = [one for one in done if one.kind != HEALTHY]

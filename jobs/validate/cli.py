@@ -78,7 +78,12 @@ FILE = click.Path(path_type=Path)
     metavar="NAME,...",
     help=f"Measure only these rungs: {', '.join(RUNGS)}.",
 )
-@click.option("--keep-going", is_flag=True, help="Continue after a broken rung.")
+@click.option(
+    "--keep-going/--stop-at-first",
+    default=True,
+    show_default=True,
+    help="After a broken rung, measure the later ones too, or stop.",
+)
 @click.option("--quick", is_flag=True, help="Take fewer samples of smaller sizes.")
 @click.option("--budget", type=DURATION, metavar="TIME", help="Reduce sizes and repeats to fit, such as 60s.")
 @click.option("--soak", type=DURATION, metavar="TIME", help="Repeat for this time, such as 1h.")

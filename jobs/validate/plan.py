@@ -19,7 +19,7 @@ class Plan:
     """Sizes are large enough that bandwidth, not latency, decides; a rate is `nbytes / seconds`."""
 
     rungs: tuple[RungName, ...] = RUNGS
-    keep_going: bool = False  # continue after a broken rung
+    keep_going: bool = True  # continue after a broken rung
     memory_bytes: int = 1 << 30
     product_bytes: int = 256 << 20
     copy_bytes: int = 256 << 20

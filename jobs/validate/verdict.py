@@ -63,7 +63,8 @@ class Finding:
     """A part that is slower than its siblings, confirmed by measuring again.
 
     factor: its rate / its siblings' rate. ranks: those that it consists of. time: share of the time that a
-    flapping part is slow. instead: parts that the measurements cannot distinguish from it.
+    flapping part is slow. instead: parts that the measurements cannot distinguish from it. devices: what to
+    look for on the host, such as "GPU 3 is 0000:5d:00.0", where known.
     """
 
     kind: FindingKind
@@ -76,6 +77,7 @@ class Finding:
     time: float | None = None
     instead: tuple[str, ...] = ()
     unit: Unit = "GPU"
+    devices: tuple[str, ...] = ()
 
     @property
     def part(self) -> str:
@@ -93,7 +95,7 @@ class Finding:
         text = f"{self.part} at {100 * self.factor:.0f} % of its siblings{when} ({', '.join(details)})"
         if self.instead:
             text += f"; indistinguishable from {' or '.join(self.instead)}"
-        return text
+        return "; ".join((text, *self.devices))
 
 
 PARTS = {

@@ -20,7 +20,7 @@ from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import Localization, RungMeasurement, localize
 from jobs.validate.localize.set_cover import KnownFaults
 from jobs.validate.measurements.allreduce import AllReduce
-from jobs.validate.measurements.inter_node import InterNode, through_nics
+from jobs.validate.measurements.inter_node import BETWEEN, InterNode, through_nics
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
 from jobs.validate.measurements.single_gpu import SingleGpu
@@ -70,16 +70,22 @@ class Ladder:
 
     @property
     def faults(self) -> KnownFaults:
-        """Ranks that findings so far explain, with their slowdowns and rates."""
+        """Ranks that findings so far explain, with their slowdowns and rates.
+
+        All that a rank on a CPU does takes its core, so a finding explains whatever else is slow there.
+        """
         known: KnownFaults = {}
         for one in self.findings:
             fault = (-float(np.log(one.factor)), one.evidence.rate)
             for rank in one.ranks:
-                known.setdefault(rank, []).extend([fault] if one.evidence.unit == "B/s" else [])
+                if self.topology.unit == "CPU":
+                    known[rank] = [(math.inf, None)]
+                else:
+                    known.setdefault(rank, []).extend([fault] if one.evidence.unit == "B/s" else [])
         return known
 
     def climb(self) -> Verdict:
-        """Measure the rungs of the plan until one is broken."""
+        """Measure the rungs of the plan; without `keep_going`, until one is broken."""
         broken = ""
         for name in RUNGS:
             why = self.skip_reason(name, broken)
@@ -219,9 +225,9 @@ class Ladder:
             case "host pairs":
                 return [("flows", InterNode(probe, topology, plan, faults))]
             case "node":
-                return [("ring", AllReduce(probe, topology, plan, "ring", faults))]
+                return [("ring", AllReduce(probe, topology, plan, "ring", self.ranks_on("pair")))]
             case "rails":
-                return [("ring", AllReduce(probe, topology, plan, "rail", faults | self.ranks_on_links()))]
+                return [("ring", AllReduce(probe, topology, plan, "rail", self.ranks_on(*BETWEEN)))]
             case _:
                 return []
 
@@ -232,16 +238,11 @@ class Ladder:
             self.not_judged.append(f"pairs: no copies from GPU to GPU: {why}")
         return ("flows",) if why else ("copies", "flows")
 
-    def ranks_on_links(self) -> KnownFaults:
-        """Return the ranks on slow links; rings through them are explained."""
-        hosts = {
-            host
-            for one in self.findings
-            if one.kind in ("link", "link one way", "path")
-            for host in one.hosts
-        }
+    def ranks_on(self, *kinds: str) -> KnownFaults:
+        """Return the ranks of hosts with a slow link of these kinds; rings through them are explained."""
+        hosts = {host for one in self.findings if one.kind in kinds for host in one.hosts}
         names, host_of = self.topology.names, self.topology.host
-        return {rank: [] for rank, host in enumerate(host_of) if names[host] in hosts}
+        return {rank: [] for rank, host in enumerate(host_of) if names[host] in hosts} | self.faults
 
     def measure_curve(self, name: RungName) -> None:
         """Measure bus bandwidth by size: all ranks, or the median of the hosts. Reported, not judged.

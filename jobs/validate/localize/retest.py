@@ -90,7 +90,7 @@ class RungMeasurement(Protocol):
         """Return whether these rows of a suspect are slow part of the time, as of an intermittent part."""
         return False
 
-    def slowed(self, name: PartName, table: Observations) -> Mask | None:
+    def slowed(self, suspect: Suspect, table: Observations) -> Mask | None:
         """Return rows that a slow part may slow too, though they are no evidence of it; None: no others."""
         return None
 
@@ -233,6 +233,8 @@ class Search:
         self.queue += new
         self.cover.excluded |= set(new)
         self.cover.explain(rows, suspect.effect if len(new) == 1 else np.inf)
+        if len(new) == 1 and (more := self.measurement.slowed(suspect, self.cover.table)) is not None:
+            self.cover.explain(more, suspect.effect)
 
     def unexplained(self, first: Observations) -> int:
         """Count what was critically slow at first and in most retests, and no confirmed part explains."""
@@ -258,8 +260,18 @@ class Search:
         self.cover.excluded.add(suspect.name)
         effect = suspect.effect if found.flaps is None else np.inf
         self.cover.explain(suspect.rows, effect, 1.5)
-        if (more := self.measurement.slowed(suspect.name, self.cover.table)) is not None:
+        if (more := self.measurement.slowed(suspect, self.cover.table)) is not None:
             self.cover.explain(more, effect, 1.5)
+            # Nor were these slow for another reason.
+            self.confirmed = [
+                one
+                for one in self.confirmed
+                if one is found or (one.rows & ~more).any() or not self.explains(effect, one)
+            ]
+
+    def explains(self, effect: float, one: Confirmed) -> bool:
+        """Return whether a part of this effect makes another as slow as it is."""
+        return bool(one.effect <= effect + 1.5 * float(np.median(self.cover.table.threshold[one.rows])))
 
     def clear(self, suspect: Suspect) -> None:
         """Close the rows that were not retested; retested slow rows stay open for other suspects.
@@ -312,7 +324,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         return None
     # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
     slow = late | (still_open & cover.unclear)
-    effect = float(np.median(table.level[slow if slow.any() else still_open]))
+    effect = cover.effect(suspect.name, np.flatnonzero(slow if slow.any() else still_open))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
 
 
@@ -342,7 +354,8 @@ def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int
     """Count the looks in which a part was slow with at least two partners, but not all of the time.
 
     Looks with few of its flows, as a partner of other suspects, do not count. begin: the first that does.
-    Returns them, and all looks. The load of others takes longer than a look, or slows one partner.
+    Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of a part
+    that is always slow in one direction, no look is changing.
     """
     late, changing = is_late(table.slow, table.count), 0
     looks = np.unique(table.look[rows & table.retested])
@@ -355,7 +368,19 @@ def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int
         partners = np.unique([table.a[now & late], table.b[now & late]])
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
         changing += len(partners) > FEW and not always
+    if len(looks) > 1 and one_way(table, rows & (table.look >= begin)):
+        changing = 0
     return int(changing), len(looks)
+
+
+def one_way(table: Observations, rows: Mask) -> bool:
+    """Return whether, over all looks, some flows are always slow and few are slow at times."""
+    some = np.flatnonzero(rows & table.retested)
+    size = 1 + max(int(side.max(initial=0)) for side in (table.a, table.b))
+    flow = np.unique(table.a[some] * size + table.b[some], return_inverse=True)[1].reshape(-1)
+    share = np.bincount(flow, table.slow[some]) / np.bincount(flow, table.count[some])
+    always, never = share >= ALWAYS, share <= 1 - ALWAYS
+    return bool(always.mean() >= 0.25 and (always | never).mean() >= 0.5)
 
 
 def slow_in_most_looks(late: Mask, judged: Mask, table: Observations, share: float) -> bool:

@@ -9,6 +9,7 @@ repeat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,7 @@ class Cover:
     ) -> None:
         self.table, self.kinds, self.share, self.tolerance = table, kinds, share, tolerance
         self.open = np.ones(len(table), bool)
+        self.explained = np.zeros(len(table))  # level up to which each row is
         self.slow = table.level > table.threshold
         # Between a healthy level and a slow one: evidence neither for nor against a part.
         self.unclear = ~self.slow & (table.level > table.threshold / 2)
@@ -107,6 +109,19 @@ class Cover:
 
     def strongest(self) -> Suspect | None:
         """Return the part that explains the most slow rows, or None."""
+        while (found := self.most_explaining()) is not None and self.refuted(found):
+            self.excluded.add(found.name)
+        return found
+
+    def refuted(self, suspect: Suspect) -> bool:
+        """Return whether rows that another part explains were faster than this part would allow."""
+        rows = suspect.rows & ~self.open
+        faster = rows & (self.table.level < suspect.effect - self.table.threshold)
+        slow = int((suspect.rows & self.open & self.slow).sum())
+        return bool(slow < self.share * (slow + faster.sum()))
+
+    def most_explaining(self) -> Suspect | None:
+        """Return the part with the most slow rows, if nearly all of its open ones are slow, or None."""
         best, most = ("", -1), 0
         for kind, through, late, doubt in zip(self.kinds, self.through, self.late, self.doubt, strict=True):
             slow = np.where(mostly_slow(late, through, doubt, self.share) & (late > most), late, 0)
@@ -119,7 +134,20 @@ class Cover:
             return None
         rows = rows_through(self.kinds, best)
         late = np.flatnonzero(rows & self.open & self.slow)
-        return Suspect(*best, rows, float(np.median(self.table.level[late])), tuple(self.ties(best, late)))
+        effect = self.effect(best, late)
+        return Suspect(*best, rows, effect, tuple(self.ties(best, effect, late)))
+
+    def effect(self, name: PartName, late: Ints) -> float:
+        """Return the level that a part explains, of its slow rows.
+
+        If one direction is clearly slower than the other, another part slows it too: the level of the other.
+        """
+        level, known = self.table.level, next(known for known in self.kinds if known.name == name[0])
+        label = int(np.searchsorted(known.keys, name[1]))
+        sides = [level[late[labels[late] == label]] for labels in known.labels]
+        medians = [float(np.median(side)) for side in sides if len(side)]
+        apart = len(medians) == 2 and np.ptp(medians) > 1.5 * float(np.median(self.table.threshold[late]))
+        return min(medians) if apart else float(np.median(level[late]))
 
     def mildest(self) -> Suspect | None:
         """Return the part with the most rows beyond the tolerance, if they are slow together (`is_mild`)."""
@@ -144,14 +172,16 @@ class Cover:
         rows_of = rows_through(self.kinds, best)
         return Suspect(*best, rows_of, float(np.median(self.table.level[rows_of & self.open])))
 
-    def ties(self, best: PartName, late: Ints) -> Iterator[PartName]:
+    def ties(self, best: PartName, effect: float, late: Ints) -> Iterator[PartName]:
         """Yield other parts with all of these slow rows, and (nearly) no fast ones."""
         for kind, through, doubt in zip(self.kinds, self.through, self.doubt, strict=True):
             slow = self.count(kind, late)
             same = (slow == len(late)) & mostly_slow(slow, through, doubt, self.share)
             same[self.excluded_labels(kind)] = False
             for label in np.flatnonzero(same):
-                if (name := (kind.name, int(kind.keys[label]))) != best:
+                name = (kind.name, int(kind.keys[label]))
+                tie = Suspect(*name, rows_through(self.kinds, name), effect)
+                if name != best and not self.refuted(tie):
                     yield name
 
     def peers(self, kind: str, most: int) -> tuple[list[PartName], Mask]:
@@ -168,8 +198,12 @@ class Cover:
         return np.searchsorted(kind.keys, np.array(keys, np.int64))
 
     def explain(self, rows: Mask, effect: float, margin: float = 1.0) -> None:
-        """Close the rows that this effect explains; rows more than `margin` thresholds slower stay open."""
-        self.close(rows & (self.table.level <= effect + margin * self.table.threshold))
+        """Close the rows that this effect explains; rows more than `margin` thresholds slower stay open.
+
+        Rows through several parts, each explained so, may be as slow as all of these effects together.
+        """
+        self.explained[rows] += effect
+        self.close(rows & (self.table.level <= self.explained + margin * self.table.threshold))
 
     def close(self, rows: Mask) -> None:
         rows = rows & self.open
@@ -184,8 +218,9 @@ class Cover:
             self.most[number] -= self.count(kind, gone[self.half_beyond[gone]])
 
 
-# By rank, for each finding that names it: log of the slowdown, and the remaining rate (bytes per second).
-KnownFaults = dict[int, list[tuple[float, float]]]
+# By rank, for each finding that names it: log of the slowdown, and the remaining rate in bytes/s (None: of a
+# processor, which all that the rank does passes through).
+KnownFaults = dict[int, list[tuple[float, float | None]]]
 
 COMPARABLE = 4.0  # largest ratio of two rates that can limit each other
 
@@ -194,14 +229,20 @@ def explained_rows(faults: KnownFaults, table: Observations, nbytes: int) -> Ite
     """Yield, for each rank with a fault, its rows and the level that the fault explains.
 
     A part that still moves 2 TB/s does not slow a path of 50 GB/s, and a path of 400 GB/s does not pass
-    through a part of 50 GB/s, so a fault explains rows only if both rates are within a factor of 4.
+    through a part of 50 GB/s, so a fault explains rows only if both rates are within a factor of 4. If every
+    row passes a slow part, the siblings are slow too: then a fault explains what is as fast as itself.
     """
-    ranks = 1 + max([*faults, int(table.a.max(initial=0)), int(table.b.max(initial=0))])
+    if not len(table):
+        return
+    ranks = 1 + max([*faults, int(table.a.max()), int(table.b.max())])
     bad = np.isin(np.arange(ranks), list(faults))
-    if not len(table) or (bad[table.a] | bad[table.b]).all():
-        return  # the siblings are slow parts too, so a difference from them has another cause
-    usual = float(np.median(nbytes / table.siblings))
+    usual, all_bad = float(np.median(nbytes / table.siblings)), (bad[table.a] | bad[table.b]).all()
     for rank, known in faults.items():
-        effects = [effect for effect, rate in known if 1 / COMPARABLE < rate / usual < COMPARABLE]
+        rates = [
+            (effect, rate)
+            for effect, rate in known
+            if rate is None or 1 / COMPARABLE < rate / usual < COMPARABLE
+        ]
+        effects = [max(math.log(usual / rate), 0.0) if all_bad and rate else effect for effect, rate in rates]
         if effects:
             yield (table.a == rank) | (table.b == rank), max(effects)

@@ -102,6 +102,8 @@ class AllReduce(RungMeasurement):
         if self.kind != "rail" or len(self.groups) < 2:
             return found
         hosts, effect = self.topology.host[self.groups[rail]], found.effect
+        if len(hosts) == 2:  # a ring of two does not tell the rail from the NIC of either
+            return replace(found, ties=tuple(("nic", rank) for rank in self.groups[rail].tolist()))
         while len(hosts) > 3:
             halves = np.array_split(hosts, 2)
             effects = [self.effect(rail, half) for half in halves]

@@ -430,12 +430,20 @@ class InterNode(RungMeasurement):
         far = self.far[host[a], host[b]]
         return by_nics & ~(far & near[host[a]]), by_nics & ~(far & near[host[b]])
 
-    def slowed(self, name: PartName, table: Observations) -> Mask | None:
-        """Return the rows that a slow part may slow too, though they are no evidence of it."""
-        if name[0] not in OF_NICS or not self.far.any():
+    def slowed(self, suspect: Suspect, table: Observations) -> Mask | None:
+        """Return the rows that a slow part may slow too, though they are no evidence of it.
+
+        Flows across rails pass its NICs, or the leaf switch of its rail, even where they show no NIC.
+        """
+        names = [name for name in (suspect.name, *suspect.ties) if name[0] in (*OF_NICS, "rail")]
+        send, receive = self.shown_by(table)
+        hidden = ~(send & receive) & ~self.topology.over_nvlink(table.a, table.b)
+        if suspect.kind not in (*OF_NICS, "rail") or not hidden.any():
             return None
-        of_part = np.isin(self.topology.owner, self.topology.owner[self.ranks(name)])
-        return np.asarray(of_part[table.a] | of_part[table.b])
+        of_parts = np.zeros(self.topology.ranks, bool)
+        for name in names:
+            of_parts |= np.isin(self.topology.owner, self.topology.owner[self.ranks(name)])
+        return np.asarray(hidden & (of_parts[table.a] | of_parts[table.b]))
 
     def locate(self, found: Confirmed) -> Confirmed | None:
         kind, key = found.name

@@ -198,8 +198,9 @@ def slow_together(load: FullLoad, rail: int) -> np.ndarray:
     if 0 < inside.sum() <= 2:
         # Where flows collide, levels are few: a median may jump to the next by chance, a mean does not.
         apart = np.where(inside[partner], np.nan, level)
-        means = np.array([column[~np.isnan(column)].mean() for column in apart.T])
-        usual = means[~inside]
+        known = ~np.isnan(apart)  # not of ranks that findings explain
+        means = np.where(known, apart, 0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+        usual = means[~inside & ~np.isnan(means)]
         inside &= means > np.median(usual) + max(load.limit / 2, STANDARD_ERRORS * spread(usual))
     return np.asarray(inside & (inside.sum() > 1))
 

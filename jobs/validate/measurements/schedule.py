@@ -183,14 +183,17 @@ def isolated_rounds(
     rounds: list[list[tuple[int, int]]] = []
     busy: list[Counter[tuple[str, int]]] = []
     limits = {"host": 1, "rail": max(most // 4, 1), "flows": most}
+    full: Counter[tuple[str, int]] = Counter()  # rounds from the first on that a part has no room in
     for a, b in flows:
         parts = [("host", int(topology.host[rank])) for rank in (a, b)]
         parts = list(dict.fromkeys([*parts, ("rail", int(topology.gpu[a])), ("flows", 0)]))
-        number = next(
-            (n for n, use in enumerate(busy) if all(use[part] < limits[part[0]] for part in parts)), -1
-        )
-        if number < 0:
-            number = len(rounds)
+        for part in parts:
+            while full[part] < len(busy) and busy[full[part]][part] >= limits[part[0]]:
+                full[part] += 1
+        number = max(full[part] for part in parts)
+        while number < len(busy) and any(busy[number][part] >= limits[part[0]] for part in parts):
+            number += 1
+        if number == len(rounds):
             rounds.append([])
             busy.append(Counter())
         rounds[number].append((a, b))

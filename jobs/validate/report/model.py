@@ -24,7 +24,7 @@ SCHEMA = 2  # of the JSON document
 @dataclass(frozen=True)
 class Member:
     """One rank. device: its name, such as "NVIDIA H200". gpu: its number on its host, and of its rail. kind:
-    "cuda", "cpu" or "simulated".
+    "cuda", "cpu" or "simulated". nic: network ports that it uses, such as "mlx5_3 port 1"; "" unknown.
     """
 
     rank: int
@@ -34,6 +34,7 @@ class Member:
     uuid: str = ""
     bus_id: str = ""
     kind: str = "cuda"
+    nic: str = ""
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
-from jobs.validate.verdict import Finding, RateUnit, RungResult, unit_of
+from jobs.validate.verdict import Finding, RateUnit, RungResult, Verdict, unit_of
 
 MOST = 20  # items of one kind that are shown
 
@@ -85,6 +85,28 @@ def part_name(one: Finding | Drift) -> str:
 
 def find_member(report: Report, rank: int) -> Member | None:
     return next((one for one in report.members if one.rank == rank), None)
+
+
+OF_NICS = ("nic", "send", "receive", "flap", "stall")
+
+
+def with_devices(verdict: Verdict, members: Sequence[Member]) -> Verdict:
+    """Return the verdict with the GPUs of each finding by PCI bus id (UUID without one), and its NIC's ports.
+
+    GPU numbers are those of nvidia-smi, which others than the driver count differently.
+    """
+
+    def devices(one: Finding) -> tuple[str, ...]:
+        if one.kind in ("rail", "leaf", "path"):  # gpus: the rail's number
+            return ()
+        own = [each for each in members if each.host in one.hosts and each.gpu in one.gpus]
+        known = [(each.gpu, each.bus_id or each.uuid) for each in own]
+        found = [f"GPU {gpu} is {device}" for gpu, device in known if device]
+        nics = dict.fromkeys(each.nic for each in own if each.nic) if one.kind in OF_NICS else ()
+        return (*found, *(f"NIC: {nic}" for nic in nics))
+
+    found = tuple(replace(one, devices=devices(one)) for one in verdict.findings)
+    return replace(verdict, findings=found)
 
 
 def rank_name(report: Report, rank: int) -> str:

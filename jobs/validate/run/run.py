@@ -154,6 +154,7 @@ def members_of(world: World, probe: Probe) -> tuple[Member, ...]:
             device.uuid,
             device.bus_id,
             device.kind,
+            place.nic,
         )
         for place, device in zip(probe.places, (rank.device for rank in world.ranks), strict=True)
     )

@@ -21,6 +21,7 @@ from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
 from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import HardwareLimit, Member, Report
+from jobs.validate.report.wording import with_devices
 from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
@@ -52,7 +53,7 @@ class Validation:
         allowed = {one.rung: one.rate for one in self.limits if one.what == "ring"}
         curves = [replace(one, limit=allowed.get(one.rung)) for one in ladder.curves] if ladder else []
         return Report(
-            replace(verdict, not_judged=(*verdict.not_judged, *self.notes)),
+            with_devices(replace(verdict, not_judged=(*verdict.not_judged, *self.notes)), self.members),
             self.members,
             self.started.isoformat(timespec="seconds"),
             time.monotonic() - self.begin,

@@ -36,8 +36,7 @@ def coupled(flows: Numbers, seconds: Seconds, repeats: int) -> Seconds:
 
 def _only_pairs(sender: Numbers, receiver: Numbers) -> bool:
     """Return whether no rank has more than one partner."""
-    partner: dict[int, int] = {}
-    for a, b in zip(sender.tolist(), receiver.tolist(), strict=True):
-        if partner.setdefault(a, b) != b or partner.setdefault(b, a) != a:
-            return False
-    return True
+    low, high = np.minimum(sender, receiver), np.maximum(sender, receiver)
+    pairs = np.unique(low * (1 + int(high.max(initial=0))) + high)
+    ends = np.divmod(pairs, 1 + int(high.max(initial=0)))
+    return len(np.unique(np.concatenate(ends))) == 2 * len(pairs)

@@ -141,3 +141,14 @@ def test_scarce_uplinks_are_no_fault(oversubscription: int) -> None:
     for seed in range(10):
         fleet = SimulatedFleet(spec, seed=seed)
         assert measure_leaf_switches(fleet, topology_of(fleet), Plan(seed=seed), {}).findings == []
+
+
+def test_a_rank_that_a_finding_explains_hides_no_leaf_switch() -> None:
+    """Rank 7 has no flows that count; 0 and 1 are slow with all but each other."""
+    rng = np.random.default_rng(2)
+    partner = np.array([rng.permutation(8) for _ in range(32)])
+    level = rng.normal(0, 0.01, (32, 8))
+    level[:, :2] += np.where(partner[:, :2] < 2, 0, 0.5)
+    level[(partner == 7) | (np.arange(8) == 7)] = np.nan
+    load = leaf_switches.FullLoad({0: level}, {0: partner}, 0.07, 1e-3, 5)
+    assert leaf_switches.slow_together(load, 0).tolist() == [True, True, *[False] * 6]
