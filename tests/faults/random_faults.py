@@ -667,7 +667,7 @@ def judged_record(case: Case, ended: Ended, path: Path) -> list[str]:
 
 
 UNSEEN = r"/tmp/(meshrun-run-|mr)|/dev/shm/meshrun_"  # of a killed command; the next run removes it
-LAUNCHERS = r".*/(ompi|hydra|prte|pmix|openmpi|mpich|sm_segment|vader)"  # which only meshrun's command removes
+LAUNCHERS = r".*/(ompi|hydra|prte|pmix|openmpi|mpich|sm_segment|vader)"  # only meshrun -n removes them
 
 
 def left(case: Case, where: Site, ended: Ended, clean: bool) -> tuple[list[str], list[str]]:
