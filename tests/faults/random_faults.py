@@ -231,7 +231,8 @@ def draw(seed: int, number: int, undisturbed: dict[str, float], faults: Sequence
     moments = [each for each in fault.moments if each == "any" or each in COMMANDS[command].events]
     if ranks == 1 and launcher == "meshrun" and "start" in moments[:-1]:
         moments.remove("start")  # it loads no MPI
-    if launcher == "mpirun" and fault.action in ("SIGSTOP", "exit 0") and fault.target == "rank":
+    waits = fault.action in ("SIGSTOP", "exit 0") or mpich()  # MPICH, after any end before MPI_Init
+    if launcher == "mpirun" and waits and fault.target == "rank":
         # Nobody but the user watches the start under a bare mpirun (docs/launch.md).
         moments = [each for each in moments if each not in ("any", "start")]
         if not moments:
@@ -666,7 +667,7 @@ def judged_record(case: Case, ended: Ended, path: Path) -> list[str]:
 
 
 UNSEEN = r"/tmp/(meshrun-run-|mr)|/dev/shm/meshrun_"  # of a killed command; the next run removes it
-LAUNCHERS = r".*/(ompi|prte|pmix|openmpi|mpich|sm_segment|vader)"  # which only meshrun's command removes
+LAUNCHERS = r".*/(ompi|hydra|prte|pmix|openmpi|mpich|sm_segment|vader)"  # only meshrun -n removes them
 
 
 def left(case: Case, where: Site, ended: Ended, clean: bool) -> tuple[list[str], list[str]]:
