@@ -86,7 +86,8 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, axes: str | None) ->
     shape, dtype = inputs[0]
     order = checked_permutation(shape, parse_axes(axes))
     passes = passes_of(shape, np.dtype(dtype), order, place.ranks, place.memory)
-    return forecast_transpose(place, shape, np.dtype(dtype), order, passes, COPIES)
+    split = first_split(shape, order, place.ranks)
+    return forecast_transpose(place, shape, np.dtype(dtype), order, split, passes, COPIES)
 
 
 @meshrun.job(name="transpose", verify=_verify, forecast=_forecast)

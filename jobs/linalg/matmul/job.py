@@ -105,7 +105,7 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, algorithm: str, prec
         beside = place.ranks > 1 and place.overlaps
         stages.append(Stage("multiply", share, rate, share / rate.value, "operations", beside))
     if layout.received:
-        stages.append(place.exchange(layout.received, place.ranks))
+        stages.append(place.exchange(layout.received, place.ranks, layout.messages))
     stages += place.files("write", math.prod(shapes.result) * problem.result / place.ranks)
     facts = {**_facts(layout, other, rounding), "operations": operations}
     pieces = layout.panels or layout.ranks * layout.pieces * layout.turns

@@ -77,6 +77,13 @@ class MatmulLayout:
     def ranks(self) -> int:
         return self.grid[0] * self.grid[1]
 
+    @property
+    def messages(self) -> int:
+        """Messages that each rank receives, and sends."""
+        if self.algorithm == "ring":
+            return self.turns * self.pieces * (self.ranks - 1)
+        return sum(self.panels - self.panels // lines for lines in self.grid)
+
     def describe(self) -> str:
         """Return the algorithm in a few words."""
         across = "x".join(map(str, self.grid))

@@ -99,10 +99,11 @@ class Counted:
     """Counts the bytes that a rank receives."""
 
     def __init__(self, inner: Any) -> None:
-        self.inner, self.received = inner, 0
+        self.inner, self.received, self.messages = inner, 0, 0
 
     def exchange(self, sends: Any, receives: Any) -> Any:
         self.received += sum(array.nbytes for _, array in receives)
+        self.messages += len(receives)
         return self.inner.exchange(sends, receives)
 
     def __getattr__(self, name: str) -> Any:
@@ -118,18 +119,19 @@ def test_the_models_bytes_are_those_that_move(
     np.save(tmp_path / "a.npy", np.ones(shape[:2]))
     np.save(tmp_path / "b.npy", np.ones(shape[1:]))
 
-    def rank(control: Control) -> tuple[int, str]:
+    def rank(control: Control) -> tuple[int, int, str]:
         world = open_world("cpu", control=control)
         counted = Counted(world.arrays)
         world.arrays = counted
         files = [tmp_path / "a.npy", tmp_path / "b.npy"]
         record = run(matmul, files, [tmp_path / "c.npy"], {"algorithm": algorithm}, Options(), world=world)
-        return counted.received, record["result"]["received"]
+        return counted.received, counted.messages, record["result"]["received"]
 
     moved = run_ranks(ranks, rank, timeout=20)
     layout = choose(MatmulProblem(*shape, 8, 8, 8), ranks, AMPLE, algorithm)[0]
-    assert max(received for received, _ in moved) == layout.received
-    assert moved[0][1].startswith(plan.bytes_text(layout.received))
+    assert max(received for received, _, _ in moved) == layout.received
+    assert {messages for _, messages, _ in moved} == {layout.messages}
+    assert moved[0][2].startswith(plan.bytes_text(layout.received))
 
 
 def test_layouts_say_what_they_are() -> None:
