@@ -1,18 +1,23 @@
-"""The model's bytes and messages are those that move, on ranks as threads."""
+"""The model's bytes and messages are those that move, on ranks as threads, and its memory is enough."""
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from stream_cases import run_on
 
 from jobs.transforms import in_parts
 from jobs.transforms.fft_job import fft
 from jobs.transforms.transpose_job import transpose_job
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
+from runner.errors import UserError
 from runner.plan.job_forecast import Place, links_of
 from runner.plan.machine import nominal_cpu
 from runner.run.execute import Options, run
@@ -51,6 +56,65 @@ def moved(folder: Path, job: Any, ranks: int, parameters: dict[str, Any]) -> lis
 
     run_ranks(ranks, rank, timeout=20)
     return [(one, messages) for one, messages in sent]
+
+
+@pytest.mark.parametrize(
+    ("job", "dtype", "parameters"),
+    [
+        (transpose_job, "f4", {}),
+        (fft, "c8", {}),
+        (fft, "f4", {}),  # converted
+        (fft, "f8", {"real": True}),
+        (fft, "c16", {"real": True, "inverse": True}),
+        (fft, "f4", {"axes": "1,2", "keep_order": False}),
+    ],
+)
+@pytest.mark.parametrize("library", ["scipy", "numpy"])
+def test_what_needs_no_exchange_fits_less_memory(
+    tmp_path: Path,
+    job: Any,
+    dtype: str,
+    parameters: dict[str, Any],
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that Python and NumPy allocate, of one rank."""
+    if library == "numpy":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    shape = (64, 60, 56)
+    np.save(tmp_path / "in.npy", np.ones(shape, dtype))
+    machine = nominal_cpu(cores=1, memory=AMPLE)
+    place = Place(machine, links_of(machine, 1, None, None), 1, 1, AMPLE)
+    memory = job.forecast(place, [(shape, dtype)], **job.complete(parameters)).memory
+    measured: list[int] = []
+    module = sys.modules[job.function.__module__]
+    read, write = module.read_block, module.write_block
+
+    def reads(*given: Any) -> Any:
+        measured.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.reset_peak()
+        return read(*given)
+
+    def writes(*given: Any) -> Any:
+        measured.append(tracemalloc.get_traced_memory()[1])
+        return write(*given)
+
+    monkeypatch.setattr(module, "read_block", reads)
+    monkeypatch.setattr(module, "write_block", writes)
+    tracemalloc.start()
+    try:
+        record = run_on(
+            1, job, tmp_path / "in.npy", tmp_path / "out.npy", parameters=parameters, host_memory=memory
+        )
+    finally:
+        tracemalloc.stop()
+    assert measured[1] - measured[0] <= memory + 100_000
+    assert record["result"].get("passes", 1) == 1
+    with pytest.raises(UserError, match="does not fit") if job is fft else nullcontext():
+        record = run_on(
+            1, job, tmp_path / "in.npy", tmp_path / "out.npy", parameters=parameters, host_memory=memory - 1
+        )
+        assert record["result"]["passes"] == 2
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
