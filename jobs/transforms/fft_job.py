@@ -16,6 +16,7 @@ from jobs.transforms.fourier import (
     carry_out,
     checked_axes,
     half_length,
+    has_scipy,
     result_type,
     working_type,
 )
@@ -32,7 +33,10 @@ from runner.storage.formats.registry import Source
 from runner.world.group import Group
 from runner.world.world import World
 
-COPIES = 4  # of a block, at the same time: before and after a transform, and as messages on both sides
+# Copies of a block at the same time: before and after a transform, and as messages on both sides; without an
+# exchange, before and after, and what the library needs between.
+EXCHANGED, KEPT = 4, 3
+NUMPY_SINGLE = 4  # more: numpy.fft converts single precision to double, and back
 
 
 def _verify(
@@ -73,8 +77,9 @@ def _forecast(
     plan = plan_transform(shape, chosen, place.ranks, real=kind, length=n, decomposition=decomposition)
     result = result_type(dtype, kind)
     itemsize = max(dtype.itemsize, result.itemsize)
-    _check_memory(place.ranks, plan, itemsize, place.memory, chosen, kind, n, decomposition)
-    return forecast_transform(place, plan, np.dtype(stored), dtype, result, COPIES)
+    copies = _copies(plan, dtype, gpu=place.gpu)
+    _check_memory(place.ranks, plan, copies, itemsize, place.memory, chosen, kind, n, decomposition)
+    return forecast_transform(place, plan, np.dtype(stored), dtype, result, copies)
 
 
 @meshrun.job(verify=_verify, forecast=_forecast)
@@ -116,8 +121,9 @@ def fft(
     local = Local(world.xp, inverse, kind, norm, last, world.cores)
     result = result_type(dtype, kind)
     itemsize = max(dtype.itemsize, result.itemsize)
+    copies = _copies(plan, dtype, gpu=world.backend.device.kind == "cuda")
     world.collective_call(
-        lambda: _check_memory(world.size, plan, itemsize, memory, chosen, kind, last, decomposition)
+        lambda: _check_memory(world.size, plan, copies, itemsize, memory, chosen, kind, last, decomposition)
     )
     if plan.busy < world.size and 0 not in plan.shape:
         world.warn(
@@ -173,9 +179,15 @@ def _groups(world: World, plan: TransformPlan, stack: ExitStack) -> list[Group]:
     return list(grid.groups)
 
 
+def _copies(plan: TransformPlan, dtype: np.dtype[Any], *, gpu: bool) -> int:
+    converted = not gpu and not has_scipy() and dtype in (np.float32, np.complex64)
+    return (EXCHANGED if plan.exchanges else KEPT) + (NUMPY_SINGLE if converted else 0)
+
+
 def _check_memory(
     ranks: int,
     plan: TransformPlan,
+    copies: int,
     itemsize: int,
     memory: int,
     axes: Shape,
@@ -183,16 +195,17 @@ def _check_memory(
     length: int,
     decomposition: Decomposition,
 ) -> None:
-    needed = COPIES * plan.largest_block * itemsize
+    needed = copies * plan.largest_block * itemsize
     if needed <= memory:
         return
-    most = memory // (COPIES * itemsize)
+    exchanged = copies if plan.exchanges else copies + EXCHANGED - KEPT
+    most = memory // (exchanged * itemsize)
     enough = enough_ranks(
         plan.shape, axes, most, ranks, real=real, length=length, decomposition=decomposition
     )
     raise UserError(
         f"the transform does not fit the memory of {ranks} rank(s)",
         got=f"{bytes_text(memory)} a rank",
-        expected=f"{bytes_text(needed)}: {COPIES} blocks of {plan.largest_block:,} cells",
+        expected=f"{bytes_text(needed)}: {copies} blocks of {plan.largest_block:,} cells",
         hint=f"-n {enough}, each with as much memory" if enough else "more memory for each rank",
     )

@@ -136,6 +136,11 @@ def _transform(
     return result if world is None else world.redistribute(result, last, split, plan.last_shape)
 
 
+def has_scipy() -> bool:
+    """Whether scipy.fft transforms on CPUs, which works in place and in the array's precision."""
+    return importlib.util.find_spec("scipy") is not None
+
+
 class Local:
     """Transforms along whole axes of blocks. module: numpy or cupy. workers: threads, on a CPU."""
 
@@ -145,7 +150,7 @@ class Local:
         self.module, self.inverse, self.real, self.norm, self.length = module, inverse, real, norm, length
         self._more: dict[str, Any] = {}
         self._fft = module.fft
-        self._scipy = module is np and importlib.util.find_spec("scipy") is not None
+        self._scipy = module is np and has_scipy()
         if self._scipy:
             self._fft, self._more = importlib.import_module("scipy.fft"), {"workers": workers}
 

@@ -31,7 +31,9 @@ from runner.report.units import bytes_text
 from runner.storage.formats.registry import Sink, Source
 from runner.world.world import World
 
-COPIES = 4  # of a block, at the same time: read, as messages on both sides, and transposed
+# Copies of a block at the same time: read, as messages on both sides, and transposed; without an exchange,
+# read and transposed.
+EXCHANGED, KEPT = 4, 2
 
 
 def _verify(
@@ -86,7 +88,9 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, axes: str | None) ->
     shape, dtype = inputs[0]
     order = checked_permutation(shape, parse_axes(axes))
     passes = passes_of(shape, np.dtype(dtype), order, place.ranks, place.memory)
-    return forecast_transpose(place, shape, np.dtype(dtype), order, passes, COPIES)
+    split = first_split(shape, order, place.ranks)
+    copies = _copies(order, split, place.ranks)
+    return forecast_transpose(place, shape, np.dtype(dtype), order, split, passes, copies)
 
 
 @meshrun.job(name="transpose", verify=_verify, forecast=_forecast)
@@ -188,6 +192,10 @@ def first_split(shape: Shape, order: Shape, ranks: int) -> int:
     return max(range(len(shape)), key=lambda axis: (min(shape[axis], ranks), -axis))
 
 
+def _copies(order: Shape, split: int, ranks: int) -> int:
+    return EXCHANGED if ranks > 1 and order[0] != split else KEPT
+
+
 def passes_of(shape: Shape, dtype: np.dtype[Any], order: Shape, ranks: int, memory: int) -> int:
     """Return the number of passes whose blocks fit the memory; UserError if there are none."""
     if 0 in shape:
@@ -198,7 +206,7 @@ def passes_of(shape: Shape, dtype: np.dtype[Any], order: Shape, ranks: int, memo
     def needed(passes: int) -> int:
         part = -(-length // passes)
         cells = max(Slab(shape, order[0], (0, part), split, ranks)[0].size, -(-part // ranks) * row)
-        return COPIES * cells * dtype.itemsize
+        return _copies(order, split, ranks) * cells * dtype.itemsize
 
     passes = 1
     while needed(passes) > memory and passes < length:

@@ -73,11 +73,11 @@ class Place:
         """Whether messages go beside work: those of CPU ranks of one host are copied by their cores."""
         return self.gpu or self.hosts > 1
 
-    def exchange(self, sent: float, ranks: int, stride: int = 1) -> Stage:
+    def exchange(self, sent: float, ranks: int, messages: int, stride: int = 1) -> Stage:
         """Return an all-to-all among some ranks.
 
-        sent: bytes that each rank sends to all others together. ranks: how many, each `stride` after the
-        last. Messages within a host and between hosts go beside each other.
+        sent: bytes that each rank sends to all others together, in so many messages. ranks: how many, each
+        `stride` after the last. Messages within a host and between hosts go beside each other.
         """
         near = min(max(self.ranks_of_host // stride, 1), ranks)
         far = (ranks - near) / max(ranks - 1, 1)
@@ -86,9 +86,8 @@ class Place:
             (sent * far / self.links.network.value, self.links.network),
         ]
         seconds, rate = max(times, key=lambda one: one[0])
-        return Stage(
-            "exchange", round(sent), rate, seconds + (ranks - 1) * self.links.latency, beside=self.overlaps
-        )
+        seconds += messages * self.links.latency
+        return Stage("exchange", round(sent), rate, seconds, beside=self.overlaps, messages=messages)
 
     @property
     def cores(self) -> int:
@@ -125,7 +124,7 @@ class Place:
 @dataclass(frozen=True)
 class Stage:
     """Work of the rank with the most of it. rate: of bytes, or of operations. beside: it overlaps with the
-    other stages that say so."""
+    other stages that say so. messages: that the rank sends."""
 
     name: str
     amount: int
@@ -133,6 +132,7 @@ class Stage:
     seconds: float
     unit: str = "bytes"
     beside: bool = False
+    messages: int = 0
 
 
 @dataclass(frozen=True)

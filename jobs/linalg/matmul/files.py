@@ -32,10 +32,17 @@ class Factor:
     _host: HostArray | None = field(default=None, init=False)  # pinned memory takes long to allocate
 
     def read(self, rows: Span, columns: Span, out: Array) -> None:
-        """Fill `out`, as factors are stored, with a part; on a GPU, through pinned memory in pieces of
-        rows."""
+        """Fill `out`, C-contiguous and as factors are stored, with a part.
+
+        Straight from the file if a CPU need not convert it; otherwise in pieces of rows, on a GPU through
+        pinned memory.
+        """
         count = rows[1] - rows[0]
         if out.size == 0:
+            return
+        straight = not self.products.precision.converts(self.source.dtype)
+        if straight and not self.backend.asynchronous:
+            self._read_host(rows, columns, out)
             return
         for first, last in stages(count, count * (columns[1] - columns[0]) * self.source.dtype.itemsize):
             shape = (last - first, columns[1] - columns[0])
@@ -44,11 +51,12 @@ class Factor:
             part = self._host[: math.prod(shape)].reshape(shape)
             self._read_host((rows[0] + first, rows[0] + last), columns, part)
             if not self.backend.asynchronous:
-                out[first:last] = self.products.stored(part)
+                self.products.store(part, out[first:last])
                 continue
-            device = self.backend.empty(shape, self.source.dtype)
+            device = out[first:last] if straight else self.backend.empty(shape, self.source.dtype)
             self.backend.upload(part, device)
-            out[first:last] = self.products.stored(device)
+            if not straight:
+                self.products.store(device, out[first:last])
             self.backend.passed(self.backend.mark())  # the pinned memory is filled again
 
     def _read_host(self, rows: Span, columns: Span, part: HostArray) -> None:
@@ -63,7 +71,8 @@ class Factor:
 class Product:
     """The product's file. dropped: axes of length 1 that it does not have.
 
-    A part is copied from a GPU while the next one is computed, and written when it has arrived.
+    A part is copied from a GPU while the next one is computed, and written when it has arrived. A CPU writes
+    it at once: it cannot compute meanwhile.
     """
 
     sink: Sink
@@ -74,17 +83,20 @@ class Product:
     _host: HostArray | None = field(default=None, init=False)
 
     def put(self, rows: Span, columns: Span, sums: Array) -> None:
-        """Write a part that has been computed, after the next `flush`. sums: not changed until then."""
-        if sums.size:
-            self._ready.append((rows, columns, self.products.rounded(sums)))
+        """Write a part that has been computed: on a GPU in the next `flush`. sums: not changed until
+        then."""
+        if not sums.size:
+            return
+        part = self.products.rounded(sums)
+        if self.world.backend.asynchronous:
+            self._ready.append((rows, columns, part))
+        else:
+            self._write(rows, columns, part)
 
     def flush(self, mark: Any) -> None:
-        """Write all parts so far. mark: after which they have been computed, on the device."""
+        """Write all parts that wait. mark: after which they have been computed, on the device."""
         ready, self._ready = self._ready, []
         for rows, columns, part in ready:
-            if not self.world.backend.asynchronous:
-                self._write(rows, columns, part)
-                continue
             for first, last in stages(part.shape[0], part.nbytes):
                 self._write(
                     (rows[0] + first, rows[0] + last), columns, self._download(part[first:last], mark)

@@ -28,6 +28,8 @@ from runner.report.units import bytes_text
 from runner.storage.formats.registry import Source
 from runner.world.world import World
 
+FILE_MOST = (1 << 63) - 1  # bytes
+
 
 @dataclass(frozen=True)
 class Shapes:
@@ -66,12 +68,25 @@ def shapes_of(left: Shape, right: Shape) -> Shapes:
     return Shapes(rows, length, columns, None if len(left) == 2 else 0, None if len(right) == 2 else 1)
 
 
-def problem_of(shapes: Shapes, precision: Precision, inputs: Sequence[np.dtype[Any]]) -> MatmulProblem:
-    """Return what the choice of the algorithm depends on."""
+def problem_of(
+    shapes: Shapes, precision: Precision, left: np.dtype[Any], right: np.dtype[Any], *, queued: bool
+) -> MatmulProblem:
+    """Return what the choice of the algorithm depends on. left, right: dtypes of A and B in their files.
+
+    Raises UserError, on every rank, for a product that no file can hold.
+    """
+    if math.prod(shapes.result) * precision.result.itemsize > FILE_MOST:
+        raise UserError(
+            "the product is larger than a file can be",
+            got=f"{precision.result} of shape {shapes.result}",
+            expected=f"at most {FILE_MOST:,} bytes",
+            everywhere=True,
+        )
+    of_a, of_b = (one.itemsize if precision.converts(one) else 0 for one in (left, right))
     return MatmulProblem(
         shapes.rows, shapes.length, shapes.columns, precision.stored.itemsize, precision.sums.itemsize,
-        precision.result.itemsize, max((one.itemsize for one in inputs if one != precision.stored), default=0)
-        or precision.stored.itemsize,
+        precision.result.itemsize, (of_a, of_b),
+        precision.stored.itemsize if queued or precision.rounds else 0, queued,
     )  # fmt: skip
 
 
@@ -79,18 +94,18 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, algorithm: str, prec
     (left, of_a), (right, of_b) = ((shape, np.dtype(dtype)) for shape, dtype in inputs)
     shapes = shapes_of(left, right)
     rounding = choose(of_a, of_b, precision, gpu=place.gpu)
-    problem = problem_of(shapes, rounding, [of_a, of_b])
+    problem = problem_of(shapes, rounding, of_a, of_b, queued=place.gpu)
     layout, other = plan.choose(problem, place.ranks, place.memory, algorithm)
     operations = 2 * math.prod((problem.rows, problem.length, problem.columns))
-    cells = math.prod(left) + math.prod(right) * layout.turns  # each turn reads all of B
-    stages = place.files("read", cells * problem.read / place.ranks)
+    size = math.prod(left) * of_a.itemsize + math.prod(right) * of_b.itemsize * layout.turns  # turns read B
+    stages = place.files("read", size / place.ranks)
     rate = place.products(rounding.name)
     if rate is not None:
         share = -(-operations // place.ranks)
         beside = place.ranks > 1 and place.overlaps
         stages.append(Stage("multiply", share, rate, share / rate.value, "operations", beside))
     if layout.received:
-        stages.append(place.exchange(layout.received, place.ranks))
+        stages.append(place.exchange(layout.received, place.ranks, layout.messages))
     stages += place.files("write", math.prod(shapes.result) * problem.result / place.ranks)
     facts = {**_facts(layout, other, rounding), "operations": operations}
     pieces = layout.panels or layout.ranks * layout.pieces * layout.turns
@@ -122,7 +137,7 @@ def matmul(
     rounding = world.collective_call(
         lambda: choose(left.dtype, right.dtype, precision, gpu=backend.device.kind == "cuda")
     )
-    problem = problem_of(shapes, rounding, [left.dtype, right.dtype])
+    problem = problem_of(shapes, rounding, left.dtype, right.dtype, queued=backend.asynchronous)
     tile = plan.chunks_of(problem, world.size)
     sink = create(shapes.result, rounding.result, tuple(
         n for axis, n in enumerate(tile) if axis not in shapes.dropped

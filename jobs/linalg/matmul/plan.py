@@ -18,9 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from runner.errors import UserError
+from runner.pipeline.load import stages
 from runner.plan.grid import bounds, factorizations
 from runner.report.units import bytes_text
 
@@ -29,6 +31,7 @@ DEEP = 2048  # length of a panel from which the sums of products run at their fu
 PANELS = (
     4  # of each rank's block, where they are deep enough: a quarter of a block is sent before the first step
 )
+ROWS = 1024  # that a CPU multiplies between two looks at messages; fewer pack the second factor too often
 TILE = 1024  # rows and columns of the chunks of an output that has chunks
 RANKS_MOST = 1 << 17
 Algorithm = Literal["ring", "summa"]
@@ -37,7 +40,9 @@ Algorithm = Literal["ring", "summa"]
 @dataclass(frozen=True)
 class MatmulProblem:
     """rows, length, columns: of A and B. factor, sums, result: bytes of a value of the stored factors, of the
-    sums and of the result. read: bytes of a value of A and B as they are read."""
+    sums and of the result. converted: bytes of a value of A and of B in their files; 0: as it is stored, and
+    read straight into place. rounded: bytes of a converted value beside both. queued: whether the device
+    computes while results are written."""
 
     rows: int
     length: int
@@ -45,7 +50,9 @@ class MatmulProblem:
     factor: int
     sums: int
     result: int
-    read: int
+    converted: tuple[int, int] = (0, 0)
+    rounded: int = 0
+    queued: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,13 @@ class MatmulLayout:
     @property
     def ranks(self) -> int:
         return self.grid[0] * self.grid[1]
+
+    @property
+    def messages(self) -> int:
+        """Messages that each rank receives, and sends."""
+        if self.algorithm == "ring":
+            return self.turns * self.pieces * (self.ranks - 1)
+        return sum(self.panels - self.panels // lines for lines in self.grid)
 
     def describe(self) -> str:
         """Return the algorithm in a few words."""
@@ -112,12 +126,39 @@ def _ring(problem: MatmulProblem, ranks: int, turns: int, pieces: int, unit: tup
     rows = longest(mine, turns, unit[0])
     wide = longest(problem.columns, ranks * pieces, unit[1])
     length = problem.length
-    piece, buffers = length * wide, 2 if ranks > 1 or pieces * turns > 1 else 1
-    staging = (problem.read if problem.read != problem.factor else 0) * max(rows * length, piece)
-    memory = problem.factor * (rows * length + (buffers + 1) * piece) + staging
-    memory += 2 * (problem.sums + (problem.result if problem.result != problem.sums else 0)) * rows * wide
+    memory = problem.factor * length * (rows + len(ring_buffers(ranks, turns, pieces)) * wide)
+    memory += _conversion(problem, (rows, length), (length, wide))
+    memory += (problem.sums * ring_results(problem, ranks, turns, pieces) + _rounded(problem)) * rows * wide
     received = turns * problem.factor * length * (problem.columns - problem.columns // ranks)
     return MatmulLayout("ring", (ranks, 1), turns, pieces, 0, unit, received if ranks > 1 else 0, memory)
+
+
+def ring_buffers(ranks: int, turns: int, pieces: int) -> list[str]:
+    """Return the names of a rank's buffers for pieces of B: of the one that is multiplied, that arrives, and
+    that is read for the next round."""
+    arrives = ["arriving"] if ranks > 1 else []
+    return ["multiplied", *arrives, *(["read"] if turns * pieces > 1 else [])]
+
+
+def ring_results(problem: MatmulProblem, ranks: int, turns: int, pieces: int) -> int:
+    """Return the number of a rank's buffers for parts of C: two if one is written while the next is
+    computed."""
+    return 2 if problem.queued and ranks * turns * pieces > 1 else 1
+
+
+def _rounded(problem: MatmulProblem) -> int:
+    """Return the bytes of a value of sums in the result's dtype, beside the sums."""
+    return problem.result if problem.result != problem.sums else 0
+
+
+def _conversion(problem: MatmulProblem, *parts: tuple[int, int]) -> int:
+    """Return the bytes in which parts of A and of B, of (rows, columns), are converted, piece by piece."""
+    pieces = [
+        columns * stages(rows, rows * columns * read)[0][1] if read * rows * columns else 0
+        for (rows, columns), read in zip(parts, problem.converted, strict=True)
+    ]
+    kept = sum(cells * read for cells, read in zip(pieces, problem.converted, strict=True))
+    return kept + problem.rounded * max(pieces)
 
 
 def ring(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int]) -> MatmulLayout | None:
@@ -157,13 +198,39 @@ def summas(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int])
         panels = groups * max(min(PANELS, length // (groups * DEEP)), 1)
         deep = -(-length // panels)
         high, wide = longest(rows, down, unit[0]), longest(columns, across, unit[1])
-        of_a, of_b = high * -(-length // across), wide * -(-length // down)
-        staging = max(of_a, of_b) * problem.read if problem.read != problem.factor else 0
-        memory = problem.factor * (of_a + of_b + 2 * deep * (high + wide)) + staging
-        memory += (problem.sums + (problem.result if problem.result != problem.sums else 0)) * high * wide
-        received = problem.factor * ((length - length // across) * high + (length - length // down) * wide)
+        of_a, of_b = high * _held(length, groups, across)[0], wide * _held(length, groups, down)[0]
+        arriving = 2 * deep * ((high if across > 1 else 0) + (wide if down > 1 else 0))
+        memory = problem.factor * (of_a + of_b + arriving)
+        memory += _conversion(problem, (high, deep), (deep, wide))
+        memory += (problem.sums + _rounded(problem)) * high * wide
+        if panels > 1 and not problem.queued:
+            memory += problem.sums * min(high, ROWS) * wide
+        received = problem.factor * _received(problem, down, across, unit)
         if memory <= room:
             yield MatmulLayout("summa", (down, across), 1, 1, panels, unit, received, memory)
+
+
+def _held(length: int, groups: int, parts: int) -> list[int]:
+    """Return the length of the panels that the first ... last of `parts` ranks of a row or column hold."""
+    starts = [bounds(length, groups, part * (groups // parts))[0] for part in range(parts)]
+    return [stop - start for start, stop in pairwise([*starts, length])]
+
+
+def _received(problem: MatmulProblem, down: int, across: int, unit: tuple[int, int]) -> int:
+    """Return the values of A and B that the rank with most receives, on a grid of down x across ranks."""
+    length, groups = problem.length, math.lcm(down, across)
+
+    def kinds(lines: int, cells: int, unit: int) -> set[tuple[int, int]]:
+        """Return the different pairs of cells of C and of length that ranks of a line of the grid have."""
+        cuts = [cut(cells, lines, line, unit) for line in range(lines)]
+        held = _held(length, groups, lines)
+        return {(stop - start, here) for (start, stop), here in zip(cuts, held, strict=True)}
+
+    return max(
+        (length - of_a) * high + (length - of_b) * wide
+        for high, of_b in kinds(down, problem.rows, unit[0])
+        for wide, of_a in kinds(across, problem.columns, unit[1])
+    )
 
 
 def candidates(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int]) -> list[MatmulLayout]:

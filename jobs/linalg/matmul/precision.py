@@ -58,6 +58,10 @@ class Precision:
             growth *= 4  # products and sums of two parts
         return (growth + 1) * unit + (2 * UNITS[self.name] if self.name == "tf32" else 0.0)
 
+    def converts(self, dtype: np.dtype[Any]) -> bool:
+        """Whether numbers of a dtype change when they are stored as factors."""
+        return dtype != self.stored or (self.rounds and self.name != "tf32")
+
     def factor(self, array: HostArray) -> HostArray:
         """Return a factor as it is rounded before it is multiplied; for tf32, of which this is not known, as
         it is."""

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
+from jobs.linalg.matmul.plan import ROWS
 from jobs.linalg.matmul.precision import Precision
 from runner.device.api import Backend
 from runner.device.blas_threads import at_most_blas_threads
 from runner.region import Array
 from runner.world.world import World
 
-ROWS = 512  # that a CPU multiplies between two looks at messages; the sums of so many are added at once
 PARTS = 4  # in which a GPU multiplies, so that a message's kernel need not wait for the whole product
 LEAST = 1024  # rows of such a part
 NAN = 0x7FC0  # of bfloat16
@@ -28,6 +28,9 @@ class Products(Protocol):
     def stored(self, array: Array) -> Array:
         """Return a factor as it is multiplied: C-contiguous, of dtype `precision.stored`."""
 
+    def store(self, array: Array, out: Array) -> None:
+        """Fill `out`, of dtype `precision.stored`, with a factor as it is multiplied."""
+
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
         """Set `out` to a b, or add a b to it. out: C-contiguous, of dtype `precision.sums`."""
 
@@ -38,22 +41,34 @@ class Products(Protocol):
 class NumpyProducts:
     """between: called between two parts of a product, for messages that need the processor."""
 
-    def __init__(self, precision: Precision, between: Callable[[], None] = lambda: None) -> None:
-        self.precision, self.between = precision, between
+    def __init__(
+        self, precision: Precision, backend: Backend, between: Callable[[], None] = lambda: None
+    ) -> None:
+        self.precision, self.backend, self.between = precision, backend, between
+        self._part: Array | None = None  # of a product that is added to others
 
     def stored(self, array: Array) -> Array:
         with np.errstate(over="ignore"):
             return np.ascontiguousarray(self.precision.factor(array), self.precision.stored)
+
+    def store(self, array: Array, out: Array) -> None:
+        with np.errstate(over="ignore"):
+            out[...] = self.precision.factor(array)
 
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
         with np.errstate(all="ignore"):  # infinities propagate
             for first in range(0, a.shape[0], ROWS):
                 rows = slice(first, first + ROWS)
                 if add:
-                    out[rows] += a[rows] @ b
+                    out[rows] += np.matmul(a[rows], b, out=self._part_like(out[rows]))
                 else:
                     np.matmul(a[rows], b, out=out[rows])
                 self.between()
+
+    def _part_like(self, sums: Array) -> Array:
+        if self._part is None or self._part.size < sums.size:
+            self._part = self.backend.empty((sums.size,), np.dtype(sums.dtype))
+        return self._part[: sums.size].reshape(sums.shape)
 
     def rounded(self, sums: Array) -> Array:
         with np.errstate(over="ignore"):
@@ -75,6 +90,9 @@ class CudaProducts:
             near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
             out[first : first + LEAST] = xp.where(xp.isnan(values), np.uint32(NAN), near).astype(np.uint16)
         return out
+
+    def store(self, array: Array, out: Array) -> None:
+        out[...] = self.stored(array)
 
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
         (rows, length), columns = a.shape, b.shape[1]
@@ -118,4 +136,6 @@ def open_products(
     backend: Backend, precision: Precision, between: Callable[[], None] = lambda: None
 ) -> Products:
     """Return what multiplies on a rank's device."""
-    return NumpyProducts(precision, between) if backend.xp is np else CudaProducts(precision, backend)
+    if backend.xp is np:
+        return NumpyProducts(precision, backend, between)
+    return CudaProducts(precision, backend)

@@ -9,7 +9,14 @@ from __future__ import annotations
 from functools import partial
 
 from jobs.linalg.matmul.files import Factor, Product
-from jobs.linalg.matmul.plan import MatmulLayout, MatmulProblem, cut, longest
+from jobs.linalg.matmul.plan import (
+    MatmulLayout,
+    MatmulProblem,
+    cut,
+    longest,
+    ring_buffers,
+    ring_results,
+)
 from jobs.linalg.matmul.products import Products
 from jobs.linalg.matmul.steps import overlapped
 from runner.region import Array
@@ -40,10 +47,12 @@ def multiply_ring(
     turns = [cut(end - begin, layout.turns, n, layout.unit[0]) for n in range(layout.turns)]
     high = longest(end - begin, layout.turns, layout.unit[0])
     of_a = backend.empty((high * length,), stored)
-    buffers = [
-        backend.empty((length * wide,), stored) for _ in range(3 if len(pieces) * len(turns) > 1 else 1)
-    ]
-    results = [backend.empty((high * wide,), sums) for _ in range(2)]
+    uses = size, layout.turns, layout.pieces
+    buffers = {name: backend.empty((length * wide,), stored) for name in ring_buffers(*uses)}
+    results = [backend.empty((high * wide,), sums) for _ in range(ring_results(problem, *uses))]
+
+    def exchange_names(name: str) -> None:
+        buffers["multiplied"], buffers[name] = buffers[name], buffers["multiplied"]
 
     def shaped(buffer: Array, rows: int, columns: int) -> Array:
         return buffer[: rows * columns].reshape(rows, columns)
@@ -59,28 +68,28 @@ def multiply_ring(
         a = shaped(of_a, last - first, length)
         left.read(rows, (0, length), a)
         if turn == 0:
-            read(rank, buffers[0])
+            read(rank, buffers["multiplied"])
         for round_ in range(layout.pieces):
             for step in range(size):
                 number = round_ * size + (rank + step) % size
                 columns = pieces[number]
-                here = piece_in(buffers[0], number)
+                here = piece_in(buffers["multiplied"], number)
                 c = shaped(results[0], last - first, columns[1] - columns[0])
                 mark = backend.mark()
                 sends, receives = [], []
                 if step + 1 < size:
                     following = round_ * size + (rank + step + 1) % size
                     sends = [((rank - 1) % size, here)]
-                    receives = [((rank + 1) % size, piece_in(buffers[1], following))]
+                    receives = [((rank + 1) % size, piece_in(buffers["arriving"], following))]
                 overlapped(world, products, partial(products.multiply, a, here, c), sends, receives)
                 out.flush(mark)
                 out.put(rows, columns, c)
                 results.reverse()
                 if step + 1 < size:
-                    buffers[0], buffers[1] = buffers[1], buffers[0]
+                    exchange_names("arriving")
             after = (round_ + 1) * size + rank if round_ + 1 < layout.pieces else rank
             if (turn, round_) != (len(turns) - 1, layout.pieces - 1):
                 with backend.beside(mark):
-                    read(after, buffers[2])
-                buffers[0], buffers[2] = buffers[2], buffers[0]
+                    read(after, buffers["read"])
+                exchange_names("read")
     out.flush(backend.mark())

@@ -24,6 +24,14 @@ from runner.storage.formats.registry import Form
 PARSING = threading.Lock()
 
 
+def _fits(shape: Shape, itemsize: int) -> bool:
+    """Whether NumPy has arrays of a shape without cells: it counts an axis without cells as one cell.
+
+    Of a shape with cells, the file shows it.
+    """
+    return 0 not in shape or math.prod(max(length, 1) for length in shape) * itemsize <= np.iinfo(np.intp).max
+
+
 class NpySource(FlatSource):
     """An array in a .npy file."""
 
@@ -40,7 +48,7 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
             }[version]
             with PARSING:
                 shape, columns_first, stored = read_header(file)
-            if any(length < 0 for length in shape):
+            if any(length < 0 for length in shape) or not _fits(shape, stored.itemsize):
                 raise ValueError(f"shape {shape}")
         except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
             raise UserError(f"{path} is not a readable .npy file", got=reason) from reason

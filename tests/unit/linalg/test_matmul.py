@@ -210,6 +210,17 @@ def test_too_little_memory_says_how_many_ranks_would_do(tmp_path: Path) -> None:
         product(tmp_path, a, b, 2, host_memory=10_000)
 
 
+def test_a_product_that_no_file_can_hold_is_refused(tmp_path: Path) -> None:
+    """Factors without elements can have any lengths."""
+    for name, shape in (("a", (1 << 60, 0)), ("b", (0, 1 << 60))):
+        with open(tmp_path / f"{name}.npy", "wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f4", "fortran_order": False, "shape": shape}
+            )
+    with pytest.raises(UserError, match=r"larger than a file can be: got float32 of shape \(1152"):
+        run_on(2, matmul, [tmp_path / "a.npy", tmp_path / "b.npy"], [tmp_path / "c.npy"])
+
+
 def test_an_image_as_a_factor_is_refused(tmp_path: Path) -> None:
     from PIL import Image
 

@@ -186,3 +186,28 @@ def test_a_file_whose_first_index_varies_fastest(files: Files) -> None:
     array = cases.random_array((4, 6), "complex64")
     _, got = run_fft(files, np.asfortranarray(array), 2)
     cases.close(got, cases.expected("fft", array, (0, 1), "backward"), "complex64", single=True)
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e200, 1e300])
+def test_very_small_and_large_numbers_are_checked(files: Files, scale: float) -> None:
+    """Their squares are no numbers of float64."""
+    run_fft(files, cases.random_array((7, 6), "float64") * scale, 2)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_that_are_not_finite(files: Files, value: float) -> None:
+    """Every cell that one of them reaches is no number, as of numpy.fft; and there is nothing to check."""
+    array = cases.random_array((4, 6), "float64")
+    array[1, 2] = value
+    _, got = run_fft(files, array, 2, "off", axes="1")
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(np.fft.fft(array)))
+    files[1].unlink()
+    with pytest.raises(UserError, match=r"cannot check this transform: .* not finite.*without --verify"):
+        run_fft(files, array, 2)
+    assert not files[1].exists()
+
+
+def test_an_overflow_is_named(files: Files) -> None:
+    array = np.full((4, 6), 2e38, np.float32)
+    with pytest.raises(RunError, match="cells of the transform are not finite: got an overflow in complex64"):
+        run_fft(files, array, 2)

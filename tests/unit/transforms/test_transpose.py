@@ -117,7 +117,7 @@ def test_a_picture(tmp_path: Path) -> None:
 def test_an_array_larger_than_memory_passes_in_parts(tmp_path: Path, axes: str) -> None:
     array = whole((130, 150, 40))
     result, got = transposed(tmp_path, array, 2, parameters={"axes": axes}, host_memory=4 << 20)
-    assert result["passes"] > 3
+    assert result["passes"] >= (2 if axes == "0,2,1" else 4)  # which moves nothing to other ranks
     same(got, array.transpose([int(axis) for axis in axes.split(",")]))
 
 

@@ -222,7 +222,7 @@ def test_a_transform_is_planned_by_its_exchanges(capsys: pytest.CaptureFixture[s
     block = 8 * 1024**3 / 16
     assert exchange["amount"] == block * 15 / 16
     far = block * 8 / 16  # to the other host's 8 ranks, at the network's rate
-    assert exchange["seconds"] == pytest.approx(far / 50e9 + 15 * 7e-6)
+    assert exchange["seconds"] == pytest.approx(far / 50e9 + 8 * 15 * 7e-6)
     assert exchange["beside"]
     moved = sum(row["amount"] for row in plan["stages"] if row["name"] == "transform")
     assert moved == 2 * 3 * block

@@ -173,6 +173,7 @@ BROKEN = {
     "a negative length": header(GOOD.replace("(2, 3)", "(-2, 3)")) + bytes(100),
     "a length of text": header(GOOD.replace("(2, 3)", "('2', 3)")) + bytes(100),
     "a null byte": header(GOOD.replace("2", "\0")),
+    "a huge shape without cells": header(GOOD.replace("(2, 3)", f"({2**62}, 0)")) + bytes(100),
     "a huge shape": header(GOOD.replace("(2, 3)", f"({10**30}, 3)")) + bytes(100),
     "an endless header": header(GOOD + " " * 20_000),
 }
