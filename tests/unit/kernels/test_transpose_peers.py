@@ -150,7 +150,7 @@ def test_a_job_from_file_to_file(
     np.save(tmp_path / "in.npy", array)
     record = run_on(
         3, transpose_job.transpose_job, tmp_path / "in.npy", tmp_path / "out.npy",
-        parameters={"axes": axes, "exchange": "direct"}, verify="full", host_memory=1 << 19,
+        parameters={"axes": axes, "exchange": "direct"}, verify="full", host_memory=1 << 18,
     )  # fmt: skip
     assert record["result"]["exchange"] == "direct"
     assert record["result"]["passes"] > 1
