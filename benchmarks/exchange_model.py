@@ -26,6 +26,7 @@ import numpy as np
 
 import meshrun
 from jobs.linalg.matmul.job import matmul
+from jobs.linalg.matmul.products import share_of_cores
 from jobs.transforms.fft_job import fft
 from jobs.transforms.transpose_job import transpose_job
 from runner.plan.job_forecast import ExchangeRates, JobForecast, Place, Stage
@@ -41,7 +42,8 @@ FILES = ("read", "write")
 def main() -> None:
     options = arguments()
     world = meshrun.open_world("cpu")
-    rates = measured_rates(world)
+    with share_of_cores(world):  # else BLAS's threads, which spin after a product, take the cores of messages
+        rates = measured_rates(world)
     rows = []
     for name, size, work, forecast in cases(world):
         times = [slowest(world, work) for _ in range(options.rounds + 1)][1:]

@@ -4,8 +4,8 @@
     [--json FILE]
 
 The ranks hold rows of both factors in memory and one BLAS thread each; NumPy is one process with as many
-threads. Who has no turn sleeps: a waiting rank of MPI would take a core. Each product is checked against
-float64 rows.
+threads. Who has no turn sleeps: a waiting rank of MPI would take a core. A turn begins when the threads of
+the last one, which spin for a while after a product, sleep too. Each product is checked against float64 rows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from runner.report.record import write_json
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 TUNED = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_osc": "^ucx"}
 POLL = 2e-3  # seconds between two looks for a turn
+PAUSE = 0.1  # seconds between two turns: OpenBLAS's threads spin after a product
 Words = list[str]
 
 
@@ -39,7 +40,7 @@ def factors(side: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     ).astype(dtype)
 
 
-def turns(folder: Path, name: str, multiply, before=lambda: None, tell: bool = True) -> None:
+def turns(folder: Path, name: str, multiply, check, before=lambda: None, tell: bool = True) -> None:
     """Multiply when a file says so, and leave the seconds in another."""
     number = 0
     while True:
@@ -49,8 +50,9 @@ def turns(folder: Path, name: str, multiply, before=lambda: None, tell: bool = T
             time.sleep(POLL)
         before()
         begin = time.perf_counter()
-        multiply()
+        found = multiply()
         seconds = time.perf_counter() - begin
+        check(found)
         if tell:
             done = folder / f"{name}-{number}.part"
             done.write_text(str(seconds))
@@ -59,6 +61,7 @@ def turns(folder: Path, name: str, multiply, before=lambda: None, tell: bool = T
 
 
 def take_turn(folder: Path, name: str, number: int, process: subprocess.Popen) -> float:
+    time.sleep(PAUSE)
     (folder / f"{name}-{number}").touch()
     done = folder / f"{name}-{number}.done"
     while not done.exists():
@@ -78,17 +81,26 @@ def as_ranks(folder: Path, side: int, dtype: str) -> None:
     rows_a, rows_b, checked = a[mine].copy(), b[mine].copy(), a[mine][:3].astype("float64") @ b
     del a, b
 
-    def multiply() -> None:
+    def multiply() -> np.ndarray:
         found = meshrun.matmul(rows_a, rows_b, world=world)
         world.control.barrier()
+        return found
+
+    def check(found: np.ndarray) -> None:
         np.testing.assert_allclose(found[:3], checked, rtol=1e-4)
 
-    turns(folder, "ranks", multiply, world.control.barrier, world.rank == 0)
+    turns(folder, "ranks", multiply, check, world.control.barrier, world.rank == 0)
 
 
 def as_numpy(folder: Path, side: int, dtype: str) -> None:
     a, b = factors(side, dtype)
-    turns(folder, "numpy", lambda: np.matmul(a, b))
+    checked = a[:3].astype("float64") @ b
+    turns(
+        folder,
+        "numpy",
+        lambda: np.matmul(a, b),
+        lambda found: np.testing.assert_allclose(found[:3], checked, rtol=1e-4),
+    )
 
 
 def measure(side: int, ranks: int, dtype: str, rounds: int) -> dict[str, list[float]]:
