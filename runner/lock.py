@@ -84,7 +84,9 @@ def hold(output: Path) -> Callable[[], None]:
         except OSError as reason:
             if reason.errno not in UNLOCKABLE:
                 os.close(file)
-                raise UserError(f"cannot lock {path}", got=reason.strerror) from reason
+                raise UserError(
+                    f"cannot lock {path}", got=reason.strerror, hint="an output on another file system"
+                ) from reason
             _release(path, file)
             return _claim(output)
         if _is(path, file):  # else its last holder has removed it meanwhile
@@ -98,19 +100,31 @@ def _open(path: Path) -> int:
     try:
         try:
             file = os.open(path, flags | os.O_RDWR, 0o666)
-        except PermissionError:  # another user's is only to be read; enough, but on NFS
+        except PermissionError as reason:  # another user's is only to be read; enough, but on NFS
+            if not os.path.lexists(path):
+                raise _cannot_lock(path, reason) from reason
             file = os.open(path, (flags & ~os.O_CREAT) | os.O_RDONLY)
     except FileNotFoundError as reason:
         raise UserError(
             "the output's folder does not exist", got=path.parent, hint=f"mkdir -p {path.parent}"
         ) from reason
     except OSError as reason:
-        got = "a link" if path.is_symlink() else reason.strerror
-        raise UserError(f"cannot lock {path}", got=got, hint=f"rm {path}, or another output") from reason
+        raise _cannot_lock(path, reason) from reason
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise UserError(f"cannot lock {path}", got="no plain file", hint=f"rm {path}, or another output")
+        raise _cannot_lock(path)
     return file
+
+
+def _cannot_lock(path: Path, reason: OSError | None = None) -> UserError:
+    """Return the error, whose hint names what is in the lock's place, if anything is."""
+    got = "no plain file" if reason is None else str(reason.strerror)
+    if path.is_symlink():
+        got = "a link"
+    hint = "another output, in a folder in which you can create files"
+    if os.path.lexists(path):
+        hint = f"{'rmdir' if got == 'Is a directory' else 'rm'} {path}, or another output"
+    return UserError(f"cannot lock {path}", got=got, hint=hint)
 
 
 def _is(path: Path, file: int) -> bool:

@@ -103,7 +103,8 @@ def airflow(
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
     if forces is not None:
         world.collective_call(lambda: _check_forces(forces, body))
-    plane = world.collective_call(lambda: _plane(slice, body, isolines))
+    plane = world.collective_call(lambda: _plane(slice, body))
+    world.collective_call(lambda: _check_isolines(isolines, isolines_of))
     lined = draw if isolines_of == "drawn" else isolines_of
     content = FlowFrames(
         chosen, np.dtype(storage), draw, tunnel.greatest, body.length, isolines, lined, plane
@@ -209,10 +210,21 @@ def _check_forces(path: Path, body: Body) -> None:
     check_place(path, "file of forces")
 
 
-def _plane(text: str | None, body: Body, isolines: int) -> tuple[int, int] | None:
+def _check_isolines(number: int, quantity: str) -> None:
+    """Raise UserError for an impossible number of lines, and for a quantity that no line would show."""
+    if not 0 <= number <= MOST_ISOLINES:
+        raise UserError("--isolines is no number of lines", got=number, expected=f"0 to {MOST_ISOLINES}")
+    if not number and quantity != "drawn":
+        raise UserError(
+            "--isolines-of does not apply: no lines are drawn",
+            got=f"--isolines-of {quantity}",
+            expected="--isolines N too",
+            hint=f"--isolines 12 --isolines-of {quantity}",
+        )
+
+
+def _plane(text: str | None, body: Body) -> tuple[int, int] | None:
     """Return the axis and the index of a film's plane; None if none is given."""
-    if not 0 <= isolines <= MOST_ISOLINES:
-        raise UserError("--isolines is no number of lines", got=isolines, expected=f"0 to {MOST_ISOLINES}")
     if text is None:
         return None
     axis, equals, place = text.partition("=")

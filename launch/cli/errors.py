@@ -18,6 +18,7 @@ ROOMS = ("meshrun", "runner", "jobs")  # our other packages, whose names users a
 RANKS = re.compile(r"(?:-n|-n=|--ranks=|--ranks(?=$))([0-9]*)")
 RESTARTS = {"--on-failure": "--on-failure resume", "--max-restarts": "--max-restarts 3"}
 NOT_ONE_OF = re.compile(r"'([^']*)' is not one of ([^.]+)")  # a choice that does not exist, as click says
+NEAR = 0.7  # least similarity, without dashes, of the typed option and a suggested one
 LINGER = 1.0  # seconds for rank 0 to report before the exit of other ranks ends it
 
 
@@ -100,12 +101,23 @@ def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> s
     ctx = _context(mistake)
     if typed := _misplaced_ranks(mistake, ctx, words) or _misplaced_restarts(mistake, ctx):
         return typed
-    message = single_line(mistake.format_message()).rstrip(".")
+    message = single_line(_message(mistake)).rstrip(".")
     message = message.replace("is not a valid integer range", "is not a valid integer")
     message = message.replace("is not a valid float range", "is not a valid float")
     message += _closest_choice(message)
     end = "" if message.endswith("?") else "."
     return f"{message}{end} Try: {ctx.command_path if ctx else 'meshrun'} --help"
+
+
+def _message(mistake: click.ClickException) -> str:
+    """The message as click writes it, without suggested options that hardly resemble the one typed."""
+    first = _first(mistake)
+    if not isinstance(first, click.NoSuchOption) or not first.possibilities:
+        return mistake.format_message()
+    names = {option.lstrip("-"): option for option in first.possibilities}
+    close = difflib.get_close_matches(first.option_name.lstrip("-"), names, cutoff=NEAR)
+    near = [names[name] for name in close]
+    return click.NoSuchOption(first.option_name, first.message, near).format_message()
 
 
 def _closest_choice(message: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import keyword
@@ -46,8 +47,7 @@ def find(name: str) -> Job:
             return found
     if _is_module_name(path) and colon:
         return _find_in_module(path, attribute)
-    dotted = "." in path and _is_module_name(path)
-    hint = f"{path}:NAME" if dotted else _file_hint(path, attribute)
+    hint = f"{path}:NAME" if _names_module(path) else _file_hint(path, attribute)
     close = next(iter(difflib.get_close_matches(name, names(), 1)), None)
     raise UserError(
         "unknown job",
@@ -103,6 +103,14 @@ def _job_of(module: types.ModuleType, attribute: str, name: str, place: str, hin
 
 def _is_module_name(text: str) -> bool:
     return all(word.isidentifier() and not keyword.iskeyword(word) for word in text.split("."))
+
+
+def _names_module(text: str) -> bool:
+    """Whether `text` may be a module in a package that is installed or in the working directory."""
+    if "." not in text or not _is_module_name(text) or Path(text).exists():
+        return False
+    places = [*sys.path, os.getcwd()]
+    return importlib.machinery.PathFinder.find_spec(text.partition(".")[0], places) is not None
 
 
 def _find_in_module(name: str, attribute: str) -> Job:

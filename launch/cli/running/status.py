@@ -28,13 +28,17 @@ def status(run: str | None, as_json: bool, last: int) -> int:
     Reads the ranks' flight recorders and asks each rank for its line of Python; the runs continue. Exit
     status 0, or 1 if there is no such run.
     """
-    from runner.errors import tell
+    from runner.errors import RunError
     from runner.world.stuck.status import running
 
-    runs = [one for one in running() if one.run_id.startswith(run or "")]
+    known = running()
+    runs = [one for one in known if one.run_id.startswith(run or "")]
     if not runs:
-        tell(f"no run {run} of this user on this host" if run else "no run of this user on this host")
-        return 1
+        raise RunError(
+            f"no run {run} of this user on this host" if run else "no run of this user on this host",
+            expected=", ".join(one.run_id for one in known) or None,
+            hint="meshrun status" if known else "meshrun status on a host of the run",
+        )
     if as_json:
         from runner.recorder.snapshot import to_json
 

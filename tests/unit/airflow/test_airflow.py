@@ -187,7 +187,7 @@ def test_vorticity_of_a_plane_is_counter_clockwise_as_the_picture_shows_it(axis:
     rows, columns, along = {"z": (y, x, (1, 2)), "y": (z, x, (0, 2)), "x": (y, z, (1, 0))}[axis]
     velocity = [np.zeros((8, 8, 8))] * 3
     velocity[along[0]], velocity[along[1]] = -0.001 * (columns - 4), 0.001 * (rows - 4)
-    plane = module._plane(f"{axis}={place}", Body("none", (8, 8, 8), 8.0, 1.0), 0)
+    plane = module._plane(f"{axis}={place}", Body("none", (8, 8, 8), 8.0, 1.0))
     assert plane == ("zyx".index(axis), int(place * 8))
     content = FlowFrames(D3Q19, np.dtype(np.float32), "vorticity", 0.1, 8.0, plane=plane)
     stored = [*equilibrium(D3Q19, np.zeros((8, 8, 8)), velocity), np.zeros((8, 8, 8), np.uint8)]
@@ -293,6 +293,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"slice": "z=1.5", "size": "32x32x32"}, "no plane"),
     ({"isolines": -1}, "number of lines"),
     ({"isolines": 1000}, "number of lines"),
+    ({"isolines_of": "pressure"}, r"--isolines-of does not apply.*Try: --isolines 12 --isolines-of pressure"),
     ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller --size"),
     ({"size": "99999999x99999999"}, "more cells than any machine holds"),
     ({"ranks": 2, "grid": "3x1"}, "grid does not use every rank"),

@@ -146,7 +146,31 @@ def test_what_is_no_file_in_the_place_of_the_lock_is_a_sentence(output: Path) ->
         hold(output)
     output.with_name(".out.npy.lock").unlink()
     output.with_name(".out.npy.lock").mkdir()
-    with pytest.raises(UserError, match="cannot lock"):
+    with pytest.raises(UserError, match=r"cannot lock .*got Is a directory\. Try: rmdir "):
+        hold(output)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_where_no_lock_can_be_made_nothing_is_to_be_removed(
+    output: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, flags: int, *_: object) -> int:
+        found = number if flags & os.O_CREAT else errno.ENOENT
+        raise OSError(found, os.strerror(found), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UserError, match=rf"got {os.strerror(number)}\. Try: another output, in a folder"):
+        hold(output)
+
+
+def test_a_lock_that_the_file_system_refuses_has_a_hint(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UserError, match=r"got Input/output error\. Try: an output on another file system"):
         hold(output)
 
 

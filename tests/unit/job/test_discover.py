@@ -190,7 +190,6 @@ def test_a_job_in_a_module(name: str, found: str) -> None:
     assert find(name).name == found
 
 
-@pytest.mark.usefixtures("package")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -218,13 +217,16 @@ def test_a_job_in_a_module(name: str, found: str) -> None:
         ("neighbour.leaves:edges", r"neighbour\.leaves cannot be imported: got SystemExit"),
         ("neighbour/one:edges", r"unknown job.*MODULE:NAME\. Try: neighbour/one\.py:edges"),
         ("neighbour.one", r"unknown job.*Try: neighbour\.one:NAME"),
+        ("text.txt", "unknown job.*Try: meshrun jobs$"),
+        ("nowhere.txt", "unknown job.*Try: meshrun jobs$"),
         ("../one:edges", "unknown job"),
         ("neighbour..one:edges", "unknown job"),
         (":edges", "unknown job"),
         ("import:edges", "unknown job"),
     ],
 )
-def test_modules_without_the_job(name: str, words: str) -> None:
+def test_modules_without_the_job(package: Path, name: str, words: str) -> None:
+    (package / "text.txt").write_text("no module")
     with pytest.raises(UserError, match=words):
         find(name)
 

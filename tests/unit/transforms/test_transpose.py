@@ -105,6 +105,15 @@ def test_formats(tmp_path: Path, suffix: str) -> None:
         same(transposed(tmp_path, array, 2, suffix)[1], array.T)
 
 
+def test_a_file_in_another_byte_order_is_written_in_the_machines(tmp_path: Path) -> None:
+    array = whole((6, 5), "float32")
+    np.save(tmp_path / "in.npy", array.astype(array.dtype.newbyteorder()))
+    run_on(2, transpose_job, tmp_path / "in.npy", tmp_path / "out.npy", verify="full")
+    got = np.load(tmp_path / "out.npy")
+    assert got.dtype.isnative
+    same(got, array.T)
+
+
 def test_a_picture(tmp_path: Path) -> None:
     picture = np.random.default_rng(1).integers(0, 255, (9, 4, 3), np.uint8)
     Image.fromarray(picture).save(tmp_path / "in.png")

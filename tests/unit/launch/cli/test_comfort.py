@@ -38,6 +38,10 @@ def other(block):
         ("run jobs.py:smoth a.npy b.npy", "Try: jobs.py:smooth"),
         ("run laplacian a.npy b.npy --boundary reflct", "Did you mean 'reflect'?"),
         ("run laplacian a.npy b.npy --verfy", "'--verify'"),
+        ("run laplacian a.npy b.npy --boundry wrap", "'--boundary'"),
+        ("run laplacian a.npy b.npy --dytpe float32", "'--dtype'"),
+        ("run laplacian a.npy b.npy --step 3", "'--steps'"),
+        ("validate --rugns gpu", "'--rungs'"),
         ("validate --rungs gpu,nod --simulate hosts=2,gpus=2", "Did you mean 'node'?"),
         ("bench all_redcue", "'all_reduce'"),
         ("bench memory transpos", "'transpose'"),
@@ -57,11 +61,22 @@ def test_a_name_that_is_almost_right_is_suggested(
     assert meant in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["xyzzy", "run laplacian a.npy b.npy --boundary xyzzy", "run xyzzy a.npy"])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("xyzzy", 2),
+        ("run laplacian a.npy b.npy --boundary xyzzy", 2),
+        ("run xyzzy a.npy", 2),
+        ("run laplacian a.npy b.npy --bogus", 2),
+        ("run laplacian a.npy b.npy --quiet", 2),
+        ("plan laplacian a.npy --quiet", 2),
+        ("validate --quiet", 3),
+    ],
+)
 def test_nothing_is_suggested_for_a_name_that_resembles_none(
-    words: str, capsys: pytest.CaptureFixture[str]
+    words: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words.split()) == 2
+    assert main(words.split()) == status
     assert "Did you mean" not in capsys.readouterr().err
 
 

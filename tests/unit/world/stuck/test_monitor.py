@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from launch.cli.main import command
+from launch.cli.main import command, main
 from runner.recorder import ring
 from runner.recorder.process import Frame
 from runner.recorder.ring import WAIT, Operation, Recorder
@@ -292,7 +292,22 @@ def test_status_as_json_and_of_one_run(own: Recorder) -> None:
         os.getpid(),
         "kernel",
     )
-    assert show("b")[0] == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_status_of_an_unknown_run_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "b"]) == 1
+    said = capsys.readouterr().err
+    assert said == "meshrun: no run b of this user on this host: expected abc. Try: meshrun status\n"
+
+
+def test_status_without_runs_has_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_states.running, "__defaults__", (tmp_path,))
+    assert main(["status"]) == 1
+    said = capsys.readouterr().err
+    assert said == "meshrun: no run of this user on this host. Try: meshrun status on a host of the run\n"
 
 
 def test_status_of_a_part_of_a_run_says_so(own: Recorder, tmp_path: Path) -> None:
