@@ -15,7 +15,6 @@ import contextlib
 import hmac
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -314,7 +313,7 @@ class RunLines:
 
     @property
     def _note(self) -> Path:
-        return Path(tempfile.gettempdir(), f"meshrun-{self.token}-failure.json")
+        return files.temporary_folder() / f"meshrun-{self.token}-failure.json"
 
     def _print(self, kind: str, content: Any) -> None:
         if self.has_reader:  # in a single write, so that lines of several ranks do not mix
