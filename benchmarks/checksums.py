@@ -5,7 +5,7 @@
 
 steps: five-point time steps called with NumPy on SIDE x SIDE float32, an exchange of halos each step.
 all_to_all: BYTES of float32 from each rank, of which each other rank gets an equal part.
-all_reduce: the same array, summed.
+all_reduce: the largest of the same array, elementwise.
 
 The three take turns in the same processes; medians of rank 0's seconds, and the quotient of the medians.
 """
