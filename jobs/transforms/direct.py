@@ -120,6 +120,8 @@ def open_direct(
             return "the ranks compute on CPUs"
         if len(world.hosts) > 1:
             return f"the ranks are on {len(world.hosts)} hosts"
+        if world.checksums is not None:
+            return "--checksum, which checks messages"
         if clashes(world.ranks):
             return "ranks share a GPU"
         from runner.comm.peer_arrays import PeerArrays

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from runner.job.signature import Parameter
 
 VERIFY = ("off", "sample", "full")
+CHECKSUM = ("off", "sampled", "all")
 FORM = ("shape", "dtype", "order")
 
 
@@ -239,6 +240,13 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
             default="off",
             metavar="[sample|full]",
             help="Check some (sample) or all (full) blocks of the result against the job's reference.",
+        ),
+        click.Option(
+            ["--checksum"],
+            type=click.Choice(CHECKSUM),
+            default="off",
+            help="Check arrays that cross ranks by checksums: 1 message in 64 (sampled), or all."
+            "  [default: off]",
         ),
         *grid_options(),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),

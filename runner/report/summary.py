@@ -155,6 +155,14 @@ def _halo_notes(steps: Record) -> list[str]:
     return []
 
 
+def _checksum_notes(found: Record) -> list[str]:
+    which = "1 in 64" if found["mode"] == "sampled" else "all"
+    if not found["messages"]:
+        return [f"  checksums ({which}): no message between ranks was checked"]
+    arrays = f"{counted(found['messages'], 'message')} between ranks, {bytes_text(found['bytes'])}"
+    return [f"  checksums ({which}): {arrays}, arrived as sent"]
+
+
 def _notes(record: Record) -> list[str]:
     notes = []
     limits = {
@@ -174,6 +182,8 @@ def _notes(record: Record) -> list[str]:
         notes += _step_notes(record["steps"], record["ranks"])
     if record["stream"]:
         notes += _stream_notes(record["stream"])
+    if record.get("checksum"):
+        notes += _checksum_notes(record["checksum"])
     if record["verify"]:
         check = record["verify"]
         plural = "" if check.get("boxes") == 1 else "es"

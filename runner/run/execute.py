@@ -25,7 +25,7 @@ from runner.report.units import counted
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext
 from runner.run.record.forecast_record import type_record
-from runner.run.record.record_builder import phase_table, places, versions
+from runner.run.record.record_builder import checksum_record, phase_table, places, versions
 from runner.run.services.created_output import CreateOutput
 from runner.run.services.simulation import Simulate
 from runner.storage.formats.containers import prefixes
@@ -42,7 +42,7 @@ from runner.storage.formats.registry import (
 from runner.storage.paths import job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
-from runner.world.world import World, open_world
+from runner.world.world import World, open_world, with_checksums
 
 __all__ = ["Options", "execute", "run"]
 
@@ -101,6 +101,7 @@ def execute(
     begin, started = time.perf_counter(), datetime.now(timezone.utc)
     if options.verify not in VERIFY:
         raise UserError("unknown --verify", got=options.verify, expected=", ".join(VERIFY), everywhere=True)
+    world = with_checksums(world, options.checksum)
     parameters = world.collective_call(lambda: job.complete(parameters))
     paths = world.collective_call(lambda: name_files(job, as_list(inputs), as_list(outputs)))
     sources_at, targets = paths
@@ -157,6 +158,7 @@ def execute(
         "devices": places(world),
         "started": started.isoformat(timespec="seconds"),
         **details,
+        "checksum": checksum_record(world, options.checksum),
         "phases": phase_table(world, phases, {"kernel": _memory_limit(world)}),
         "warnings": list(world.warnings),
         "versions": versions(world),

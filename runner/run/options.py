@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from runner.comm.checksum.checked import Checksum
 from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
@@ -39,9 +40,11 @@ from runner.world.world import DeviceChoice, World
 
 TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")
+CHECKSUM: tuple[str, ...] = get_args(Checksum)
 CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "verify": VERIFY,
+    "checksum": CHECKSUM,
     "boundary": BOUNDARIES,
     "input_order": ("C", "F"),
     "fuse": FUSE,
@@ -68,6 +71,7 @@ class Options:
     device: DeviceChoice = "auto"
     json: str | None = None
     verify: str = "off"
+    checksum: Checksum = "off"
     grid: str | None = None
     boundary: str | None = None
     cval: float | None = None

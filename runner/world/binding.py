@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from runner.comm.api import Arrays, Control
+from runner.comm.checksum.checked import CheckedControl
+from runner.comm.checksum.sums import sums_of
 from runner.comm.collectives.api import Collectives, NcclTuning
 from runner.comm.recorded import RecordedControl, unrecorded
 from runner.comm.threads import ThreadComm
@@ -91,6 +93,8 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
     """The communicator for device arrays: NCCL, or host memory if ranks share a GPU."""
     if backend.device.kind == "cpu" or control.size == 1:
         return control
+    if isinstance(control, CheckedControl):
+        return control.checked(open_arrays(control.control, backend, shared_gpu), sums_of(backend))
     if shared_gpu:
         from runner.comm.staged import StagedComm
 
@@ -114,6 +118,13 @@ def open_collectives(
 
     Raises UserError if there is no such transport here.
     """
+    if isinstance(group, CheckedControl):
+        raise UserError(
+            "--checksum does not check collectives on raw memory",
+            got="World.collectives",
+            hint="World.all_reduce and the other methods of World, which are checked",
+            everywhere=True,
+        )
     group = unrecorded(group)
     if transport == "mpi" and isinstance(group, ThreadComm):
         raise UserError(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from runner.comm.api import Arrays, Control, Message, Operation, Pending
+from runner.comm.checksum.checked import named
 from runner.device.api import Backend
 from runner.errors import UserError
 from runner.plan.grid import bounds
@@ -158,7 +159,8 @@ class Group:
         out = self._empty(_with(shapes[0], axis, sum(lengths)), array.dtype)
         ends = np.cumsum([0, *lengths]).tolist()
         parts = [out[_cut(axis, *ends[rank : rank + 2])] for rank in range(self.size)]
-        self.exchange([(rank, array) for rank in range(self.size)], list(enumerate(parts)))
+        with named(self.arrays, "all_gather"):
+            self.exchange([(rank, array) for rank in range(self.size)], list(enumerate(parts)))
         return out
 
     def all_to_all(self, arrays: Any, out: Sequence[Array] | None = None) -> Any:
@@ -177,7 +179,8 @@ class Group:
             sent = self.control.allgather([(tuple(one.shape), np.dtype(one.dtype)) for one in arrays])
             out = [self._empty(*one[self.rank]) for one in sent]
         ranks = range(self.size)
-        self.exchange(*([(rank, _view(all_, rank)) for rank in ranks] for all_ in (arrays, out)))
+        with named(self.arrays, "all_to_all"):
+            self.exchange(*([(rank, _view(all_, rank)) for rank in ranks] for all_ in (arrays, out)))
         return out
 
     def reduce_scatter(self, array: Array, operation: Operation = "sum", axis: int = 0) -> Array:
@@ -195,7 +198,9 @@ class Group:
         mine = array[cuts[self.rank]]
         parts = self._empty((self.size, *mine.shape), array.dtype)
         ranks = range(self.size)
-        self.exchange([(rank, array[cuts[rank]]) for rank in ranks], [(rank, parts[rank]) for rank in ranks])
+        sends = [(rank, array[cuts[rank]]) for rank in ranks]
+        with named(self.arrays, "reduce_scatter"):
+            self.exchange(sends, [(rank, parts[rank]) for rank in ranks])
         combine = getattr(self.xp, ELEMENTWISE[operation])
         total = parts[0].astype(np.float32 if array.dtype == np.float16 else array.dtype)
         for part in parts[1:]:
@@ -219,10 +224,11 @@ class Group:
             return block
         ranks = range(self.size)
         out = self._empty(_with(whole, new, _length(bounds(whole[new], self.size, self.rank))), block.dtype)
-        self.exchange(
-            [(rank, block[_cut(new, *bounds(whole[new], self.size, rank))]) for rank in ranks],
-            [(rank, out[_cut(old, *bounds(whole[old], self.size, rank))]) for rank in ranks],
-        )
+        with named(self.arrays, "redistribute"):
+            self.exchange(
+                [(rank, block[_cut(new, *bounds(whole[new], self.size, rank))]) for rank in ranks],
+                [(rank, out[_cut(old, *bounds(whole[old], self.size, rank))]) for rank in ranks],
+            )
         return out
 
     def whole_shape(self, block: Array, split: int) -> Shape:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from runner.comm.api import Control
+from runner.comm.checksum.checked import SHARE, CheckedControl, Checksum, Checksums
+from runner.comm.checksum.sums import sums_of
 from runner.comm.collective_call import collective_call, gather_calls, on_root
 from runner.comm.collectives.api import Collectives, NcclTuning
 from runner.comm.recorded import RecordedControl
@@ -54,7 +56,8 @@ class World(Group):
 
     ranks: in rank order. run_id: random text, the same on every rank. warnings: from opening the world.
     network: the interface between hosts that the user or the launcher chose; None for any. recorder: of this
-    rank's operations. phases: times of the current run.
+    rank's operations. checksums: of what the communicators move; None if nothing is checked. phases: times of
+    the current run.
     """
 
     ranks: tuple[Rank, ...]
@@ -62,6 +65,7 @@ class World(Group):
     warnings: list[str] = field(default_factory=list)
     network: str | None = None
     recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
+    checksums: Checksums | None = None
     phases: Phases = field(init=False)
 
     def __post_init__(self) -> None:
@@ -188,6 +192,18 @@ def open_world(
     own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
     arrays = open_arrays(own, backend, shared_gpu=bool(clash))
     return World(own, arrays, backend, ranks, run_id, warnings, recorder=recorder)
+
+
+def with_checksums(world: World, choice: Checksum) -> World:
+    """Return the same world with communicators that check what arrives; the world itself for "off"."""
+    if choice == "off":
+        return world
+    names = [f"rank {rank.number} ({rank.host}, {rank.device})" for rank in world.ranks]
+    checksums = Checksums(SHARE[choice], int(world.run_id, 16), names)
+    control = CheckedControl(world.control, checksums)
+    on_host = world.arrays is world.control
+    arrays = control if on_host else control.checked(world.arrays, sums_of(world.backend))
+    return replace(world, control=control, arrays=arrays, checksums=checksums)
 
 
 def open_recorder(

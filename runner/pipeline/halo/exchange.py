@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runner.comm.api import Arrays, Message, Pending
+from runner.comm.checksum.checked import named
 from runner.pipeline.block_layout import BlockLayout, reverse
 from runner.plan.grid import Partition
 from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
@@ -94,7 +95,8 @@ class Halos:
             received, arrivals = plan.arrivals(block)
             incoming += received
             arriving.append((plan, block, arrivals))
-        return Exchange(arrays.exchange(outgoing, incoming), arriving)
+        with named(arrays, "the halo exchange"):
+            return Exchange(arrays.exchange(outgoing, incoming), arriving)
 
     def fill(self, blocks: Sequence[Array], arrays: Arrays) -> None:
         """Fill the whole halos."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from runner.comm.api import Message
+from runner.comm.checksum.checked import named
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
@@ -76,7 +77,8 @@ class PackedHalos:
     def _exchange(self, blocks: Sequence[Array], pack: int) -> None:
         launches = self._launches[self._address(blocks[0])]
         launches[pack]()
-        self._arrays.exchange(self._outgoing, self._incoming).wait()
+        with named(self._arrays, "the halo exchange"):
+            self._arrays.exchange(self._outgoing, self._incoming).wait()
         launches[3]()
 
 

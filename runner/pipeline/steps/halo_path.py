@@ -29,6 +29,8 @@ def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
         return "--halo nccl"
     if world.here.device.kind != "cuda":
         return "the ranks compute on CPUs"
+    if world.checksums is not None:
+        return "--checksum, which checks messages"
     if ndim >= halo_boxes.AXES:
         return f"an array has more than {halo_boxes.AXES - 1} axes"
     if len(world.hosts) > 1:

@@ -244,6 +244,8 @@ class Stepper(StepBlocks):
             else:
                 taken = passes(left, cycle)[0] if self.fused_steps > 1 else min(left, cycle)
                 left -= taken
+                if self.world.checksums is not None:
+                    self.world.checksums.step = self.done + taken
                 self._cycle(taken, last=last and left == 0)
             self.progress(self.done)
             self._check_halos()

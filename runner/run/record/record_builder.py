@@ -28,6 +28,15 @@ def places(world: World) -> list[dict[str, Any]]:
     ]
 
 
+def checksum_record(world: World, choice: str) -> dict[str, Any] | None:
+    """Return what all ranks have checked of what crossed them; None without --checksum. Collective."""
+    if world.checksums is None:
+        return None
+    counts = world.control.allgather((world.checksums.messages, world.checksums.nbytes))
+    messages, nbytes = map(sum, zip(*counts, strict=True))
+    return {"mode": choice, "messages": messages, "bytes": nbytes}
+
+
 def phase_table(world: World, phases: Phases, limits: dict[str, tuple[float, str]]) -> dict[str, Any]:
     """Return each phase over all ranks. Collective.
 

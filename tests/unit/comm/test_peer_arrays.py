@@ -133,12 +133,22 @@ def test_a_process_that_cannot_look_for_gpus_says_so_on_every_rank(
             blind = threading.current_thread()
         ranks = tuple(SimpleNamespace(device=gpu) for gpu in GPUS)
         world: Any = SimpleNamespace(
-            control=control, ranks=ranks, here=SimpleNamespace(device=GPUS[control.rank]), hosts=["n1"]
+            control=control,
+            ranks=ranks,
+            here=SimpleNamespace(device=GPUS[control.rank]),
+            hosts=["n1"],
+            checksums=None,
         )
-        return [halo_path.find_peers(world, choice, 2) for choice in ("direct", "nccl")]
+        found = [halo_path.find_peers(world, choice, 2) for choice in ("direct", "nccl")]
+        world.checksums = object()
+        return [*found, halo_path.find_peers(world, "direct", 2)]
 
     for found in run_ranks(2, body):
-        assert found == ["rank 1 cannot look for GPUs: the driver is gone", "--halo nccl"]
+        assert found == [
+            "rank 1 cannot look for GPUs: the driver is gone",
+            "--halo nccl",
+            "--checksum, which checks messages",
+        ]
 
 
 def test_an_array_has_whole_pages_of_its_own(cupy: Any) -> None:

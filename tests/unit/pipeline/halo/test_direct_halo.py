@@ -292,12 +292,13 @@ def test_the_summary_says_how_and_why(steps: dict[str, Any], note: list[str]) ->
 
 
 def test_peers_are_gpus_of_one_host_and_few_axes() -> None:
-    def world(*places: tuple[str, str], kind: str = "cuda") -> Any:
+    def world(*places: tuple[str, str], kind: str = "cuda", checksums: Any = None) -> Any:
         ranks = tuple(
             Rank(number, host, host, 0, 0, Device(kind, "", uuid=uuid))
             for number, (host, uuid) in enumerate(places)
         )
-        return SimpleNamespace(ranks=ranks, here=ranks[0], hosts=[*{host for host, _ in places}])
+        hosts = [*{host for host, _ in places}]
+        return SimpleNamespace(ranks=ranks, here=ranks[0], hosts=hosts, checksums=checksums)
 
     here, beside, shared = ("n1", "GPU-1"), ("n1", "GPU-2"), ("n1", "GPU-1")
     find = halo_path.find_peers
@@ -305,6 +306,7 @@ def test_peers_are_gpus_of_one_host_and_few_axes() -> None:
     assert find(world(here, ("n2", "GPU-3")), "direct", 2) == "the ranks are on 2 hosts"
     assert find(world(here, shared), "auto", 2) == "ranks share a GPU"
     assert find(world(here, beside, kind="cpu"), "auto", 2) == "the ranks compute on CPUs"
+    assert find(world(here, beside, checksums=object()), "auto", 2) == "--checksum, which checks messages"
     assert find(world(here, beside), "auto", 6) == "an array has more than 5 axes"
 
 
