@@ -14,7 +14,6 @@ import os
 import pwd
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,17 +24,6 @@ NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file s
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems and kernels that have none
 DEVICES = (Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd"))  # /dev/stdout may be a link to any file
-
-
-def temporary_folder() -> Path:
-    """Return the folder of `tempfile.gettempdir()`, without its trial file, which a killed process leaves."""
-    if tempfile.tempdir is not None:
-        return Path(os.fsdecode(tempfile.tempdir))
-    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
-    for folder in filter(None, [*named, "/tmp", "/var/tmp", "/usr/tmp"]):
-        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
-            return Path(os.path.abspath(folder))
-    return Path.cwd()
 
 
 def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:

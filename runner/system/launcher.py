@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.errors import UserError
 
@@ -113,6 +115,17 @@ def takes_colour() -> bool:
 def environment_of_helper() -> dict[str, str]:
     """Environment variables for a process that a rank starts and that is no rank: without its launcher's."""
     return {name: value for name, value in environment().items() if not name.startswith(LAUNCHERS)}
+
+
+def temporary_folder() -> Path:
+    """Return the folder of `tempfile.gettempdir()`, without its trial file, which a killed process leaves."""
+    if tempfile.tempdir is not None:
+        return Path(os.fsdecode(tempfile.tempdir))
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for folder in filter(None, [*named, "/tmp", "/var/tmp", "/usr/tmp"]):
+        if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return Path(os.path.abspath(folder))
+    return Path.cwd()
 
 
 def working_directory() -> str:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from runner import files, lock
 from runner.errors import UserError
+from runner.system.launcher import temporary_folder
 
 NOTE_BYTES = 1 << 16  # most of a note of a lost host that are read
 LINE = "\x1emeshrun-run"  # starts a status line; no program prints it otherwise
@@ -313,7 +314,7 @@ class RunLines:
 
     @property
     def _note(self) -> Path:
-        return files.temporary_folder() / f"meshrun-{self.token}-failure.json"
+        return temporary_folder() / f"meshrun-{self.token}-failure.json"
 
     def _print(self, kind: str, content: Any) -> None:
         if self.has_reader:  # in a single write, so that lines of several ranks do not mix

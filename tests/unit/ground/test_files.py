@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -205,23 +204,3 @@ def test_a_pipe_that_nobody_reads_is_an_error_and_no_wait(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="No such device or address"):
         files.write_file(tmp_path / "pipe", "text")
-
-
-@pytest.mark.parametrize(
-    "named", [{}, {"TMPDIR": "a"}, {"TEMP": "a", "TMP": "b"}, {"TMPDIR": "none", "TMP": "b"}]
-)
-def test_the_temporary_folder_is_pythons_without_a_trial_file(
-    named: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        monkeypatch.delenv(name, raising=False)
-    for name, folder in named.items():
-        monkeypatch.setenv(name, str(tmp_path / folder))
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        os.utime(tmp_path / folder, (0, 0))
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    found = files.temporary_folder()
-    assert [(tmp_path / folder).stat().st_mtime for folder in ("a", "b")] == [0, 0]
-    assert str(found) == tempfile.gettempdir()

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
-from runner.system.launcher import DetectedLauncher, allocated_tasks, detect_launcher, singleton_fix
+from runner.system.launcher import (
+    DetectedLauncher,
+    allocated_tasks,
+    detect_launcher,
+    singleton_fix,
+    temporary_folder,
+)
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -55,3 +65,23 @@ def test_tasks_of_an_allocation() -> None:
 def test_the_advice_fits_the_place() -> None:
     assert "srun --mpi=pmix" in singleton_fix(SBATCH)
     assert "--mpi-lib-version" in singleton_fix(OPEN_MPI)
+
+
+@pytest.mark.parametrize(
+    "named", [{}, {"TMPDIR": "a"}, {"TEMP": "a", "TMP": "b"}, {"TMPDIR": "none", "TMP": "b"}]
+)
+def test_the_temporary_folder_is_pythons_without_a_trial_file(
+    named: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    for name, folder in named.items():
+        monkeypatch.setenv(name, str(tmp_path / folder))
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        os.utime(tmp_path / folder, (0, 0))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    found = temporary_folder()
+    assert [(tmp_path / folder).stat().st_mtime for folder in ("a", "b")] == [0, 0]
+    assert str(found) == tempfile.gettempdir()
