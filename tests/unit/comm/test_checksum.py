@@ -38,9 +38,8 @@ def caught(size: int, body: Callable[[World], Any], choice: Checksum, fault: str
     """For each rank, the error that it met, or what `body` returned."""
 
     def rank(control: ThreadComm) -> Any:
-        world = opened(DamagingComm(control.hub, control.rank, fault, **more), choice)
-        try:
-            return body(world)
+        try:  # also where the world opens: a slow rank may still be there when a fast one has met the damage
+            return body(opened(DamagingComm(control.hub, control.rank, fault, **more), choice))
         except RunError as failure:  # of Damaged, or of a rank that waits for one that has met it
             if fault != "result":
                 control.abort(1)
