@@ -18,7 +18,7 @@ from runner.fuse.compiled import DeviceKernel, compile_for
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
-from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
+from runner.fuse.trace import MOST_COMPONENTS, WHOLE_AXES, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
 from runner.plan.task import ArrayType, Task, halo_hint
@@ -322,9 +322,24 @@ def warn_of_whole_axes(world: World, task: Task, *, chunks: bool = False) -> Non
     cut = [parts > 1 or (chunks and axis == 0) for axis, parts in enumerate(task.partition.grid)]
     if task.kernel is not None or task.job.kind != "map" or task.job.fuse == "off" or not any(cut):
         return
+    if not _takes_whole_axes(inspect.unwrap(task.job.function), set()):
+        return  # it is not called once more, for nothing
     sentence = world.on_root(lambda: _of_whole_axes(task, cut))
     if sentence is not None:
         world.warn(sentence)
+
+
+def _takes_whole_axes(function: Any, seen: set[Any]) -> bool:
+    """Return whether a function, or one that it names, has an attribute such as mean, sort or reduce."""
+    code = getattr(function, "__code__", None)
+    if code is None or code in seen:
+        return False
+    seen.add(code)
+    loads = (one.argval for one in _instructions(code) if one.opname in ("LOAD_ATTR", "LOAD_METHOD"))
+    if any(name in WHOLE_AXES or name in ("reduce", "accumulate") for name in loads):
+        return True
+    named = (function.__globals__.get(name) for name in code.co_names)
+    return any(_takes_whole_axes(one, seen) for one in named)
 
 
 def _of_whole_axes(task: Task, cut: Sequence[bool]) -> str | None:

@@ -334,6 +334,17 @@ def test_a_value_of_a_whole_axis_that_is_cut_is_warned_of(
     assert len(world.warnings) - before == (name is not None or function in (centred, by_column))
 
 
+def test_a_function_that_names_no_mean_is_not_called_for_a_warning() -> None:
+    def slow(block: Any) -> Any:
+        STATE[0] += max(1, 0)
+        return block + 1
+
+    world = single_rank_world(CpuBackend())
+    before = STATE[0]
+    fusing.warn_of_whole_axes(world, plan_task(meshrun.map_blocks(slow), {}, FIELD, 2), chunks=True)
+    assert (STATE[0] - before, world.warnings) == (0, [])
+
+
 def test_axes_that_no_split_cuts_are_not_warned_of() -> None:
     world = single_rank_world(CpuBackend())
     task = plan_task(meshrun.map_blocks(channels), {}, (((40, 30, 3), np.dtype(np.float32)),), 4)
