@@ -197,7 +197,7 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
     """
     if job.halo is not None or job.kind != "map" or not job.services <= {"xp"}:
         return job
-    if any(0 in shape for shape, _ in inputs) or not _slices(inspect.unwrap(job.function), set()):
+    if any(0 in shape for shape, _ in inputs) or not _slices(inspect.unwrap(job.function)):
         return job
     common = min(len(shape) for shape, _ in inputs)
     for axes in range(common, 0, -1):
@@ -226,16 +226,24 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
     return job
 
 
-def _slices(function: Any, seen: set[Any]) -> bool:
+def _slices(function: Any) -> bool:
     """Return whether a function, or one that it names, takes slices. Without slices it needs no halo."""
+    return any(
+        "diff" in code.co_names
+        or any(one.opname.endswith("_SLICE") or isinstance(one.argval, slice) for one in _instructions(code))
+        for code in _codes(function, set())
+    )
+
+
+def _codes(function: Any, seen: set[CodeType]) -> Iterator[CodeType]:
+    """Yield the code of a function and of those that it names, each once."""
     code = getattr(function, "__code__", None)
     if code is None or code in seen:
-        return False
+        return
     seen.add(code)
-    if any(one.opname.endswith("_SLICE") or isinstance(one.argval, slice) for one in _instructions(code)):
-        return True
-    named = (function.__globals__.get(name) for name in code.co_names)
-    return "diff" in code.co_names or any(_slices(one, seen) for one in named)
+    yield code
+    for name in code.co_names:
+        yield from _codes(function.__globals__.get(name), seen)
 
 
 def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
@@ -322,24 +330,21 @@ def warn_of_whole_axes(world: World, task: Task, *, chunks: bool = False) -> Non
     cut = [parts > 1 or (chunks and axis == 0) for axis, parts in enumerate(task.partition.grid)]
     if task.kernel is not None or task.job.kind != "map" or task.job.fuse == "off" or not any(cut):
         return
-    if not _takes_whole_axes(inspect.unwrap(task.job.function), set()):
+    if not _takes_whole_axes(inspect.unwrap(task.job.function)):
         return  # it is not called once more, for nothing
     sentence = world.on_root(lambda: _of_whole_axes(task, cut))
     if sentence is not None:
         world.warn(sentence)
 
 
-def _takes_whole_axes(function: Any, seen: set[Any]) -> bool:
+def _takes_whole_axes(function: Any) -> bool:
     """Return whether a function, or one that it names, has an attribute such as mean, sort or reduce."""
-    code = getattr(function, "__code__", None)
-    if code is None or code in seen:
-        return False
-    seen.add(code)
-    loads = (one.argval for one in _instructions(code) if one.opname in ("LOAD_ATTR", "LOAD_METHOD"))
-    if any(name in WHOLE_AXES or name in ("reduce", "accumulate") for name in loads):
-        return True
-    named = (function.__globals__.get(name) for name in code.co_names)
-    return any(_takes_whole_axes(one, seen) for one in named)
+    return any(
+        one.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        and (one.argval in WHOLE_AXES or one.argval in ("reduce", "accumulate"))
+        for code in _codes(function, set())
+        for one in _instructions(code)
+    )
 
 
 def _of_whole_axes(task: Task, cut: Sequence[bool]) -> str | None:
