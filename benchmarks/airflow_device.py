@@ -39,7 +39,7 @@ from runner.region import Region
 from runner.report.record import write_json
 
 ROUNDS = 7
-HEIGHTS = (0, 128, 256, 512)  # rows of a strip; 0: as the launch chooses
+HEIGHTS = (0, 64, 96, 128, 192, 256)  # rows of a strip; 0: as the launch chooses
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ the results are the same: what is not selected is never read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Generic, TypeVar
@@ -180,14 +180,22 @@ def branches_of(program: Program) -> dict[Node, Branch[Node]]:
     return find_branches(_results(program), lambda node: node.operands, condition, cost)
 
 
-def common_nodes(program: Program) -> list[Node]:
-    """Return the nodes that are computed for a cell for which all branches leave out a side."""
-    branches = branches_of(program)
+def common_nodes(program: Program, sides: Collection[bool] = (True, False)) -> list[Node]:
+    """Return the nodes that are computed for a cell for which all branches leave out a side.
+
+    sides: of conditions; other branches leave out nothing.
+    """
+    branches = {where: branch for where, branch in branches_of(program).items() if branch.side in sides}
 
     def needs(node: Node) -> Sequence[Node]:
         return (node.operands[0], _kept(node, branches)) if node in branches else node.operands
 
     return [node for node in _in_order(_results(program), needs) if node not in branches]
+
+
+def leaves_out_masked(program: Program) -> bool:
+    """Return whether a branch leaves out what only cells need for which a condition is true."""
+    return any(branch.side for branch in branches_of(program).values())
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ class DeviceKernel:
     choice: Choice | None = None
     aligned: ClassVar[bool] = True
     takes_rows: ClassVar[bool] = True
-    _passes: dict[Shape, tuple[single_pass.PassKernel, Callable[..., None]]] = field(default_factory=dict)
+    _passes: dict[tuple[Shape, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
+        default_factory=dict
+    )
     _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -98,7 +100,14 @@ class DeviceKernel:
         self._tile = single_pass.choose_tile(self._merged)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        kernel, launch = self._pass(outs[0].shape)
+        most, around = single_pass.MOST_ROWS, sum(self.widths[0])
+        if self._merged.axes > 1 and len(outs[0]) > most:
+            for first in range(0, len(outs[0]), most):
+                rows = slice(first, first + most), slice(first, first + most + around)
+                self([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
+            return
+        apart = not all(map(single_pass.have_equal_pitches, (blocks, outs)))
+        kernel, launch = self._pass(outs[0].shape, apart)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
         if call.grid != (0,):
             launch(call.grid, call.block, call.arguments)
@@ -107,17 +116,21 @@ class DeviceKernel:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
         self._pass(shape)
 
-    def _pass(self, shape: Shape) -> tuple[single_pass.PassKernel, Callable[..., None]]:
-        """Return the kernel for results of a shape, whose tile is no longer than their own cells."""
+    def _pass(self, shape: Shape, apart: bool = False) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+        """Return the kernel for results of a shape, whose tile is no longer than their own cells.
+
+        apart: as of `single_pass.emit`.
+        """
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
         if not single_pass.marches(self._merged):  # all longer ones have the same tile
             lengths = tuple(map(min, lengths, self._tile))
-        if lengths not in self._passes:
-            kernel = single_pass.emit(self._merged, lengths=lengths, math=self.arithmetic)
-            self._passes[lengths] = kernel, self._compiled(kernel.source, kernel.name, kernel.options)
-        return self._passes[lengths]
+        if (lengths, apart) not in self._passes:
+            kernel = single_pass.emit(self._merged, lengths=lengths, apart=apart, math=self.arithmetic)
+            launch = self._compiled(kernel.source, kernel.name, kernel.options)
+            self._passes[lengths, apart] = kernel, launch
+        return self._passes[lengths, apart]
 
     def _compiled(
         self, source: str, name: str, options: tuple[str, ...], shared: int = 0
@@ -135,9 +148,8 @@ class DeviceKernel:
         guess = self._chosen
         if guess is None:
             return None
-        kernel = step_kernel.build(
-            self.program, self.feeds, self.boundary, self.cval, guess.steps, guess.tuning
-        )
+        tuning = self._tuning(vectors=self._apart)
+        kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, guess.steps, tuning)
 
         def taker(choice: Choice) -> step_choice.Steps:
             other = replace(self, choice=choice, _passes={}, _steps={})
@@ -164,9 +176,13 @@ class DeviceKernel:
         chosen = self._chosen.tuning if self._chosen else step_kernel.suggested(self.program)
         return replace(chosen, vectors=vectors)
 
+    @property
+    def _apart(self) -> bool:
+        """Return whether no input has components, between which a vector would reach."""
+        return all(one.components == 1 for one in self.program.inputs)
+
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
-        apart = all(one.components == 1 for one in self.program.inputs)
-        return apart and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
+        return self._apart and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
         """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
 import numpy as np
 
+from runner.fuse.branches import branches_of
 from runner.fuse.graph import Extents, Offset, Operand, Program, in_order
 from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype
 from runner.fuse.strips import WORD, PlacedStrip, Strips, find_places
@@ -26,12 +27,15 @@ MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
+MOST_IN_BRANCHES = 1050  # of a thread with branches: more keep so many registers that few threads run at once
 BRANCH_THREADS, BRANCH_REGISTERS = (
     512,
     64,
 )  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
+FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
+FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class PassKernel:
 
     source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
     computes, per grid axis. march: whether it does so in a loop along the first axis. threads: of a block,
-    along the last grid axis and the one before.
+    along the last grid axis and the one before. apart: whether operands of the same dtype may have different
+    pitches.
     """
 
     source: str = field(repr=False)
@@ -65,6 +70,7 @@ class PassKernel:
     tile: Shape
     march: bool
     threads: tuple[int, int]
+    apart: bool
     description: Description
 
 
@@ -89,7 +95,7 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If planes share what they read, a thread
     marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved, rows first,
     while the loads of a thread need more than 96 registers, or while it computes more than 1500 values, which
-    take half a second to compile.
+    take half a second to compile, or 1050 if the program has branches.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
@@ -102,13 +108,15 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
 
+    most = MOST_IN_BRANCHES if branches_of(program) else MOST_VALUES
+
     def tile() -> Shape:
         return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
 
     def fits() -> bool:
         together = (*tile()[:-3], 1, *tile()[-2:]) if march else tile()
         few = registers(program, together) <= MOST_REGISTERS
-        return few and _values(program) * math.prod(together) <= MOST_VALUES
+        return few and _values(program) * math.prod(together) <= most
 
     while rows > 1 and not fits():
         rows //= 2
@@ -227,6 +235,7 @@ def emit(
     threads: tuple[int, int] | None = None,
     lengths: Shape | None = None,
     march: bool | None = None,
+    apart: bool = False,
     math: str = "strict",
 ) -> PassKernel:
     """Write the kernel of a program.
@@ -234,7 +243,9 @@ def emit(
     tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
     axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
     before; default: `choose_threads`. march: whether a thread makes the cells of its tile in a loop along the
-    first axis; default: `marches`, if it chooses the tile. math: "strict" rounds as NumPy does; "fast" lets
+    first axis; default: `marches`, if it chooses the tile. apart: whether inputs of the same dtype, or
+    outputs, may have different pitches; a thread then computes an address for each operand, where it
+    otherwise computes one for all. math: "strict" rounds as NumPy does; "fast" lets
     the compiler contract a * b + c to one operation.
     """
     if march is None:
@@ -245,7 +256,7 @@ def emit(
         raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
     if march and program.axes < 2:
         raise ValueError("a march over one axis, which has no rows")
-    body = _Body(program, tile, march)
+    body = _Body(program, tile, march, apart)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
@@ -255,21 +266,36 @@ def emit(
     for mark, instead in (
         ("// @headers@", headers),
         ("/* @threads@ */", bounds),
-        ("/* @parameters@ */", ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program))),
+        ("/* @parameters@ */", ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program, apart))),
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
     options = compiler_options(math)
-    return PassKernel(text, "single_pass", options, program, tile, march, threads, body.description)
+    return PassKernel(text, "single_pass", options, program, tile, march, threads, apart, body.description)
 
 
-def _parameters(program: Program) -> Iterator[tuple[str, str, type[np.generic]]]:
+def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
+    """Return for each operand the number of the first one that has its pitches."""
+    first: dict[tuple[object, ...], int] = {}
+    return [
+        first.setdefault((number,) if apart else (one.dtype, one.trailing), number)
+        for number, one in enumerate(operands)
+    ]
+
+
+def have_equal_pitches(arrays: Sequence[Array]) -> bool:
+    """Return whether inputs, or outputs, of the same dtype lie in memory alike."""
+    first: dict[object, tuple[int, ...]] = {}
+    return all(first.setdefault(one.dtype, one.strides[:-1]) == one.strides[:-1] for one in arrays)
+
+
+def _parameters(program: Program, apart: bool) -> Iterator[tuple[str, str, type[np.generic]]]:
     """Yield the kernel's parameters: C++ type, name, and NumPy type of the argument."""
     last = program.axes - 1
     for letter, operands, const in (("i", program.inputs, "const "), ("o", program.outputs, "")):
-        for number, one in enumerate(operands):
+        for number, (one, leader) in enumerate(zip(operands, leaders(operands, apart), strict=True)):
             yield f"{const}{ctype(one.dtype)}* __restrict__", f"{letter}{number}", np.uint64
-            for axis in range(last):
+            for axis in range(last if leader == number else 0):
                 yield "int64", f"{letter}{number}_pitch{axis}", np.int64
     for axis in range(program.axes):
         yield "int64" if axis == last else "uint32", f"length{axis}", np.int64 if axis == last else np.uint32
@@ -295,8 +321,11 @@ class _Read:
 class _Body:
     """The lines of a kernel's body, for one tile."""
 
-    def __init__(self, program: Program, tile: Shape, march: bool) -> None:
+    def __init__(self, program: Program, tile: Shape, march: bool, apart: bool) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
+        self._leaders = {
+            "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
+        }  # fmt: skip
         self._strips = Strips(tile[-1] % WORD == 0, [one.components for one in program.inputs])
         flat = [node for result in program.results for node in result]
         self._rows: dict[Offset, list[PlacedStrip]] = {}
@@ -354,35 +383,43 @@ class _Body:
                 add(f"if (x{axis} > {most}) x{axis} = {most};")
         if self.tile[last] > 1:
             add(f"if (x{last} < 0) x{last} = 0;")
-        for number, output in enumerate(self.program.outputs):
-            add(f"auto* to{number} = {self._pointer('o', number, output)};")
+        self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
 
-    def _pointer(self, letter: str, number: int, operand: Operand) -> str:
-        """Return the address of the thread's first cell."""
+    def _find_first(self, letter: str, operands: Sequence[Operand], numbers: Iterable[int]) -> None:
+        """Write the element of the thread's first cell in operands: from<leader> or to<leader>."""
         last = self.program.axes - 1
-        rows = [f"x{axis} * {letter}{number}_pitch{axis}" for axis in range(last)]
-        return " + ".join([f"{letter}{number}", *rows, f"x{last} * {operand.components}"])
+        for number in sorted({self._leaders[letter][number] for number in numbers}):
+            rows = [f"x{axis} * {letter}{number}_pitch{axis}" for axis in range(last)]
+            first = " + ".join([*rows, f"x{last} * {operands[number].components}"])
+            self.lines.append(f"int64 {FIRST[letter]}{number} = {first};")
 
-    def _row(self, base: str, name: str, at: Offset) -> str:
+    def _row(self, letter: str, number: int, at: Offset) -> str:
         """Return the pointer to a row of the tile, or beside it."""
-        return " + ".join(
-            [base, *(f"{place} * {name}_pitch{axis}" for axis, place in enumerate(at) if place)]
-        )
+        leader = self._leaders[letter][number]
+        pitches = [f"{place} * {letter}{leader}_pitch{axis}" for axis, place in enumerate(at) if place]
+        return f"{letter}{number} + ({' + '.join([f'{FIRST[letter]}{leader}', *pitches])})"
+
+    def _next_plane(self, letter: str, numbers: Iterable[int]) -> list[str]:
+        """Return the statements that go on to the next cell along the first axis."""
+        found = sorted({self._leaders[letter][number] for number in numbers})
+        return [f"{FIRST[letter]}{one} += {letter}{one}_pitch0;" for one in found]
 
     def _reads(self, values: Values) -> list[_Read]:
         """Write the inputs' addresses, and return what is read of each row."""
         found = []
-        for number in sorted({number for number, _ in values.rows}):
-            pointer = self._pointer("i", number, self.program.inputs[number])
-            self.lines.append(f"auto* from{number} = {pointer};")
+        self._find_first("i", self.program.inputs, {number for number, _ in values.rows})
         for (number, at), line in values.rows.items():
             itemsize = self.program.inputs[number].dtype.itemsize
-            row = self._row(f"from{number}", f"i{number}", at)
+            row = self._row("i", number, at)
             if itemsize < WORD:
                 first, last = values.windows[number, at]
-                size = (last - first + 1) * itemsize
-                loads = {f"row{line}": f"fetch<{size}>({row} + {first})"}
-                found.append(_Read((number, at), loads, [f"row{line}"], -(-size // WORD) + 1))
+                size, name = (last - first + 1) * itemsize, f"row{line}"
+                if last - first < FEW:
+                    few = f"fetch_few<{last - first + 1}>(reinterpret_cast<const uint{8 * itemsize}*>"
+                    loads, count = {name: f"{few}({row} + {first}))"}, last - first + 1
+                else:
+                    loads, count = {name: f"fetch<{size}>({row} + {first})"}, -(-size // WORD) + 1
+                found.append(_Read((number, at), loads, [name], count))
             else:
                 elements = sorted(values.loaded[number, at])
                 loads = {element_name(line, one): f"__ldg({row} + {one})" for one in elements}
@@ -410,15 +447,15 @@ class _Body:
         self.lines += [f"align({name});" for name in windows if name in kept]
         add("for (int turn = 1;; ++turn) {")
         self.lines += [f"auto {name} = next_{name};" for name in loads if name not in kept]
-        inputs = sorted({number for number, _ in values.rows})
-        self.lines += [f"if (turn < {self.tile[0]}) from{one} += i{one}_pitch0;" for one in inputs]
+        inputs = {number for number, _ in values.rows}
+        self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
         self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
         self.lines += [f"align({name});" for name in windows if name not in kept]
         self.lines += values.lines
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
             self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
-        self.lines += [f"to{number} += o{number}_pitch0;" for number in range(len(self.program.outputs))]
+        self.lines += self._next_plane("o", range(len(self.program.outputs)))
         add("}")
 
     def _compute(self, values: Values) -> None:
@@ -442,8 +479,9 @@ class _Body:
                 wanted.append(
                     [Value(form, one.strip, one.place + place) for place in places for one in results]
                 )
-                target = self._row(f"to{number}", f"o{number}", at)
-                vector = f"misaligned<{columns * output.components * size}>({target})"
+                target = self._row("o", number, at)
+                row_bytes = columns * output.components * size
+                vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
                 stores.append((f"{number}_{line}", target, store, kind, vector))
         # A branch computes a cell after the other: fewer values are alive at a time.
         rows = len(self.program.outputs)
@@ -453,11 +491,14 @@ class _Body:
         for (name, _, _, kind, _), part in zip(stores, wanted, strict=True):
             names = ", ".join(map(values.name, part))
             values.lines.append(f"const {kind} results{name}[{len(part)}] = {{{names}}};")
-        aligned = [vector for *_, vector in stores]
+        aligned = [vector for *_, vector in stores if vector]
         vectors = [f"store_vectors({target}, results{name});" for name, target, *_ in stores]
         others = [f"{store}({target}, results{name});" for name, target, store, *_ in stores]
-        values.lines.append(f"if (({' | '.join(aligned)}) == 0) {{")
-        values.lines += [*vectors, "} else {", *others, "}"]
+        if aligned:
+            values.lines.append(f"if (({' | '.join(aligned)}) == 0) {{")
+            values.lines += [*vectors, "} else {", *others, "}"]
+        else:
+            values.lines += others
 
 
 # Calling it
@@ -507,10 +548,15 @@ def launch_arguments(
     if math.prod(tiles) > MOST_BLOCKS:
         raise ValueError(f"{math.prod(tiles)} blocks of threads, more than {MOST_BLOCKS}")
     values: list[int] = []
-    for rows in (*sources, *targets):
-        values += [rows.address, *(stride // rows.itemsize for stride in rows.strides[:last])]
+    for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
+        for number, leader in enumerate(leaders(operands, kernel.apart)):
+            rows, first = arrays[number], arrays[leader]
+            if rows.strides[:last] != first.strides[:last]:
+                raise ValueError(f"strides {rows.strides} and {first.strides} of a kernel with common ones")
+            pitches = (stride // rows.itemsize for stride in rows.strides[:last])
+            values += [rows.address, *(pitches if leader == number else ())]
     values += [*lengths, *tiles[1:], shift]
-    kinds = [kind for _, _, kind in _parameters(program)]
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return PassLaunch((math.prod(tiles),), block, arguments)
 

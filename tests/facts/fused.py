@@ -143,12 +143,12 @@ def halo(name: str, axes: int) -> Extents:
     return ((width, width),) * axes
 
 
-def masked(shared: bool = False) -> Program:
-    """where(kind == 1, 7 divisions, a + 1); with `shared`, the divisions are a result, too."""
+def masked(shared: bool = False, divisions: int = 7) -> Program:
+    """where(kind == 1, divisions, a + 1); with `shared`, the divisions are a result, too."""
     graph = Graph()
     a, kind = graph.load(0, F4, (0,)), graph.load(1, U1, (0,))
     costly: Node = a
-    for factor in range(3, 10):
+    for factor in range(3, 3 + divisions):
         costly = graph.operation("divide", F4, [costly, graph.constant(factor, F4)])
     cheap = graph.operation("add", F4, [a, graph.constant(1, F4)])
     condition = graph.operation("equal", BOOL, [kind, graph.constant(1, U1)])

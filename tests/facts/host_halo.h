@@ -47,7 +47,6 @@ template <typename Kernel> void run_grid(unsigned grid, Kernel kernel) {
     for (auto& other : others) other.join();
 }
 
-inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline unsigned long long atomicAdd(unsigned long long* cell, unsigned long long value) {
     return __atomic_fetch_add(cell, value, __ATOMIC_RELAXED);
 }
@@ -61,6 +60,12 @@ inline unsigned long long load_acquire(const unsigned long long* flag) {
 }
 inline void store_release(unsigned long long* flag, unsigned long long value) {
     __atomic_store_n(flag, value, __ATOMIC_RELEASE);
+}
+inline void store_relaxed(unsigned long long* flag, unsigned long long value) {
+    __atomic_store_n(flag, value, __ATOMIC_RELAXED);
+}
+inline void add_release(unsigned long long* count, unsigned long long value) {
+    __atomic_fetch_add(count, value, __ATOMIC_RELEASE);
 }
 inline unsigned long long nanoseconds() {
     timespec now;

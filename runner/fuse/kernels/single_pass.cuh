@@ -23,6 +23,18 @@ template <int BYTES> INLINE Window<BYTES> fetch(const void* first) {
     return window;
 }
 
+// One or two elements, of one or two bytes, in the lowest bits of a word that is aligned.
+struct Few {
+    uint32 words[2];
+};
+template <int COUNT, typename T> INLINE Few fetch_few(const T* first) {
+    static_assert(COUNT <= 2 && sizeof(T) <= 2, "");
+    uint32 word = __ldg(first);
+    if constexpr (COUNT == 2) word |= uint32(__ldg(first + 1)) << (8 * sizeof(T));
+    return {{word, 0}};
+}
+INLINE void align(Few&) {}
+
 // Shift the words by the row's alignment, known at run time only.
 template <int BYTES> INLINE void align(Window<BYTES>& window) {
 #pragma unroll

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.device.api import Backend
-from runner.fuse.branches import common_nodes
-from runner.fuse.graph import Program
+from runner.fuse.branches import common_nodes, leaves_out_masked
+from runner.fuse.graph import Operand, Program
 from runner.fuse.steps import kernel_3d as step_kernel_3d
 from runner.fuse.steps.exact_products import largest_field, with_exact_products
 from runner.fuse.steps.kernel import most_steps, valid_columns
@@ -35,7 +35,9 @@ ALIGNED = 128  # bytes from row to row of a sample are a multiple
 # Of an H200: bytes a second; instructions a second, and the part of these that is reached, by the columns of
 # a lane times the blocks of 4 warps on a processor.
 MEMORY, INSTRUCTIONS = 4e12, 33e12
-REACHED = {16: 0.85, 12: 0.78, 8: 0.7, 6: 0.6, 4: 0.5}
+REACHED = {16: 0.85, 12: 0.78, 8: 0.7, 6: 0.4, 4: 0.4}
+SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
+UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
 Steps = Callable[[Sequence[Array], Sequence[Array], Sequence[Axis]], None]
@@ -50,9 +52,9 @@ class Choice:
 
 
 def choices(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
-    """Return how kernels may take several steps, the fastest as predicted first; none if no kernel can.
+    """Return how kernels may take several steps, the fastest as predicted first.
 
-    Over three axes, one at most: where it is predicted to be faster than single steps.
+    None if no kernel can, or if single steps are predicted to be faster. Over three axes, one at most.
     """
     found: list[Choice] = []
     if program.axes > 2:
@@ -64,7 +66,14 @@ def choices(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
         tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
         steps = most_steps(program, feeds, tuning)
         found += [Choice(one, tuning) for one in range(max(steps - 1, 2), steps + 1)]
-    return sorted(found, key=lambda one: seconds_per_cell(program, feeds, one))
+    times = {one: seconds_per_cell(program, feeds, one) for one in found}
+    single = _bytes_of(program.inputs, program.outputs) / (SINGLE * MEMORY)
+    return sorted((one for one in found if times[one] < single), key=times.__getitem__)
+
+
+def _bytes_of(*operands: Sequence[Operand]) -> int:
+    """Return the bytes of a cell."""
+    return sum(one.dtype.itemsize * one.components for each in operands for one in each)
 
 
 def seconds_per_cell(program: Program, feeds: Sequence[int | None], choice: Choice) -> float:
@@ -72,13 +81,15 @@ def seconds_per_cell(program: Program, feeds: Sequence[int | None], choice: Choi
     tuning, fed = choice.tuning, [place for place in feeds if place is not None]
     exact = largest_field(program, fed, choice.steps, 0.0) > 0
     valid = valid_columns(program, feeds, choice.steps, tuning) / (LANES * tuning.columns)
-    read = sum(one.dtype.itemsize * one.components for one in program.inputs)
-    written = sum(one.dtype.itemsize * one.components for one in program.outputs)
+    read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / MEMORY
     of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
-    nodes = common_nodes(with_exact_products(program) if exact else program)
+    # A mask is true in few cells; where a branch is for those for which it is not, all cells need it.
+    nodes = common_nodes(with_exact_products(program) if exact else program, (True,))
     made = (one for one in nodes if one.op not in ("load", "constant"))
     operations = sum(2 if one.dtype.itemsize == 8 else 1 for one in made)
+    if leaves_out_masked(program):
+        operations = math.ceil(operations * UNEVEN)
     rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid
     return math.hypot(memory, (operations + OTHERS + of_others) / rate)
 
@@ -128,7 +139,7 @@ def fastest(
     taker: Callable[[Choice], Steps],
 ) -> Choice:
     """Measure choices on part of a rank's cells, and return the one whose steps take the least time."""
-    size = sum(one.dtype.itemsize * one.components for one in (*program.inputs, *program.outputs))
+    size = _bytes_of(program.inputs, program.outputs)
     cells = min(SAMPLE_BYTES, backend.free_memory() // 4) // size
     rows = max(min(shape[0], cells // math.prod(shape[1 : program.axes])), 1)
     part = (rows, *shape[1 : program.axes])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from runner.fuse.branches import branches_of, leaves_out_masked
 from runner.fuse.graph import Program
 from runner.fuse.steps import kernel_3d as step_kernel_3d
 from runner.fuse.steps.exact_products import largest_field
@@ -37,10 +38,12 @@ from runner.fuse.steps.text import source
 from runner.region import Array
 
 GROWTH = 1.35  # all registers over those counted, as measured
+BRANCH_REGISTERS = 18  # that both sides of branches need besides
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
 EDGE_ROW = 5  # time of a row in the loop for edges, in rows inside the array
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
+BRANCH_WAVES = 9  # where some rows take longer than others: the processors are busy to the end
 
 
 def suggested(program: Program, *, vectors: bool = False) -> Tuning:
@@ -96,7 +99,10 @@ def _registers(layout: Layout, steps: int, tuning: Tuning) -> int:
         kept += max(lag - oldest, 0) * layout.words(plane[0])
         new += layout.words(plane[0])
     widest = max((node.dtype.itemsize + 3) // 4 for node in layout.program.nodes)
-    return int(GROWTH * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest))
+    branches = BRANCH_REGISTERS if leaves_out_masked(layout.program) else 0
+    return branches + int(
+        GROWTH * (32 + steps * kept * tuning.columns) + 2 * tuning.columns * max(new, widest)
+    )
 
 
 def takes_vectors(arrays: Iterable[Array], tuning: Tuning) -> bool:
@@ -164,7 +170,7 @@ def build(
     return StepKernel(
         program, layout.feeds, steps, chosen, source(layout, boundary, cval, name, constants, largest), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
-        shared, registers, boundary == "wrap",
+        shared, registers, boundary == "wrap", bool(branches_of(program)),
     )  # fmt: skip
 
 
@@ -208,7 +214,8 @@ def arguments(
         inside = [_inside(kernel, x, tile) for tile in range(tiles)]
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
-        height = tuning.rows or strip_height(kernel, tiles + EDGE_ROW * (low + high), y.own, taken, WAVES)
+        waves = BRANCH_WAVES if kernel.branches else WAVES
+        height = tuning.rows or strip_height(kernel, tiles + EDGE_ROW * (low + high), y.own, taken, waves)
         extra = 2 * kernel.steps * kernel.radius[0]
         shorter = max((height + extra) // EDGE_ROW - extra, extra, 1) if low + high < tiles else height
         warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)

@@ -72,7 +72,8 @@ class StepKernel:
     source: includes no files. name: of the kernel. threads: of a block. radius: cells to read on each side,
     per axis of the kernel. margin: columns on each side of a tile that another tile computes; valid: columns
     between the margins; valid_rows: rows between the margins, over three axes. shared: bytes of a block's
-    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around.
+    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around. branches:
+    whether some rows take longer than others, as their cells need what branches leave out.
     """
 
     program: Program
@@ -89,6 +90,7 @@ class StepKernel:
     shared: int
     registers: int
     wraps: bool
+    branches: bool
 
 
 @dataclass(frozen=True)

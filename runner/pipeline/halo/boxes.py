@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -29,6 +29,8 @@ AXES = 6  # of a box in the table, as in kernels/halo.cu
 UNITS = 4 * THREADS  # of a row
 WIDEST = 16  # bytes of a unit
 MOST = 1 << 31  # units of a box
+EXCHANGE = 1 << 32  # the sum of the marks of an exchange's rows for one neighbour, as in kernels/halo.cu
+PEER, ARRIVED, MARK, COLUMNS = 5, 7, 8, 9 + 3 * AXES  # of the table
 Axis = tuple[int, int, int]  # cells, and bytes between two of them at the source and at the target
 
 
@@ -110,10 +112,14 @@ class Tables(Protocol):
 
 
 def launch(
-    tables: Tables, kernel: Callable[..., None], boxes: Iterable[HaloBox], *more: Any
+    tables: Tables,
+    kernel: Callable[..., None],
+    boxes: Iterable[HaloBox],
+    *more: Any,
+    arrived: Mapping[int, int] | None = None,
 ) -> Callable[[], None]:
-    """Return a call that launches `kernel` on these boxes, with more arguments."""
-    rows = tables.upload(table(boxes))
+    """Return a call that launches `kernel` on these boxes, with more arguments. arrived: as of `table`."""
+    rows = tables.upload(table(boxes, arrived))
     grid, block, arguments = (len(rows),), (THREADS,), (rows, *more)
     return lambda: kernel(grid, block, arguments)
 
@@ -172,13 +178,30 @@ def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[
         yield HaloBox(cell, target + place, _axes(whole, [0] * len(whole), strides, field.itemsize))
 
 
-def table(boxes: Iterable[HaloBox]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the rows of int64 for the kernel, at least one. Raises ValueError for a box it cannot copy."""
+def table(
+    boxes: Iterable[HaloBox], arrived: Mapping[int, int] | None = None
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the rows of int64 for the kernel, at least one. Raises ValueError for a box it cannot copy.
+
+    arrived: of each neighbour, the address of its count of what arrived from this rank. Each has a row at
+    least, and its rows' marks are EXCHANGE in all.
+    """
     parts = [part for box in boxes if box.nbytes for part in _aligned(_simplified(box))]
     rows = [row for part in parts for row in _rows(part)]
-    words = 7 + 3 * AXES
-    nothing = [0, 0, 1, 0, 0, -1, 0, *[0] * (3 * AXES)]
-    return np.array(rows or [nothing], np.int64).reshape(-1, words)
+    for peer, address in (arrived or {}).items():
+        of_peer = [row for row in rows if row[PEER] == peer]
+        if not of_peer:
+            of_peer = [_nothing(peer)]
+            rows += of_peer
+        for row in of_peer:
+            row[ARRIVED], row[MARK] = address, 1
+        of_peer[0][MARK] = EXCHANGE - (len(of_peer) - 1)
+    return np.array(rows or [_nothing(-1)], np.int64).reshape(-1, COLUMNS)
+
+
+def _nothing(peer: int) -> list[int]:
+    """Return a row that copies no cell."""
+    return [0, 0, 1, 0, 0, peer, *[0] * (COLUMNS - PEER - 1)]
 
 
 @functools.cache
@@ -202,7 +225,7 @@ def _rows(box: HaloBox) -> Iterator[list[int]]:
     columns = [[axis[part] for axis in axes] + [0] * (AXES - len(axes)) for part in range(3)]
     ends = [*range(0, units, UNITS), units]
     for first, last in pairwise(ends):
-        yield [box.source, box.target, unit, first, last, box.peer, len(axes), *chain(*columns)]
+        yield [box.source, box.target, unit, first, last, box.peer, len(axes), 0, 0, *chain(*columns)]
 
 
 def _simplified(box: HaloBox) -> HaloBox:

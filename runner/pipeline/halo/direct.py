@@ -7,17 +7,20 @@ ones. In exchange n, the kernel of rank r
 
     1. with `handshake`: raises flag ready[r] = n in the page of every neighbour, and waits for ready[p] >= n
        in its own page before it stores into the memory of neighbour p;
-    2. stores its cells into the halos of its neighbours' target blocks, and of its own;
-    3. after a fence, raises flag arrived[r] = n in the page of every neighbour;
-    4. waits for arrived[p] >= n of every neighbour p, in its own page.
+    2. stores its cells into the halos of its neighbours' target blocks, and of its own, one block of threads
+       for each part of a face;
+    3. after a fence, each of these adds its share to the count arrived[r] in the page of the part's
+       neighbour: all shares of an exchange are E = 2^32 together;
+    4. waits for arrived[p] >= n E of every neighbour p, in its own page.
 
-Flags are stored with release and loaded with acquire, at system scope; kernels of one stream follow each
+Shares are added with release and loaded with acquire, at system scope; kernels of one stream follow each
 other. Neighbours of r are all ranks from which r copies a cell or that copy one of r's. The relation is
-symmetric: a block's owner waits for every rank that stores into the block, and the reverse. Flags only grow.
+symmetric: a block's owner waits for every rank that stores into the block, and the reverse. Flags and counts
+only grow, and p adds nothing of exchange n + 1 before its exchange n has ended.
 
-Read after write: rank r reads halo cells in kernels after its exchange n, which ended after arrived[p] = n,
-which p raised after its stores of exchange n. The halo is complete, and of this step: p's stores follow p's
-step.
+Read after write: rank r reads halo cells in kernels after its exchange n, which ended after arrived[p] = n E,
+the last share of which p added after all its stores of exchange n. The halo is complete, and of this step:
+p's stores follow p's step.
 
 Write after read: p may store into the halo of r's block B in exchange n only if r no longer uses the former
 halo of B, and will not use it until its own exchange n has ended.
@@ -28,8 +31,8 @@ halo of B, and will not use it until its own exchange n has ended.
 - Without, with one step per exchange and no work beside the exchange: exchange n has the target block B, the
   exchanges n - 1 and n + 1 the other block A. After exchange n - 2, in which B was the target, r's step n - 1
   reads B and writes A; step n reads A and writes the own cells of B. So r last used the halo of B in step n -
-  1, which precedes its exchange n - 1, and p has seen arrived[r] = n - 1 before its exchange n - 1 ended. For
-  n = 1 there is nothing before but poison, which is written before a barrier of the hosts.
+  1, which precedes its exchange n - 1, and p has seen arrived[r] = (n - 1) E before its exchange n - 1 ended.
+  For n = 1 there is nothing before but poison, which is written before a barrier of the hosts.
 
 With several steps per exchange, the same block may be the target of exchanges n - 1 and n, and r computes
 cells of its halo in between: hence the handshake. It is needed too where the interior is computed beside the
@@ -103,6 +106,7 @@ class DirectHalos:
         self._failure.fill(0)
         # Kept: the device uses them by their addresses.
         state = tables.upload(np.zeros(3, np.uint64))
+        arrived = {peer: reached[peer][-1] + 8 * (world.size + rank) for peer in self.neighbours}
         ranks = tables.upload(np.array(self.neighbours or [-1], np.int64))
         pages = tables.upload(np.array([reached[peer][-1] for peer in self.neighbours] or [0], np.uint64))
         link = (
@@ -127,8 +131,8 @@ class DirectHalos:
             sent = sent_boxes(fields, rank, blocks, theirs)
             own = halo_boxes.own_boxes(fields, rank, blocks, [tables.address(cell) for cell in cells])
             self._launches[blocks[0]] = (
-                halo_boxes.launch(tables, exchange, [*sent, *own], *link),
-                halo_boxes.launch(tables, exchange, sent, *link),
+                halo_boxes.launch(tables, exchange, [*sent, *own], *link, arrived=arrived),
+                halo_boxes.launch(tables, exchange, sent, *link, arrived=arrived),
                 halo_boxes.launch(tables, move, own),
             )
         self._address = tables.address

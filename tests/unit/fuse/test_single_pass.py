@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from fused import EXAMPLES, GXX, check_in_memory, example, halo, host, noise, same, shapes, view
+from fused import (
+    EXAMPLES,
+    GXX,
+    check_in_memory,
+    example,
+    halo,
+    host,
+    launchers,
+    masked,
+    noise,
+    same,
+    shapes,
+    view,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import programs
 
+from runner.fuse import single_pass
+from runner.fuse.compiled import DeviceKernel
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Graph, Operand, Program, merge_components
-from runner.fuse.single_pass import choose_tile, emit, launch_arguments
+from runner.fuse.single_pass import choose_tile, emit, have_equal_pitches, launch_arguments
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 
@@ -198,3 +217,60 @@ def test_short_rows_give_their_threads_to_other_rows() -> None:
     launch = launch_arguments(emit(program), [block], [out], ((1, 1), (1, 1)))
     assert launch.block == (2, 64)
     assert launch.grid == (4,)
+
+
+@needs_compiler
+def test_operands_may_have_pitches_of_their_own(tmp_path: Path) -> None:
+    program = example("gray_scott", "float32")
+    blocks = [view((9, 21), np.float32, 2, odd=odd) for odd in (0, 3)]
+    for number, block in enumerate(blocks):
+        block[...] = noise(block.shape, np.float32, number)
+    outs = [view((7, 19), np.float32, 2, odd=odd) for odd in (2, 0)]
+    widths = ((1, 1), (1, 1))
+    kernels = [emit(program, tile=(1, 2)), emit(program, tile=(1, 2), apart=True)]
+    common, apart = host(tmp_path, kernels)
+    with pytest.raises(ValueError, match="kernel with common ones"):
+        common(kernels[0], blocks, outs, widths)
+    apart(kernels[1], blocks, outs, widths)
+    for out, expected in zip(outs, evaluate(program, blocks, widths), strict=True):
+        same(out, expected)
+    assert have_equal_pitches(blocks[:1])
+    assert not have_equal_pitches(blocks)
+
+
+@needs_compiler
+@pytest.mark.parametrize("odd", [0, 3])
+def test_more_rows_than_a_launch_takes_are_parts(
+    odd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of arrays whose pitches may differ."""
+    program, widths, rows = example("gray_scott", "float32"), ((1, 1), (1, 1)), []
+
+    def compiled(
+        kernel: DeviceKernel, source: str, name: str, options: tuple[str, ...]
+    ) -> Callable[..., None]:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        (run,) = launchers(folder, [SimpleNamespace(source=source, name=name)])
+
+        def launch(grid: Any, block: Any, arguments: Any) -> None:
+            rows.append(int(arguments[-4]))  # before length1, tiles1 and shift
+            run(grid, block, arguments)
+
+        return launch
+
+    monkeypatch.setattr(DeviceKernel, "_compiled", compiled)
+    monkeypatch.setattr(single_pass, "MOST_ROWS", 8)
+    blocks = [view((21, 15), np.float32, 2, odd=one) for one in (0, odd)]
+    for number, block in enumerate(blocks):
+        block[...] = noise(block.shape, np.float32, number)
+    outs = [np.empty((19, 13), np.float32) for _ in range(2)]
+    DeviceKernel(program, widths)(blocks, outs)
+    for out, expected in zip(outs, evaluate(program, blocks, widths), strict=True):
+        same(out, expected)
+    assert sum(rows) == 19
+    assert max(rows) <= 8
+
+
+def test_few_cells_of_a_program_with_branches_are_computed_at_a_time() -> None:
+    assert choose_tile(masked(divisions=300)) == (2,)
+    assert choose_tile(masked(divisions=300, shared=True)) == (4,)

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs.airflow.cells import Cell
+from jobs.airflow.lattice import LATTICES
+from jobs.airflow.step import step_job
+from runner.fuse.compiled import DeviceKernel
 from runner.fuse.graph import Operand, Program
 from runner.fuse.steps.choice import WORTH_MEASURING, Choice, choices, chosen, seconds_per_cell
 from runner.fuse.steps.kernel import build
@@ -191,3 +195,29 @@ def test_one_axis_and_components(clock: Any, tmp_path: Path) -> None:
 
     chosen(pair, FEEDS, (9, 9), LONG, "", clock, taker, tmp_path)
     assert set(seen) == {(True, 2)}
+
+
+def test_a_choice_for_cells_of_several_components_is_one_that_compiles(tmp_path: Path) -> None:
+    """The kernel by whose text choices are kept reads no vectors, which would mix the components."""
+    clock = Clock(lambda _: 1.0)
+    for trailing in ((), (3,)):
+        kernel = DeviceKernel(program(trailing=trailing), ((1, 1),) * 2, feeds=FEEDS)
+        assert kernel.measured(clock, (64, 64), 10) == choices(kernel.program, FEEDS)[0]  # type: ignore[arg-type]
+
+
+def test_several_steps_are_chosen_only_where_single_ones_take_longer() -> None:
+    """Airflow in float16 is limited by its instructions in kernels of several steps."""
+    found = {storage: choices(*airflow(storage)) for storage in ("float32", "float16")}
+    assert found["float32"][0].steps == 4
+    assert found["float16"] == []
+
+
+def airflow(storage: str) -> tuple[Program, list[int]]:
+    lattice = LATTICES["D2Q9"]
+    job = step_job(lattice, [kind for kind in Cell if kind != Cell.SLIP_Z], "trt", storage)
+    inputs = [Operand(name, np.dtype("u1" if name == "cells" else storage)) for name in job.arrays]
+    parameters = job.complete({"omega": 1.9, "omega_minus": 1.1, "velocity_x": 0.1, "anchor": 0.01})
+    services, widths = frozenset(["xp"]), ((1, 1),) * 2
+    return trace(job.function, inputs, widths, parameters, services, job.output_names), list(
+        range(lattice.size)
+    )

@@ -1,26 +1,31 @@
 // Halo cells, copied by a GPU's own threads: within its memory, or into the memory of neighbouring ranks.
 //
 // Limited by the link between the GPUs, and for small faces by its latency: a store is sent off and nobody
-// waits for it, but the fence after the last one takes the link's way there and back. One block of threads
-// does one row of the table, so that all faces, fields and neighbours are under way at once.
+// waits for it, but the fence after it takes the link's way there and back. One block of threads does one row of
+// the table, so that all faces, fields and neighbours are under way at once; each block tells the neighbour of its
+// own row, and waits for no other block.
 
 typedef unsigned long long u64;
 typedef long long i64;
 
 constexpr int AXES = 6, DEPTH = 4;
+constexpr u64 EXCHANGE = 1ull << 32;
 
 // Part of a box of cells: units `first` to `last`, in C order. source, target: addresses of the box's first
-// unit. unit: bytes, 1 to 16, a divisor of all addresses and steps. peer: number of the neighbour whose memory
-// `target` is, -1 for this rank's own. from, to: bytes between two units along each axis, 0 to repeat one.
+// unit. unit: bytes, 1 to 16, a divisor of all addresses and steps. peer: rank of the neighbour whose memory
+// `target` is, -1 for this rank's own. arrived: address of the neighbour's count of what arrived from this rank.
+// mark: what this row adds to it; all rows of an exchange for one neighbour add EXCHANGE. from, to: bytes between
+// two units along each axis, 0 to repeat one.
 struct Row {
     u64 source, target;
     i64 unit, first, last, peer, axes;
+    u64 arrived, mark;
     i64 count[AXES], from[AXES], to[AXES];
 };
 constexpr int WORDS = sizeof(Row) / sizeof(i64);
 
-// sequence: of the exchanges done. blocks: of threads that are done with their row. failed: 1 + rank of a
-// neighbour that was waited for in vain.
+// sequence: of the exchanges done. blocks: of threads that have read it. failed: 1 + rank of a neighbour that
+// was waited for in vain.
 struct State {
     u64 sequence, blocks, failed;
 };
@@ -37,6 +42,13 @@ __device__ u64 load_acquire(const u64* flag) {
 }
 __device__ void store_release(u64* flag, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+__device__ void store_relaxed(u64* flag, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
+}
+// All earlier stores of the block are seen by who sees the sum, if __syncthreads is between.
+__device__ void add_release(u64* count, u64 value) {
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(count), "l"(value) : "memory");
 }
 __device__ u64 nanoseconds() {
     u64 now;
@@ -87,14 +99,15 @@ __device__ void load_row(Row& row, const i64* table) {
     __syncthreads();
 }
 
-// Wait until a flag of this rank's page has `number`; false if `patience` nanoseconds pass.
-__device__ bool wait_for(const u64* flag, u64 number, u64 patience) {
+// Wait until a flag of this rank's page has `number`; false if `patience` nanoseconds pass, or if another
+// thread of this rank has waited in vain.
+__device__ bool wait_for(const u64* flag, u64 number, u64 patience, const State* state) {
     u64 begin = 0;
     for (unsigned polls = 1; load_acquire(flag) < number; ++polls) {
         if (polls % 256) continue;
         const u64 now = nanoseconds();
         if (begin == 0) begin = now;
-        if (now - begin > patience) return false;
+        if (now - begin > patience || load_acquire(&state->failed)) return false;
     }
     return true;
 }
@@ -114,48 +127,43 @@ __global__ void move_cells(const i64* table) {
 
 // One exchange of all halos; a block for each row of the table, at least one.
 //
-// page: of this rank, where others raise flags: `size` numbers "ready", then `size` numbers "arrived", each by
-// sender. peers: ranks of the neighbours; pages: theirs. handshake: wait until a neighbour is ready before
-// storing into its memory. failure: a word of host memory.
+// page: of this rank, where others write: `size` flags "ready", then `size` counts "arrived", each by sender.
+// peers: ranks of the neighbours; pages: theirs. handshake: wait until a neighbour is ready before storing into
+// its memory. failure: a word of host memory. The last block, which starts last, waits for the neighbours.
 __global__ void exchange_halos(const i64* table, State* state, u64* page, const i64* peers,
                                           const u64* pages, i64 neighbours, i64 rank, i64 size,
                                           i64 handshake, u64 patience, u64* failure) {
     __shared__ Row row;
-    __shared__ bool alive, ready, last;
-    const u64 number = state->sequence + 1;
-    if (threadIdx.x == 0) alive = !state->failed, ready = true;
+    __shared__ u64 number;
+    __shared__ bool alive, ready;
+    if (threadIdx.x == 0) number = state->sequence + 1, alive = !state->failed, ready = true;
     load_row(row, table);
     if (!alive) return;  // what follows a failure is of no use
+    if (threadIdx.x == 0) atomicAdd(&state->blocks, u64(number > 0));  // once the sequence is read
     if (handshake) {
+        // Kernels before this one have read all that they will: the flag orders no stores.
         if (blockIdx.x == 0) {
             for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {
-                store_release(reinterpret_cast<u64*>(pages[i]) + rank, number);
+                store_relaxed(reinterpret_cast<u64*>(pages[i]) + rank, number);
             }
         }
         if (threadIdx.x == 0 && row.peer >= 0) {
-            ready = wait_for(page + row.peer, number, patience);
+            ready = wait_for(page + row.peer, number, patience, state);
             if (!ready) fail(state, failure, row.peer);
         }
+        __syncthreads();
     }
-    __syncthreads();
     if (ready) copy_row(row);
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence_system();  // the block's stores, before it counts as done
-        last = atomicAdd(&state->blocks, 1ull) == gridDim.x - 1;
-        if (last) __threadfence_system();  // the other blocks' stores, before the flags
-        last = last && !state->failed;
-    }
-    __syncthreads();
-    if (!last) return;
+    if (threadIdx.x == 0 && ready && row.peer >= 0) add_release(reinterpret_cast<u64*>(row.arrived), row.mark);
+    if (blockIdx.x + 1 < gridDim.x) return;
     for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {
-        store_release(reinterpret_cast<u64*>(pages[i]) + size + rank, number);
-    }
-    for (i64 i = threadIdx.x; i < neighbours; i += blockDim.x) {
-        if (!wait_for(page + size + peers[i], number, patience)) fail(state, failure, peers[i]);
+        if (!wait_for(page + size + peers[i], number * EXCHANGE, patience, state)) fail(state, failure, peers[i]);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
+        while (load_acquire(&state->blocks) < gridDim.x) {
+        }
         state->blocks = 0;
         state->sequence = number;
     }

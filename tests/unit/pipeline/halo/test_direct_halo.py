@@ -136,12 +136,25 @@ def test_boxes_have_few_axes_and_wide_units() -> None:
     field = FieldHalos(Partition((16, 64), (2, 1)), ((1, 1), (0, 0)), "wrap", 4)
     (low, high) = field.sent(0)
     rows = halo_boxes.table([halo_boxes.between_blocks(field, low, 4096, 8192, 1)])
-    assert rows.shape == (1, 7 + 3 * halo_boxes.AXES)
+    assert rows.shape == (1, halo_boxes.COLUMNS)
     source, target, unit, first, last, peer, axes = rows[0, :7]
     assert (unit, first, last, peer, axes) == (16, 0, 16, 1, 1)
     assert {low.source[0].start, high.source[0].start} == {0, 7}
     assert (source - 4096) % 256 == 0
     assert (target - 8192) % 256 == 0
+
+
+def test_the_marks_of_a_neighbours_rows_make_an_exchange() -> None:
+    length = 3 * halo_boxes.UNITS * halo_boxes.WIDEST
+    boxes = [halo_boxes.HaloBox(0, 4096, ((length, 1, 1),), peer) for peer in (1, -1, 4)]
+    rows = halo_boxes.table([*boxes, boxes[0]], {1: 64, 4: 72, 5: 80})
+    marks = {peer: rows[rows[:, halo_boxes.PEER] == peer] for peer in (1, 4, 5, -1)}
+    for peer, address in ((1, 64), (4, 72), (5, 80)):
+        assert set(marks[peer][:, halo_boxes.ARRIVED]) == {address}
+        assert marks[peer][:, halo_boxes.MARK].sum() == halo_boxes.EXCHANGE
+        assert (marks[peer][:, halo_boxes.MARK] > 0).all()
+    assert [len(marks[peer]) for peer in (1, 4, 5)] == [6, 3, 1]
+    assert not marks[-1][:, [halo_boxes.ARRIVED, halo_boxes.MARK]].any()
 
 
 @pytest.mark.parametrize("first", [0, 4, 12])
@@ -405,11 +418,13 @@ def test_a_late_rank_is_waited_for(
 
 
 FAULTS = {
-    "a flag is not waited for": ("if (!wait_for(page + size + peers[i], number, patience))", "if (false)"),
-    "an earlier exchange's flag is enough": (
-        "wait_for(page + size + peers[i], number,", "wait_for(page + size + peers[i], number - 1,"
+    "a count is not waited for": (
+        "if (!wait_for(page + size + peers[i], number * EXCHANGE, patience, state))", "if (false)"
     ),
-    "a flag is raised before the cells are stored": (
+    "an earlier exchange's count is enough": (
+        "peers[i], number * EXCHANGE, patience", "peers[i], (number - 1) * EXCHANGE, patience"
+    ),
+    "a share is added before the cells are stored": (
         "    if (ready) copy_row(row);\n", "    if (blockIdx.x + 1 < gridDim.x) copy_row(row);\n"
     ),
     "a cell is left out": ("blockDim.x) < row.last) *", "blockDim.x) < row.last - 1) *"),
@@ -428,7 +443,9 @@ def test_cells_stored_before_a_neighbour_is_ready_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two steps per exchange every exchange has the same target."""
-    on_host(monkeypatch, compiled(tmp_path, [("ready = wait_for(page + row.peer, number, patience);", "")]))
+    on_host(
+        monkeypatch, compiled(tmp_path, [("ready = wait_for(page + row.peer, number, patience, state);", "")])
+    )
     late(monkeypatch, LATE[0])
     original = DirectHalos.fill
 
