@@ -88,7 +88,6 @@ class DeviceKernel:
     boundary: str = "reflect"
     cval: float = 0.0
     choice: Choice | None = None
-    aligned: ClassVar[bool] = True
     takes_rows: ClassVar[bool] = True
     _passes: dict[tuple[Shape, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
@@ -148,7 +147,7 @@ class DeviceKernel:
         guess = self._chosen
         if guess is None:
             return None
-        tuning = self._tuning(vectors=self._apart)
+        tuning = self._tuning(vectors=self.aligned)
         kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, guess.steps, tuning)
 
         def taker(choice: Choice) -> step_choice.Steps:
@@ -177,12 +176,12 @@ class DeviceKernel:
         return replace(chosen, vectors=vectors)
 
     @property
-    def _apart(self) -> bool:
-        """Return whether no input has components, between which a vector would reach."""
+    def aligned(self) -> bool:
+        """Whether several steps read vectors of cells: not of cells with components, which lie together."""
         return all(one.components == 1 for one in self.program.inputs)
 
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
-        return self._apart and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
+        return self.aligned and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
         """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`.

@@ -204,6 +204,8 @@ def arguments(
     tuning = kernel.tuning
     if tuning.vectors and not takes_vectors([*inputs, *outs], tuning):
         raise ValueError("blocks whose rows do not begin where a vector may")
+    if not all(_cells_lie_together(one, len(axes)) for one in [*inputs, *outs]):
+        raise ValueError("blocks whose cells of a row lie apart in memory")
     taken = registers or kernel.registers
     *_, y, x = axes if len(axes) > 1 else (Axis(1, 0, 1), *axes)
     if len(axes) == 3:
@@ -229,6 +231,16 @@ def arguments(
     for place, component in layout.fixed:
         values += [address(inputs[place], component), *pitches(inputs[place], len(axes))]
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
+
+
+def _cells_lie_together(array: Array, axes: int) -> bool:
+    """Return whether the cells of a row follow each other, each with its components in C order."""
+    step = array.dtype.itemsize
+    for length, stride in zip(reversed(array.shape[axes:]), reversed(array.strides[axes:]), strict=True):
+        if length > 1 and stride != step:
+            return False
+        step *= length
+    return bool(array.strides[axes - 1] == step)
 
 
 def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:

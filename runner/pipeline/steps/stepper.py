@@ -332,6 +332,8 @@ class Stepper(StepBlocks):
         possible = (alone or self.halo_taken == "direct") and not self.overlap and not self.graph_reason
         if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
             return 0
+        if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
+            left = min(left, cycle * passes(left, cycle).count(cycle) + 1)
         cycles = next((one for one in self._graph_cycles if left > one * cycle), 0)
         if not cycles:
             return 0

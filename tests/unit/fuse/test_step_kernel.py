@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.stride_tricks import as_strided
 
 from runner.fuse.compiled import DeviceKernel
 from runner.fuse.evaluate import evaluate
@@ -547,7 +548,22 @@ def test_components_are_not_read_by_vectors() -> None:
     program = trace(lambda u: u[1:-1, 1:-1] + u[:-2, 1:-1], [operand], ((1, 1),) * 2, {}, frozenset(), ["v"])
     kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,))
     assert kernel.most_steps > 1
+    assert not kernel.aligned  # or each cell would begin a line of the cache
     assert not kernel._takes_vectors([np.zeros((8, 32, 4), np.float32)])
+
+
+@pytest.mark.parametrize("step", [(64, 4, 1), (64, 4, 2), (64, 5, 1), (4, 64, 1)])
+def test_cells_of_a_row_that_lie_apart_are_refused(step: tuple[int, int, int]) -> None:
+    _, kernel, _ = made("vectors", "wrap")
+    strides = tuple(4 * one for one in step)
+    memory = np.zeros(4096, np.float32)
+    apart = as_strided(memory, (8, 12, 2), strides, writeable=False)
+    right = as_strided(memory, (8, 12, 2), (256, 8, 4), writeable=False)
+    axes = [Axis(8, 0, 8), Axis(12, 0, 12)]
+    arguments(kernel, [right], [right], axes)
+    for inputs, outs in ([apart], [right]), ([right], [apart]):
+        with pytest.raises(ValueError, match="lie apart"):
+            arguments(kernel, inputs, outs, axes)
 
 
 @st.composite

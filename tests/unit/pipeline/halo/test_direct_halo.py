@@ -17,6 +17,7 @@ import step_runs
 from host_halo import HostPeers, HostTables, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy_kernel import NumpyKernel, mixed
 from queued_device import QueuedBackend
 from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
@@ -24,6 +25,7 @@ import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.api import Device, NotCapturable
 from runner.errors import RunError, UserError
+from runner.pipeline import fusing
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos
 from runner.pipeline.halo.direct import DirectHalos
@@ -365,6 +367,32 @@ def test_graphs_take_an_even_number_of_steps(
     assert GraphBackend.captured >= 3  # on three ranks
     assert record["steps"]["graph"] is True
     assert record["steps"]["steps"] == 40
+
+
+def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 steps are 10 times 7 and 5 times 6: no other kernel is compiled, which the kernel asserts."""
+    made = []
+
+    def compile_for(device: Any, *about: Any) -> Any:
+        program, widths, _, feeds, boundary, cval, _ = about
+        made.append(NumpyKernel(program, widths, feeds, boundary, cval, 7, aligned=False))
+        return made[0], "NumPy"
+
+    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (14, 28))
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    function = mixed(((1, 1), (1, 1)))
+    job = meshrun.map_blocks(halo=1, boundary="wrap", outputs=2)(function)
+    arrays = [np.random.default_rng(n).integers(0, 2**32, (24, 10), np.uint32) for n in range(2)]
+    expected = plain_loop(function, arrays, 100, ((1, 1), (1, 1)), "wrap", [0, 1])
+    found, record = stepped(tmp_path, job, arrays, 100, devices=True, fuse="require")
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert record["steps"]["graph"] is True
+    assert made[0].prepared == {6, 7}
 
 
 def test_steps_that_no_graph_can_hold_are_launched(
