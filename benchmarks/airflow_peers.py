@@ -3,7 +3,7 @@
     python benchmarks/airflow_peers.py [--steps 20] [--rounds 5] [--json FILE]
 
 A periodic box, BGK, float32, no body: less work than the job airflow does, whose rates in the same sitting
-are those of benchmarks/airflow_device.py. JAX runs the steps in one `lax.fori_loop` under `jit`, with its arrays
+are those of benchmarks/airflow_device.py. JAX runs the steps in one `lax.fori_loop` under `jit`, with arrays
 donated; CuPy takes them operation by operation. Both move the populations by `roll`. A rate counts each cell
 once a step; the copy is the rate at which CuPy's copy would read and write the populations.
 """
