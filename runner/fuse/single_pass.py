@@ -33,6 +33,7 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
     64,
 )  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
+WARP, WASTED = 32, 0.95  # threads; those of smaller blocks over those of larger ones that are worth it
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
 FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
@@ -612,10 +613,20 @@ def _shift(targets: Sequence[_Rows], columns: int) -> int:
 
 
 def _block(most: tuple[int, int], tiles: Sequence[int]) -> tuple[int, int]:
-    """Return the threads of a block along the last two grid axes: for a short last axis, fewer along it and
-    more along the other."""
+    """Return the threads of a block along the last two grid axes.
+
+    For a short last axis, fewer along it and more along the other; and down to a warp where fewer threads
+    are then without a tile: 257 tiles of a row are 9 times 32 threads rather than 3 times 128.
+    """
     along, across = most
-    while along > 1 and along // 2 >= tiles[-1]:
+
+    def threads(along: int) -> int:
+        return -(-tiles[-1] // along) * along
+
+    while along > 1 and (
+        along // 2 >= tiles[-1]
+        or (along > WARP and len(tiles) > 1 and threads(along // 2) < WASTED * threads(along))
+    ):
         along //= 2
         across *= 2 if len(tiles) > 1 else 1
     return along, across

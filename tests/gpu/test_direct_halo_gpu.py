@@ -183,7 +183,8 @@ def test_a_dead_neighbour_is_named(world: World, folder: Path, monkeypatch: pyte
     monkeypatch.setattr(DirectHalos, "check", check)
     field = np.zeros((60, 70), np.uint32)
     world.on_root(lambda: np.save(folder / "a.npy", field))
-    options = Options(device="cuda", steps=StepOptions(5, halo="direct"), oversubscribe=True)
+    steps = StepOptions(5, halo="direct", steps_per_exchange=1)
+    options = Options(device="cuda", steps=steps, oversubscribe=True)
     run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
     found = world.control.allgather(raised)
     assert found[0] == []

@@ -211,6 +211,20 @@ def test_sizes_beyond_32_bits_fit_the_grid() -> None:
     assert [one for one in launch.arguments if one == side]
 
 
+def test_blocks_of_threads_fit_the_rows() -> None:
+    program = example("seven_point", "float32", 3)
+
+    def block(columns: int) -> tuple[int, int]:
+        arrays = [np.zeros((4 + more, 6 + more, columns + more), np.float32) for more in (2, 0)]
+        return launch_arguments(emit(program, tile=(1, 1, 1), threads=(128, 1)), arrays[:1], arrays[1:],
+                                ((1, 1),) * 3).block  # fmt: skip
+
+    assert block(128) == block(256) == block(1281) == (128, 1)
+    assert block(257) == block(129) == (32, 4)
+    assert block(192) == (64, 2)
+    assert block(5) == (8, 16)
+
+
 def test_short_rows_give_their_threads_to_other_rows() -> None:
     program = example("heat", "float32")
     block, out = np.zeros((1002, 10), np.float32), np.zeros((1000, 8), np.float32)
