@@ -177,7 +177,7 @@ class DeviceKernel:
 
     @property
     def aligned(self) -> bool:
-        """Whether several steps read vectors of cells: not of cells with components, which lie together."""
+        """Whether rows may be padded: not those of cells with components, which must lie together."""
         return all(one.components == 1 for one in self.program.inputs)
 
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:

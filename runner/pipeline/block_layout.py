@@ -14,7 +14,7 @@ from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
 from runner.region import Array, Region, Shape
 
-ALIGNED = 128  # bytes: a line of a GPU's cache
+LINE, SECTOR = 128, 32  # bytes of a GPU's cache, of which memory is read and written by sectors
 
 
 class Allocator(Protocol):
@@ -30,8 +30,8 @@ class BlockLayout:
     cut: whether the region is only part of each axis; the halo of a whole axis is filled from the block
     itself. shape: of the padded block. core: slices of its own cells. outside: of those with the constant.
     An empty block has no halo. within: the copies of own cells that fill the halo of each axis that is not
-    cut. aligned: whether in memory from `empty` the own cells of each row begin at a
-    multiple of ALIGNED bytes. rows_before: rows of memory from `empty` that lie before the block.
+    cut. aligned: bytes; in memory from `empty` the own cells of each row begin at a
+    multiple of them. 0: at any. rows_before: rows of memory from `empty` that lie before the block.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class BlockLayout:
         if region.size == 0:
             widths = tuple((0, 0) for _ in widths)
         self.region, self.widths, self.cval = region, widths, cval
-        self.aligned, self.rows_before = False, 0
+        self.aligned, self.rows_before = 0, 0
         self._memory: Array | None = None
         own = region.shape
         self.shape: Shape = tuple(low + n + high for (low, high), n in zip(widths, own, strict=True))
@@ -90,7 +90,7 @@ class BlockLayout:
         next."""
         if not self.aligned:
             return 0, self.shape[-1]
-        unit = max(ALIGNED // itemsize, 1)
+        unit = max(self.aligned // itemsize, 1)
         before = -self.widths[-1][0] % unit
         return before, -(-(before + self.shape[-1]) // unit) * unit
 

@@ -53,7 +53,7 @@ class TaskKernel(Protocol):
 
     @property
     def aligned(self) -> bool:
-        """Whether steps are faster on blocks whose rows begin at multiples of a cache line."""
+        """Whether steps are faster on blocks whose rows begin at multiples of a line or sector of a cache."""
 
     @property
     def takes_rows(self) -> bool:

@@ -60,7 +60,7 @@ class FieldHalos:
     widths: Widths
     boundary: str
     itemsize: int
-    aligned: bool = False
+    aligned: int = 0
     read: Widths | None = None
 
     @property

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
+from runner.pipeline.block_layout import LINE, SECTOR
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
 from runner.pipeline.halo.direct import Peers
@@ -42,6 +43,7 @@ MEASURED = 256  # exchanges of a device that are timed; the others are assumed t
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
 ONE_COPY = "the fields are in memory once"
+WORD = 4  # bytes; elements smaller than that are small
 PENDING = 64  # spans of device work that are not yet added to the phases
 
 
@@ -97,8 +99,11 @@ class Stepper(StepBlocks):
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
             for one in task.fields
         ]
+        # Of small elements, what a warp writes at any address of a row is in half as many sectors again.
+        small = all(field.dtype.itemsize < WORD for field in task.fields if field.name in task.job.feeds)
         for plan in self.plans:
-            plan.aligned = fused > 1 and task.kernel is not None and task.kernel.aligned
+            if task.kernel is not None and task.kernel.aligned:
+                plan.aligned = LINE if fused > 1 else SECTOR if small else 0
         read = [
             plan if widths == plan.widths else HaloPlan(one.partition, rank, widths, task.boundary, task.cval)
             for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
