@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from launch.cli.cli_context import CliContext
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 from runner.errors import UserError
 from runner.world.failure import FailureHandler
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]
@@ -32,23 +30,6 @@ ONE_SIZE = replace(SMALL, minbytes=4096, maxbytes=4096, iters=2)
 DOOR = CliContext(words=("bench", "test"))
 
 Measure = Callable[..., list[list[str]]]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cpu")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def folder(world: World) -> Iterator[Path]:
-    """One for all ranks."""
-    made = world.control.broadcast(tempfile.mkdtemp() if world.rank == 0 else None)
-    yield Path(made)
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
 
 
 @pytest.fixture
