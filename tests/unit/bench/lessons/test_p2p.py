@@ -55,7 +55,7 @@ class FakeBox:
         self.machine, self.rank = machine, rank
         self.seen = machine.visible.get(rank, list(range(machine.size)))
         self.gpus = [
-            GpuProperties(index, "made up", uuid(number), "", 4, 1 << 30, 0, None, 90)
+            GpuProperties(index, "made up", uuid(number), "", 4, 1 << 30, 0, None)
             for index, number in enumerate(self.seen)
         ]
         self.kept: dict[int, np.ndarray[Any, Any]] = {}
