@@ -20,6 +20,7 @@ from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 from runner.errors import UserError
+from runner.system.launcher import BY_HAND
 from runner.world.failure import FailureHandler
 from runner.world.world import World
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]
 SMALL = SweepSettings(minbytes=64, maxbytes=262144, stepfactor=16, iters=3)
 ONE_SIZE = replace(SMALL, minbytes=4096, maxbytes=4096, iters=2)
-DOOR = CliContext(words=("bench", "test"))
+DOOR = CliContext(BY_HAND, words=("bench", "test"))
 
 Measure = Callable[..., list[list[str]]]
 

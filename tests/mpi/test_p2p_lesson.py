@@ -14,11 +14,12 @@ from jobs.bench.lessons.run import LessonOptions, run
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.errors import UserError
+from runner.system.launcher import BY_HAND
 from runner.world.failure import FailureHandler
 from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
-DOOR = CliContext(words=("bench", "memory", "p2p"))
+DOOR = CliContext(BY_HAND, words=("bench", "memory", "p2p"))
 
 
 @pytest.fixture
