@@ -15,11 +15,12 @@ from made_box import MadeBox, MadeHost, Stream
 from jobs import kernels
 from jobs.bench.lessons import show
 from jobs.bench.lessons.p2p import lesson as p2p
-from jobs.bench.lessons.p2p.lesson import Nominal, PeerResults
+from jobs.bench.lessons.p2p.lesson import PeerResults
 from jobs.bench.lessons.protocol import Context, Lesson
 from meshrun import World
 from runner.device.raw.memory import Memory
 from runner.errors import UserError
+from runner.system.links import GpuLinks, Reading
 
 DIRECT = ("copy engine", "kernel stores", "kernel loads")
 Damage = Callable[[Any, int, int], None]  # of (array, where the transfer begins in it, nbytes)
@@ -297,7 +298,7 @@ def made(**changes: Any) -> PeerResults:
         (method, pair): time
         for method, time in zip(rates, (8e-6, 9e-6, 40e-6), strict=True) for pair in pairs
     }  # fmt: skip
-    nominal = (Nominal(450.0, "18 links", 64.0, "PCIe 5"), Nominal(450.0, "18 links", 64.0, "PCIe 5"))
+    nominal = (GpuLinks(Reading(450.0, "18 links"), Reading(64.0, "PCIe 5")),) * 2
     words: dict[str, Any] = {
         "methods": tuple(rates), "pairs": pairs, "sizes": sizes, "devices": ("GPU-a", "GPU-b"),
         "messages": "NCCL 2.27.3", "nominal": nominal, "seconds": seconds, "latency": latency,
@@ -315,7 +316,9 @@ def test_ratios_and_crossings() -> None:
 
 
 def test_tables() -> None:
-    tables = p2p.present(made()).tables
+    tables, facts = p2p.present(made()).tables, p2p.present(made()).facts
+    rates = {"nvlink": 450.0, "nvlink_source": "18 links", "pcie": 64.0, "pcie_source": "PCIe 5"}
+    assert facts["nominal"] == [rates, rates]
     assert [table.title for table in tables] == [
         "From rank 0 to rank 1, by size", "copy engine, 1 MiB", "NCCL, 1 MiB", "through host, 1 MiB",
         "Latency of a single transfer of 4 KiB",
@@ -328,16 +331,16 @@ def test_tables() -> None:
     ("nominal", "words"),
     [
         (
-            Nominal(None, "no active NVLink", 64.0, "PCIe 5"),
+            GpuLinks(Reading(None, "no active NVLink"), Reading(64.0, "PCIe 5")),
             "625.0% of its links' 64 GB/s (PCIe 5)",
         ),
         (
-            Nominal(None, "no NVML", None, "no NVML"),
+            GpuLinks(Reading(None, "no NVML"), Reading(None, "no NVML")),
             "peak of its links unknown (no NVML; no NVML)",
         ),
     ],
 )
-def test_links_that_are_not_known(nominal: Nominal, words: str) -> None:
+def test_links_that_are_not_known(nominal: GpuLinks, words: str) -> None:
     assert words in " ".join(p2p.present(made(nominal=(nominal, nominal))).explanation)
 
 
