@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,76 +23,36 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from heat_ranks import parse, start_ranks, take_steps, write
+from side_by_side import in_turn
 
-import meshrun
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
 from runner.comm.checksum.checked import Checksum
-from runner.device.cpu import CpuBackend
-from runner.plan.step_options import StepOptions
-from runner.report.record import write_json
-from runner.run.execute import Options, run
 from runner.world.world import open_world, with_checksums
 
 CHOICES: tuple[Checksum, ...] = get_args(Checksum)
-OPTIONS = ("side", "steps", "bytes", "ranks", "rounds")
-
-
-@meshrun.map_blocks(halo=1, boundary="nearest")
-def heat(block, *, rate: float = 0.2):
-    """Take a step. rate: of diffusion."""
-    centre = block[1:-1, 1:-1]
-    sides = block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:]
-    return centre + block.dtype.type(rate) * (sides - 4 * centre)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--side", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--bytes", type=int, default=1 << 24)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(__doc__, {"bytes": 1 << 24})
     if options.as_rank:
         return rank(options)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        np.save(Path(name, "in.npy"), np.random.default_rng(0).random((options.side,) * 2, np.float32))
-        launcher = mpi_launcher.find()
-        path = {"PYTHONPATH": str(Path(__file__).parents[1])}
-        words = [f"--{key}={getattr(options, key)}" for key in OPTIONS]
-        subprocess.run(
-            [*launcher.command(options.ranks), PROGRAM[0], __file__, *words, f"--as-rank={name}"],
-            env={**launcher.environment(options.ranks, os.environ), **path},
-            check=True,
-        )
+        start_ranks(options, name)
         rows: dict[str, dict[str, list[float]]] = json.loads(Path(name, "rows.json").read_text())
     show(rows)
-    if options.json:
-        about = {name: getattr(options, name) for name in OPTIONS}
-        machine = f"{CpuBackend().device.name}, {os.cpu_count()} CPUs, {platform.platform()}"
-        load = os.getloadavg()[0]
-        values = {"benchmark": "checksums", "machine": machine, "load": load, **about, "seconds": rows}
-        write_json(options.json, "benchmark", 1, values)
+    write(options, "checksums", {"load": os.getloadavg()[0], "seconds": rows})
 
 
 def rank(options: argparse.Namespace) -> None:
     """Do each work in turn with each choice; rank 0 writes what it measured."""
-    folder: Path = options.as_rank
     world = open_world("cpu", oversubscribe=True)
     array = np.random.default_rng(world.rank).random(options.bytes // 4, np.float32)
     parts = np.array_split(array, world.size)
     received = [np.empty_like(parts[world.rank]) for _ in parts]
 
-    def steps(choice: Checksum) -> None:
-        chosen = Options(device="cpu", fuse="off", checksum=choice, steps=StepOptions(steps=options.steps))
-        run(heat, folder / "in.npy", folder / "out.npy", {}, chosen, world=world)
-
     worlds = {choice: with_checksums(world, choice) for choice in CHOICES}
     works: dict[str, Callable[[Checksum], Any]] = {
-        "steps": steps,
+        "steps": lambda choice: take_steps(options, world, checksum=choice),
         "all_to_all": lambda choice: worlds[choice].all_to_all(parts, out=received),
         "all_reduce": lambda choice: worlds[choice].all_reduce(array, "max"),
     }
@@ -102,7 +60,7 @@ def rank(options: argparse.Namespace) -> None:
     for turn in range(options.rounds + 1):
         for name, work in works.items():
             # Each choice is first as often as the others.
-            for choice in (*CHOICES[turn % len(CHOICES) :], *CHOICES[: turn % len(CHOICES)]):
+            for choice in in_turn(CHOICES, turn):
                 # One message in 64 is checked: with several calls, some are.
                 calls = 1 if name == "steps" else 64
                 world.control.barrier()
@@ -113,7 +71,7 @@ def rank(options: argparse.Namespace) -> None:
                 if turn:
                     rows[name][choice].append((time.perf_counter() - begin) / calls)
     if world.rank == 0:
-        (folder / "rows.json").write_text(json.dumps(rows))
+        (options.as_rank / "rows.json").write_text(json.dumps(rows))
     world.close()
 
 

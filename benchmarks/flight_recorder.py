@@ -14,25 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from heat_ranks import parse, start_ranks, take_steps, write
 
-import meshrun
-from launch.mpi import launcher as mpi_launcher
-from launch.mpi.rank_command import PROGRAM
-from runner.device.cpu import CpuBackend
-from runner.plan.step_options import StepOptions
 from runner.recorder import ring
 from runner.recorder.ring import Recorder
-from runner.report.record import write_json
-from runner.run.execute import Options, run
 from runner.world.stuck.monitor import HostMonitor
 from runner.world.stuck.monitor_process import POLL_INTERVAL
 from runner.world.world import open_world
@@ -40,47 +31,20 @@ from runner.world.world import open_world
 ENTRIES = 200_000
 
 
-@meshrun.map_blocks(halo=1, boundary="nearest")
-def heat(block, *, rate: float = 0.2):
-    """Take a step. rate: of diffusion."""
-    centre = block[1:-1, 1:-1]
-    sides = block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:]
-    return centre + block.dtype.type(rate) * (sides - 4 * centre)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--side", type=int, default=2048)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parse(__doc__)
     if options.as_rank:
         return rank(options)
     built = ring.BUILT
     row: dict[str, Any] = {"entry_ns": {"C": entry(True)} if built else {}}
     row["entry_ns"]["Python"] = entry(False)
     with tempfile.TemporaryDirectory() as name:
-        np.save(Path(name, "in.npy"), np.random.default_rng(0).random((options.side,) * 2, np.float32))
-        launcher = mpi_launcher.find()
-        path = {"PYTHONPATH": str(Path(__file__).parents[1])}
-        words = [f"--{key}={getattr(options, key)}" for key in ("side", "steps", "rounds")]
-        subprocess.run(
-            [*launcher.command(options.ranks), PROGRAM[0], __file__, *words, f"--as-rank={name}"],
-            env={**launcher.environment(options.ranks, os.environ), **path},
-            check=True,
-        )
+        start_ranks(options, name)
         row |= json.loads(Path(name, "row.json").read_text())
     cost = next(iter(row["entry_ns"].values()))
     row["share"] = row["entries"] * cost * 1e-9 / statistics.median(row["seconds"]["recorded"])
-    show(row, options)
-    if options.json:
-        about = {name: getattr(options, name) for name in ("side", "steps", "ranks", "rounds")}
-        machine = f"{CpuBackend().device.name}, {os.cpu_count()} CPUs, {platform.platform()}"
-        values = {"benchmark": "flight_recorder", "machine": machine, **about, **row}
-        write_json(options.json, "benchmark", 1, values)
+    show(row)
+    write(options, "flight_recorder", row)
 
 
 def entry(from_c: bool) -> float:
@@ -104,16 +68,14 @@ def entry(from_c: bool) -> float:
 
 def rank(options: argparse.Namespace) -> None:
     """Run the steps in turn with and without a recorder; rank 0 writes what it measured."""
-    folder: Path = options.as_rank
     seconds: dict[str, list[float]] = {"recorded": [], "not recorded": []}
     entries, looks = 0, 0.0
     for turn in range(2 * options.rounds + 2):
         kind = ("recorded", "not recorded")[(turn + turn // 2) % 2]  # each is first as often as second
         world = open_world("cpu", oversubscribe=True, record="benchmark" if kind == "recorded" else None)
-        chosen = Options(device="cpu", fuse="off", steps=StepOptions(steps=options.steps))
         world.control.barrier()
         begin = time.perf_counter()
-        run(heat, folder / "in.npy", folder / "out.npy", {}, chosen, world=world)
+        take_steps(options, world)
         world.control.barrier()
         took = time.perf_counter() - begin
         if turn >= 2:
@@ -126,7 +88,7 @@ def rank(options: argparse.Namespace) -> None:
         world.recorder.close()
         if world.rank == 0:
             row = {"seconds": seconds, "entries": entries, "monitor_share": looks / POLL_INTERVAL}
-            (folder / "row.json").write_text(json.dumps(row))
+            (options.as_rank / "row.json").write_text(json.dumps(row))
 
 
 def look_seconds(run_id: str) -> float:
@@ -138,7 +100,7 @@ def look_seconds(run_id: str) -> float:
     return (time.process_time() - begin) / 100
 
 
-def show(row: dict[str, Any], options: argparse.Namespace) -> None:
+def show(row: dict[str, Any]) -> None:
     for kind, cost in row["entry_ns"].items():
         print(f"an entry, written from {kind}: {cost:.0f} ns")
     for kind, seconds in row["seconds"].items():

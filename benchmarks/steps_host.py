@@ -3,12 +3,14 @@
     python benchmarks/steps_host.py [--side 4096] [--steps 200] [--ranks 2] [--rounds 3] [--json FILE]
 
 A five-point stencil over float32, from a .npy file to a .npy file, each method a command of its own with its
-start. The methods take turns; figures are medians of the wall seconds of the commands.
+start. The programs of meshrun and mpi4py are those of peers/programs. The methods take turns; figures are
+medians of the wall seconds of the commands.
 
-meshrun: `meshrun -n RANKS run heat.py IN OUT --steps STEPS`: compiled, the library kept by the first round.
+meshrun: `meshrun -n RANKS run heat_meshrun.py IN OUT --steps STEPS`: compiled, the library kept by the first
+round.
 called: the same with `--fuse off`: the function is called with NumPy.
-mpi4py: `mpirun -n RANKS python hand.py`: NumPy with a block of rows for each rank, two Sendrecv a step and
-the same expression over the whole block.
+mpi4py: `mpirun -n RANKS python heat_mpi4py.py IN OUT STEPS`: NumPy with a block of rows for each rank, two
+Sendrecv a step and the same expression over the whole block.
 dask: map_overlap for each step in one graph, a chunk of rows for each worker thread. Needs the package dask.
 small: `meshrun -n RANKS run` on 886 x 886 (3 MB), 100 steps.
 """
@@ -16,6 +18,7 @@ small: `meshrun -n RANKS run` on 886 x 886 (3 MB), 100 steps.
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,45 +31,7 @@ import numpy as np
 
 from runner.report.record import write_json
 
-HEAT = """import meshrun
-@meshrun.map_blocks(halo=1, boundary="nearest")
-def heat(block, *, rate: float = 0.2):
-    centre = block[1:-1, 1:-1]
-    sides = block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:]
-    return centre + block.dtype.type(rate) * (sides - 4 * centre)
-"""
-HAND = """import sys
-import numpy as np
-from mpi4py import MPI
-comm = MPI.COMM_WORLD
-rank, size = comm.rank, comm.size
-whole = np.load(sys.argv[1], mmap_mode="r")
-n = whole.shape[0]
-first, last = n * rank // size, n * (rank + 1) // size
-now = np.empty((last - first + 2, whole.shape[1] + 2), whole.dtype)
-now[1:-1, 1:-1] = whole[first:last]
-after = np.empty_like(now)
-up, down = (rank - 1 if rank else MPI.PROC_NULL), (rank + 1 if rank < size - 1 else MPI.PROC_NULL)
-def fill(block):
-    block[:, 0], block[:, -1] = block[:, 1], block[:, -2]
-    if rank == 0:
-        block[0] = block[1]
-    if rank == size - 1:
-        block[-1] = block[-2]
-    comm.Sendrecv(block[1], up, recvbuf=block[-1], source=down)
-    comm.Sendrecv(block[-2], down, recvbuf=block[0], source=up)
-fill(now)
-for _ in range(int(sys.argv[3])):
-    centre = now[1:-1, 1:-1]
-    sides = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
-    after[1:-1, 1:-1] = centre + np.float32(0.2) * (sides - 4 * centre)
-    fill(after)
-    now, after = after, now
-if rank == 0:
-    np.lib.format.open_memmap(sys.argv[2], "w+", whole.dtype, whole.shape)
-comm.Barrier()
-np.load(sys.argv[2], mmap_mode="r+")[first:last] = now[1:-1, 1:-1]
-"""
+PROGRAMS = Path(__file__).parent / "peers" / "programs"
 DASK = """import sys
 import dask
 import dask.array as da
@@ -95,8 +60,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
-        for file, text in (("heat.py", HEAT), ("hand.py", HAND), ("with_dask.py", DASK)):
-            (folder / file).write_text(text)
+        for file in ("heat_meshrun.py", "heat_mpi4py.py"):
+            shutil.copy(PROGRAMS / file, folder)
+        (folder / "with_dask.py").write_text(DASK)
         random = np.random.default_rng(0)
         np.save(folder / "in.npy", random.random((options.side, options.side), dtype=np.float32))
         np.save(folder / "small.npy", random.random((886, 886), dtype=np.float32))
@@ -108,13 +74,13 @@ def main() -> None:
 
 def measure(folder: Path, side: int, steps: int, ranks: int, rounds: int) -> list[dict[str, object]]:
     here = Path(sys.executable).parent
-    meshrun = [str(here / "meshrun"), "-n", str(ranks), "run", "heat.py"]
+    meshrun = [str(here / "meshrun"), "-n", str(ranks), "run", "heat_meshrun.py"]
     mpirun = [str(here / "mpirun"), "--allow-run-as-root", "--oversubscribe"]
     launch = [*mpirun, "-n", str(ranks), sys.executable]
     methods = {
         "meshrun": [*meshrun, "in.npy", "meshrun.npy", "--steps", str(steps)],
         "called": [*meshrun, "in.npy", "called.npy", "--steps", str(steps), "--fuse", "off"],
-        "mpi4py": [*launch, "hand.py", "in.npy", "mpi4py.npy", str(steps)],
+        "mpi4py": [*launch, "heat_mpi4py.py", "in.npy", "mpi4py.npy", str(steps)],
         "small": [*meshrun, "small.npy", "small-out.npy", "--steps", "100"],
     }
     if find_spec("dask"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,13 +26,6 @@ import numpy as np
 
 from runner.report.record import write_json
 
-HEAT = """import meshrun
-@meshrun.map_blocks(halo=1, boundary="nearest")
-def heat(block, *, rate: float = 0.2):
-    centre = block[1:-1, 1:-1]
-    sides = block[:-2, 1:-1] + block[2:, 1:-1] + block[1:-1, :-2] + block[1:-1, 2:]
-    return centre + block.dtype.type(rate) * (sides - 4 * centre)
-"""
 HERE = Path(__file__).resolve().parents[1]
 
 
@@ -48,7 +42,7 @@ def main() -> None:
     seconds: dict[tuple[str, int], list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         folder = Path(name)
-        (folder / "heat.py").write_text(HEAT)
+        shutil.copy(HERE / "benchmarks" / "peers" / "programs" / "heat_meshrun.py", folder / "heat.py")
         random = np.random.default_rng(0)
         np.save(folder / "in.npy", random.random((options.side, options.side), dtype=np.float32))
         for _ in range(options.rounds):

@@ -141,7 +141,8 @@ def validate(
     """
     files = {name: words.pop(name) for name in FILES}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
-    typed = (*(() if cli_context.ranks is None else ("-n", str(cli_context.ranks))), *cli_context.words)
+    ranks = cli_context.started.ranks
+    typed = (*(() if ranks is None else ("-n", str(ranks))), *cli_context.words)
     options = ValidateOptions(plan, outputs=Outputs(**files), words=typed, **words)
     if options.nagios and options.outputs.on_stdout:
         raise click.UsageError(
@@ -150,7 +151,7 @@ def validate(
     if options.simulate is not None:
         from jobs.validate.run.run import rehearse
 
-        if cli_context.ranks not in (None, 1):
+        if ranks not in (None, 1):
             raise click.UsageError("--simulate starts no ranks; remove -n")
         return rehearse(options, cli_context)
     from jobs.validate.run.run import report_before_world, run

@@ -7,8 +7,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from launch.spec import HOST_TIMEOUT
-
 if TYPE_CHECKING:
     from runner.system.launcher import Started
 
@@ -17,28 +15,14 @@ if TYPE_CHECKING:
 class CliContext:
     """Options before the command's name; `click.Context.obj` of every command.
 
-    ranks: -n. run, host_timeout, expect (hosts, ranks on each), network: from the process that started this
-    rank. columns: the terminal's width if rank 0 may draw a progress bar. colour: standard output is a
-    terminal. words: the command and its arguments. stall_timeout: as in `Started`.
+    started: -n, and what the process that started this rank has passed. columns: the terminal's width if rank
+    0 may draw a progress bar. colour: standard output is a terminal. words: the command and its arguments.
     """
 
-    ranks: int | None = None
-    run: str | None = None
-    host_timeout: float = HOST_TIMEOUT
-    expect: tuple[int | None, int | None] = (None, None)
-    network: str | None = None
+    started: Started
     columns: int | None = None
     colour: bool = False
     words: tuple[str, ...] = ()
-    stall_timeout: float | None = None
-
-    @property
-    def started(self) -> Started:
-        from runner.system.launcher import Started
-
-        return Started(
-            self.ranks, self.run, self.host_timeout, *self.expect, self.network, self.stall_timeout
-        )
 
 
 def terminal_columns() -> int | None:

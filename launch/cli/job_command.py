@@ -370,7 +370,7 @@ def stream_options() -> list[click.Option]:
         click.Option(["--chunk-bytes"], type=SIZE, help="Process the array in chunks of this size."),
         click.Option(["--host-memory"], type=SIZE, help="Host memory for the chunks of each rank."),
         click.Option(["--device-memory"], type=SIZE, help="GPU memory for the chunks of each rank."),
-        depth_option("Chunks in flight."),
+        depth_option(),
         click.Option(["--resume"], is_flag=True, help="Continue an unfinished run of the same job."),
         click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
         click.Option(["--timeline"], metavar="FILE", help="Write a timeline: .html, or .json for Perfetto."),
@@ -388,12 +388,15 @@ def copies_option() -> click.Option:
     )  # fmt: skip
 
 
-def depth_option(help: str) -> click.Option:
+def depth_option() -> click.Option:
     """The option --depth; None if not given."""
     from runner.plan.stream_options import DEPTH, DEPTH_MOST
 
     return click.Option(
-        ["--depth"], type=click.IntRange(1, DEPTH_MOST), help=f"{help}  [default: {DEPTH}]", metavar="N"
+        ["--depth"],
+        type=click.IntRange(1, DEPTH_MOST),
+        metavar="N",
+        help=f"Chunks in flight.  [default: {DEPTH}]",
     )
 
 

@@ -101,7 +101,7 @@ def command(
     mpirun -n 32 meshrun run laplacian in.npy out.npy  on a cluster; also with srun
     meshrun run laplacian --help                       describe a job and its options
     """
-    from runner.system.launcher import check_expected, detect_launcher, takes_colour
+    from runner.system.launcher import Started, check_expected, detect_launcher, takes_colour
 
     launched, words = detect_launcher(), ctx.meta[ARGUMENTS]
     if ranks is not None and not {*words} & {*HELP}:
@@ -129,16 +129,12 @@ def command(
         from runner.world.run_status import run_at
 
         run_at(run_dir).begin(launched.rank, os.uname().nodename, os.getpid())
+    planned: tuple[int | None, int | None] = expect or (None, None)
     ctx.obj = CliContext(
-        ranks,
-        run_dir,
-        host_timeout,
-        expect or (None, None),
-        expect_network,
+        Started(ranks, run_dir, host_timeout, *planned, expect_network, stall_timeout),
         columns if launched else terminal_columns(),
         colour if launched else takes_colour(),
         words,
-        stall_timeout,
     )
 
 

@@ -173,7 +173,7 @@ def build_spec(
     except ValueError as reason:
         raise click.UsageError(str(reason)) from reason
     context = click.get_current_context().obj
-    return spec if context is None else replace(spec, stall_timeout=context.stall_timeout)
+    return spec if context is None else replace(spec, stall_timeout=context.started.stall_timeout)
 
 
 def parse_setting(text: str) -> tuple[str, str]:

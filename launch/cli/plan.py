@@ -94,7 +94,7 @@ class Plans(JobsShown):
                 help="h200, a100, l40s, ...; cpu for none.  [default: as calibrated, else h200]",
             ),
             *grid_options(),
-            depth_option("Chunks in flight."),
+            depth_option(),
             click.Option(
                 ["--chunk-bytes"], type=SIZE, help="Size of a chunk's input.  [default: as in a run]"
             ),

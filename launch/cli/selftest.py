@@ -25,14 +25,14 @@ def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug:
     from runner.run.installation.selftest import main as test
     from runner.system.launcher import detect_launcher
 
-    single_process = cli_context.run is None and detect_launcher() is None
+    single_process = cli_context.started.run is None and detect_launcher() is None
     if mutate and not single_process:
         raise click.UsageError(
             "--mutate runs its ranks as threads of one process; start it without a launcher"
         )
     if mutate and device == "cuda":
         raise click.UsageError("--mutate runs its ranks on the CPU; remove --device cuda")
-    if single_process and cli_context.ranks is None and not mutate:
+    if single_process and cli_context.started.ranks is None and not mutate:
         return check_installation(device, debug)
     return test(mutate=mutate, device=device, started=cli_context.started, debug=debug)
 

@@ -35,11 +35,6 @@ class Field:
     partition: Partition
     widths: Widths
 
-    @property
-    def padded_shape(self) -> Shape:
-        """Shape of the largest block, that of rank 0, with its halo."""
-        return self.padded(self.partition[0].shape)
-
     def padded(self, cells: Shape) -> Shape:
         return tuple(n + sum(width) for n, width in zip(cells, self.widths, strict=True))
 

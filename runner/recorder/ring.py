@@ -310,13 +310,13 @@ def _about(content: bytes) -> dict[str, Any] | None:
     return about if isinstance(about, dict) and about.keys() >= NEEDED else None
 
 
-def start_time(pid: int, processes: Path = Path("/proc")) -> int:
+def start_time(pid: int) -> int:
     """Return when a process was started, in clock ticks after boot; 0 if there is none."""
-    fields = stat_fields(pid, processes)
+    fields = stat_fields(pid)
     return int(fields[19]) if fields else 0
 
 
-def stat_fields(pid: int, processes: Path) -> list[str] | None:
+def stat_fields(pid: int, processes: Path = Path("/proc")) -> list[str] | None:
     """Return the fields of /proc/PID/stat that follow the name, which may contain anything."""
     try:
         text = (processes / str(pid) / "stat").read_text(errors="replace")

@@ -6,9 +6,7 @@ is Chrome's trace event format, which ui.perfetto.dev and chrome://tracing load.
 
 from __future__ import annotations
 
-import html
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -168,40 +166,25 @@ def _event(bar: Bar, stage: str, process: int, thread: int) -> dict[str, Any]:
 
 
 def page(lanes: Sequence[Lane], about: dict[str, Any], limits: Bottleneck) -> str:
-    """Fill the {{placeholders}} of timeline.html with the run's data."""
-    title = str(about.get("job", "streamed run"))
-    parts = {
-        "title": html.escape(title),
-        "limits": html.escape(limits.sentence()),
-        "facts": _facts(lanes, about, limits),
-        "stages": _stage_table(limits),
-        # A "<" in the data could end the script element.
-        "data": _json(_data(lanes, limits)).replace("<", "\\u003c"),
-    }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE.read_text(encoding="utf-8"))
+    """Fill timeline.html with the run's data."""
+    from jinja2 import Environment
+    from markupsafe import Markup
 
-
-def _facts(lanes: Sequence[Lane], about: dict[str, Any], limits: Bottleneck) -> str:
     own = {
         "time": seconds_text(limits.wall),
         "ranks": f"{len(lanes)} on {counted(len({lane.host for lane in lanes}), 'host')}",
         "chunks": f"{sum(len({span.chunk for span in lane.spans}) for lane in lanes):,}",
     }
-    facts = {**own, **{name: value for name, value in about.items() if name != "job"}}
-    return "".join(
-        f"<div><dt>{html.escape(str(name))}</dt><dd>{html.escape(str(value))}</dd></div>"
-        for name, value in facts.items()
-    )
-
-
-def _stage_table(limits: Bottleneck) -> str:
-    return "\n".join(
-        f'<tr class="{"limit" if load is limits.limit else ""}" data-stage="{STAGES.index(load.stage)}">'
-        f'<th scope="row">{load.stage}</th>'
-        f'<td class="share"><span style="width:{100 * load.share:.2f}%"></span></td>'
-        f"<td>{percent_text(load.share)}</td><td>{seconds_text(load.seconds)}</td>"
-        f"<td>{bytes_text(load.moved)}</td><td>{rate_text(load.rate) if load.rate else '-'}</td></tr>"
-        for load in limits.loads
+    units = {"bytes": bytes_text, "percent": percent_text, "rate": rate_text, "seconds": seconds_text}
+    templates = Environment(autoescape=True, keep_trailing_newline=True)
+    templates.filters |= units
+    return templates.from_string(PAGE.read_text(encoding="utf-8")).render(
+        title=str(about.get("job", "streamed run")),
+        limits=limits,
+        facts=own | {name: value for name, value in about.items() if name != "job"},
+        stages=STAGES,
+        # A "<" in the data could end the script element.
+        data=Markup(_json(_data(lanes, limits)).replace("<", "\\u003c")),
     )
 
 

@@ -114,10 +114,10 @@ def execute(
     if folder is not None:
         from runner.run.image_run import FolderRun
 
-        folder_run = FolderRun(
-            world, job, parameters, folder, targets, options, transaction, phases, show, proof, noted
+        run = RunContext(
+            world, job, parameters, [], targets, options, transaction, progress, phases, show, proof, noted
         )
-        details = folder_run.run()
+        details = FolderRun(run, folder).write()
     else:
         with phases("read"):
             sources: list[Source] = world.on_root(

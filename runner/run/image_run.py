@@ -3,79 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from runner.errors import RunError, UserError
-from runner.job.declaration import Job
-from runner.pipeline.fusing import Fusion, ImageKernels, fused, with_inferred_halo
+from runner.pipeline.fusing import ImageKernels, fused, with_inferred_halo
 from runner.pipeline.images import StreamedFolder
-from runner.pipeline.in_memory import OnProgress
-from runner.pipeline.inputs import Inputs
-from runner.pipeline.streamed.dispatch import OnStreamProgress
 from runner.plan.grid import bounds
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task, plan_task
 from runner.region import Region, Shape
-from runner.report.phases import Phases
 from runner.report.record import Record
-from runner.run.options import Options, must_fuse
+from runner.run.options import RunContext, must_fuse
 from runner.run.verify.results import REFERENCE, RERUN, compare, failure, gather_proof, leave_cache
 from runner.storage.file_errors import listing
 from runner.storage.formats.image_folder import LOSSY, Folder
 from runner.storage.formats.registry import Source, open_source
-from runner.storage.transaction import OutputTransaction
-from runner.world.world import World
 
 
 @dataclass
 class FolderRun:
     """One run of a job over a folder of images. Collective."""
 
-    world: World
-    job: Job
-    parameters: dict[str, Any]
+    run: RunContext
     folder: Folder
-    targets: Sequence[Path]
-    options: Options
-    transaction: OutputTransaction
-    phases: Phases
-    show: OnStreamProgress
-    proof: OnProgress
-    inputs: Inputs
-    fusion: Fusion | None = field(default=None, init=False)
 
-    def run(self) -> Record:
+    def write(self) -> Record:
         """Make the output folder; return this part of the run's record."""
-        world, options = self.world, self.options
+        run, options = self.run, self.run.options
+        world = run.world
         world.collective_call(self._check)
         if self.folder.others:
             world.warn(f"{self.folder.path}: skipped, because not images: {listing(self.folder.others)}")
         streamed = StreamedFolder(
             world,
             self.folder,
-            self.targets[0],
+            run.targets[0],
             self.plan_task,
             options.stream,
-            self.transaction,
-            self.phases,
-            self.inputs,
+            run.transaction,
+            run.phases,
+            run.inputs,
             self._fuse,
-            ImageKernels(world.backend.device, options.fuse_math, must_fuse=must_fuse(self.job, options)),
-            self.show,
+            ImageKernels(world.backend.device, options.fuse_math, must_fuse=must_fuse(run.job, options)),
+            run.show,
         )
         details = streamed.write()
         proof = None
         if options.verify != "off":
             try:
-                with self.phases("verify"):
+                with run.phases("verify"):
                     proof = self._verify(streamed.partial)
             except RunError:
-                self.transaction.set_recovery_hint(streamed.discard)
+                run.transaction.set_recovery_hint(streamed.discard)
                 raise
         streamed.commit()
         return {
@@ -83,35 +67,36 @@ class FolderRun:
             "dtype": None,
             "grid": None,
             "halo": None,
-            "boundary": options.boundary or self.job.boundary,
+            "boundary": options.boundary or run.job.boundary,
             "result": {"shape": [len(self.folder.images)], "dtype": None},
             "overlap": False,
-            "fused": asdict(self.fusion) if self.fusion else None,
+            "fused": asdict(run.fusion) if run.fusion else None,
             "verify": proof,
             "plan": None,
             "stream": details,
         }
 
     def plan_task(self, shape: Shape, dtype: np.dtype[Any]) -> Task:
-        options, types = self.options, [(shape, dtype)]
-        job = with_inferred_halo(self.job, types, self.parameters)
-        return plan_task(job, self.parameters, types, 1, boundary=options.boundary, cval=options.cval)
+        run, options, types = self.run, self.run.options, [(shape, dtype)]
+        job = with_inferred_halo(run.job, types, run.parameters)
+        return plan_task(job, run.parameters, types, 1, boundary=options.boundary, cval=options.cval)
 
     def _fuse(self, task: Task) -> Task:
         """Return the largest image's task with a kernel in place of its function, where possible."""
-        mode, images = self.options.fuse, len(self.folder.images)
-        if (mode or self.job.fuse) != "off":
-            with self.phases("prepare"):
-                task, self.fusion = fused(self.world, task, mode, self.options.fuse_math, images)
+        run, mode = self.run, self.run.options.fuse
+        if (mode or run.job.fuse) != "off":
+            with run.phases("prepare"):
+                images = len(self.folder.images)
+                task, run.fusion = fused(run.world, task, mode, run.options.fuse_math, images)
         return task
 
     def _check(self) -> None:
         """Raise UserError for options that do not apply to a folder."""
-        options = self.options
-        if self.job.kind != "map" or len(self.job.output_names) > 1:
-            takes = "takes one array" if self.job.kind != "map" else "has several outputs"
+        job, options = self.run.job, self.run.options
+        if job.kind != "map" or len(job.output_names) > 1:
+            takes = "takes one array" if job.kind != "map" else "has several outputs"
             raise UserError(
-                f"{self.folder.path} is a folder of images, and job {self.job.name} {takes}",
+                f"{self.folder.path} is a folder of images, and job {job.name} {takes}",
                 expected="a job made by map_blocks with one input and one output, or a file",
             )
         given = {
@@ -140,12 +125,12 @@ class FolderRun:
     def _verify(self, into: Path) -> Record:
         """Verify each image's result on one of the ranks; return the record of the check."""
         begin = time.perf_counter()
-        world, images = self.world, self.folder.images
+        world, images = self.run.world, self.folder.images
         wrong: RunError | None = None
         boxes = cells = 0
         mine = range(*bounds(len(images), world.size, world.rank))
         for done, number in enumerate(mine):
-            self.proof(done, len(mine))
+            self.run.proof(done, len(mine))
             name = images[number].name
             leave_cache(into / name)
             file, written = open_source(self.folder.path / name), open_source(into / name)
@@ -157,13 +142,13 @@ class FolderRun:
                 boxes, cells = boxes + 1, cells + box.size
                 if wrong is None and (found := compare(task, [file], [written], box)):
                     wrong = failure(found, f" of {name}")
-        against = REFERENCE if self.job.reference else RERUN
-        return gather_proof(world, self.options.verify, against, begin, (wrong, boxes, cells))
+        against = REFERENCE if self.run.job.reference else RERUN
+        return gather_proof(world, self.run.options.verify, against, begin, (wrong, boxes, cells))
 
     def _boxes(self, task: Task, name: str) -> Iterator[Region]:
-        if self.options.verify == "full":
+        if self.run.options.verify == "full":
             return everything(task.partition, 0, task.cut_axes)
-        return sample(task.partition, 0, task.cut_axes, f"{self.world.run_id}/{name}")
+        return sample(task.partition, 0, task.cut_axes, f"{self.run.world.run_id}/{name}")
 
 
 def _unlike(name: str, task: Task, written: Source) -> RunError | None:

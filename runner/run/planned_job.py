@@ -12,9 +12,8 @@ from runner.plan.job_forecast import JobForecast, Place, links_of
 from runner.plan.machine import Machine
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType
-from runner.report.record import Record, envelope, plain
-
-SCHEMA = 1
+from runner.report.record import Record
+from runner.run.record.forecast_record import plan_envelope, type_record
 
 
 def plan_job(
@@ -49,24 +48,16 @@ def plan_job(
 
     chosen = forecast(ranks)
     counts = [2**n for n in range(ranks.bit_length()) if 2**n < ranks] + [ranks]
-    return envelope(
-        "plan",
-        SCHEMA,
+    return plan_envelope(
+        job,
+        parameters,
+        arrays[0],
+        machine,
+        ranks,
+        hosts,
         {
-            "job": job.name,
-            "parameters": plain(parameters),
-            "shape": list(arrays[0][0]),
-            "dtype": str(arrays[0][1]),
-            "inputs": [{"shape": list(shape), "dtype": str(dtype)} for shape, dtype in arrays],
+            "inputs": [type_record(array) for array in arrays],
             "result": {"shape": list(chosen.shape), "dtype": chosen.dtype},
-            "ranks": ranks,
-            "hosts": hosts,
-            "machine": {
-                "name": machine.name,
-                "kind": "cuda" if machine.gpus else "cpu",
-                "measured": machine.date or None,
-                "host": machine.host or None,
-            },
             "facts": dict(chosen.facts),
             "memory": chosen.memory,
             "memory_limit": place(ranks).memory,

@@ -23,11 +23,11 @@ from runner.plan.step_options import Copies, StepOptions
 from runner.plan.steps import halo_bytes, step_memory
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, plan_task
-from runner.report.record import Record, envelope, plain
+from runner.report.record import Record
+from runner.run.record.forecast_record import plan_envelope
 from runner.storage.formats.registry import Source
 from runner.world.world import open_world
 
-SCHEMA = 1
 RANKS_MOST = 1 << 17  # of those looked at for enough memory
 
 
@@ -113,23 +113,15 @@ def plan_steps(
     except NotTraceable:
         pass  # the function is called as it is
     cells = math.prod(task.shape)
-    return envelope(
-        "plan",
-        SCHEMA,
+    return plan_envelope(
+        job,
+        parameters,
+        (task.shape, task.dtype),
+        machine,
+        ranks,
+        hosts,
         {
-            "job": job.name,
-            "parameters": plain(parameters),
-            "shape": list(task.shape),
-            "dtype": str(task.dtype),
-            "ranks": ranks,
-            "hosts": hosts,
             "grid": list(task.partition.grid),
-            "machine": {
-                "name": machine.name,
-                "kind": "cuda" if gpu else "cpu",
-                "measured": machine.date or None,
-                "host": machine.host or None,
-            },
             "steps": steps,
             "cells": cells,
             "bytes_per_cell": needed / max(region.size, 1),

@@ -83,7 +83,7 @@ class LessonBox:
         cache: int = 1 << 16,
         rates: Mapping[str, float] = RATES,
     ) -> None:
-        gpu = GpuProperties(0, "made up", "GPU-0", "0000:00:00.0", 4, free, cache, 2e11, 90)
+        gpu = GpuProperties(0, "made up", "GPU-0", "0000:00:00.0", 4, free, cache, 2e11)
         self.gpus = [gpu]
         self.kernels, self.rates = kernels, rates
         self.now = 0.0

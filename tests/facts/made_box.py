@@ -95,7 +95,6 @@ class MadeBox:
                 host.memory,
                 1 << 20,
                 4e12,
-                90,
             )
             for index, number in enumerate(self.numbers)
         ]

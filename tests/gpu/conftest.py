@@ -1,7 +1,10 @@
-"""Everything here needs a GPU, and says so where there is none. What a lesson runs on; broken kernels."""
+"""Everything here needs a GPU, and says so where there is none. Ranks; what a lesson
+runs on; broken kernels."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import meshrun
 from jobs.bench.lessons.protocol import Context
 from jobs.kernels import FOLDER
 from runner.device.raw.memory import open_box
-from runner.world.world import single_rank_world
+from runner.world.world import World, open_world, single_rank_world
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,6 +33,24 @@ def missing_gpu() -> str | None:
     except ImportError as reason:
         return f"no CuPy: {reason}"
     return None if cuda.count() else "CuPy is here, a GPU is not"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """The world of the ranks that mpirun started."""
+    opened = open_world("cuda")
+    yield opened
+    opened.arrays.close()
+
+
+@pytest.fixture
+def folder(world: World) -> Iterator[Path]:
+    """A folder that all of them see."""
+    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="gpu-")))
+    yield made
+    world.control.barrier()
+    if world.rank == 0:
+        shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ time slices.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,16 +46,6 @@ def world() -> Iterator[World]:
     opened = open_world("cuda", oversubscribe=True)
     yield opened
     opened.close()
-
-
-@pytest.fixture
-def folder(world: World) -> Iterator[Path]:
-    """A folder that all ranks see."""
-    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="direct-")))
-    yield made
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
 
 
 def padded(array: Any, widths: Any, boundary: str) -> Any:

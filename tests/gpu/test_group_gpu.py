@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import exchange_cases as cases
 import pytest
 
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cuda")
-    yield opened
-    opened.arrays.close()
 
 
 @pytest.mark.parametrize("shape", [*cases.SHAPES, (1031, 517)])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from scipy import ndimage
 import meshrun
 from runner.plan.halo import BOUNDARIES
 from runner.run.execute import Options, run
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 KERNEL = np.arange(1.0, 16.0).reshape(5, 3)
@@ -26,22 +23,6 @@ def correlate(block: Any, *, out: Any) -> None:
     out[...] = 0
     for i, j in np.ndindex(*KERNEL.shape):
         out[...] += KERNEL[i, j] * block[i : i + out.shape[0], j : j + out.shape[1]]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cuda")
-    yield opened
-    opened.arrays.close()
-
-
-@pytest.fixture
-def folder(world: World) -> Iterator[Path]:
-    path = world.on_root(lambda: Path(tempfile.mkdtemp()))
-    yield path
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
@@ -10,16 +9,9 @@ import transform_cases as cases
 from exchange_cases import part, same, whole
 
 import meshrun
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cuda")
-    yield opened
-    opened.arrays.close()
 
 
 @pytest.mark.parametrize("shape", [(7, 11), (1, 5), (4, 6, 5), (67, 64, 3), (256, 255)])

@@ -1,4 +1,4 @@
-"""What tests on ranks share: the world of all ranks, and a folder that all see."""
+"""What tests on ranks share: a communicator and the world of all ranks, and a folder that all see."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import pytest
 
 from runner.comm.mpi import MpiComm
 from runner.world.world import World, open_world
+
+
+@pytest.fixture(scope="module")
+def comm() -> Iterator[MpiComm]:
+    made = MpiComm()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

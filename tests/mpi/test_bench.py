@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,33 +20,17 @@ from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.comm.collectives.api import DATATYPES, REDUCTIONS, Datatype
 from runner.errors import UserError
+from runner.system.launcher import BY_HAND
 from runner.world.failure import FailureHandler
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
 SIZES = [64, 1024, 16384, 262144]
 SMALL = SweepSettings(minbytes=64, maxbytes=262144, stepfactor=16, iters=3)
 ONE_SIZE = replace(SMALL, minbytes=4096, maxbytes=4096, iters=2)
-DOOR = CliContext(words=("bench", "test"))
+DOOR = CliContext(BY_HAND, words=("bench", "test"))
 
 Measure = Callable[..., list[list[str]]]
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cpu")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def folder(world: World) -> Iterator[Path]:
-    """One for all ranks."""
-    made = world.control.broadcast(tempfile.mkdtemp() if world.rank == 0 else None)
-    yield Path(made)
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
 
 
 @pytest.fixture

@@ -31,13 +31,6 @@ same = SimpleNamespace(**runpy.run_path(str(SAME)))
 
 
 @pytest.fixture(scope="module")
-def comm() -> Iterator[MpiComm]:
-    made = MpiComm()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def group(comm: MpiComm) -> Iterator[MpiCollectives]:
     made = MpiCollectives(comm)
     yield made

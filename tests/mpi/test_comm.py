@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from numbered import misnumbered, number
@@ -13,13 +11,6 @@ from runner.comm.mpi import MpiComm
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 DTYPES = ["bool", "int8", "uint16", "int32", "uint64", "float16", "float32", ">f8", "complex64", "complex128"]
-
-
-@pytest.fixture(scope="module")
-def comm() -> Iterator[MpiComm]:
-    made = MpiComm()
-    yield made
-    made.close()
 
 
 def content(sender: int, receiver: int, number: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:

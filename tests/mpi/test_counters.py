@@ -18,13 +18,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 SLOW = 0  # the slow rank
 
 
-@pytest.fixture(scope="module")
-def comm() -> Iterator[MpiComm]:
-    made = MpiComm()
-    yield made
-    made.close()
-
-
 @pytest.fixture(params=["one host", "several hosts"])
 def counters(
     request: pytest.FixtureRequest, comm: MpiComm, monkeypatch: pytest.MonkeyPatch

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,28 +20,6 @@ from runner.world.preflight.survey import Survey
 from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def comm() -> Iterator[MpiComm]:
-    made = MpiComm()
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def world(comm: MpiComm) -> World:
-    return open_world("cpu", control=comm)
-
-
-@pytest.fixture
-def folder(comm: MpiComm) -> Iterator[Path]:
-    """One for all ranks."""
-    made = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)
-    yield Path(made)
-    comm.barrier()
-    if comm.rank == 0:
-        shutil.rmtree(made)
 
 
 @pytest.fixture(autouse=True)

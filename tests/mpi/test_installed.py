@@ -9,7 +9,6 @@ import ctypes
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,6 @@ from runner.comm.mpi import MpiComm
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 INSTALLED = pytest.mark.skipif("MESHRUN_INSTALLED" not in os.environ, reason="of the checkout")
-
-
-@pytest.fixture(scope="module")
-def comm() -> Iterator[MpiComm]:
-    made = MpiComm()
-    yield made
-    made.close()
 
 
 @INSTALLED

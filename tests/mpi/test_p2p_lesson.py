@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +14,17 @@ from jobs.bench.lessons.run import LessonOptions, run
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext
 from runner.errors import UserError
+from runner.system.launcher import BY_HAND
 from runner.world.failure import FailureHandler
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 pytestmark = pytest.mark.mpi
-DOOR = CliContext(words=("bench", "memory", "p2p"))
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    opened = open_world("cpu")
-    yield opened
-    opened.close()
+DOOR = CliContext(BY_HAND, words=("bench", "memory", "p2p"))
 
 
 @pytest.fixture
-def record(world: World) -> Iterator[Path]:
-    folder = world.control.broadcast(tempfile.mkdtemp() if world.rank == 0 else None)
-    yield Path(folder, "p2p.json")
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(folder)
+def record(folder: Path) -> Path:
+    return folder / "p2p.json"
 
 
 def measure(world: World, record: Path) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -14,13 +13,6 @@ from runner.world import world
 from runner.world.world import find_ranks, open_world
 
 pytestmark = [pytest.mark.mpi, pytest.mark.mpi_library]
-
-
-@pytest.fixture(scope="module")
-def comm() -> Iterator[MpiComm]:
-    made = MpiComm()
-    yield made
-    made.close()
 
 
 def test_the_launchers_ranks_are_mpis_ranks(comm: MpiComm) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -399,8 +399,3 @@ def _connected(pairs: HostArray, count: int) -> HostArray:
         label = label[label]
         if np.array_equal(label, before):
             return label
-
-
-def names_of_edges(axes: int) -> Sequence[str]:
-    """Return the edges of a domain of two or three axes that may be walls."""
-    return [name for names in EDGES[-axes:-1] for name in names]

@@ -15,6 +15,7 @@ from jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, T
 from jobs.measure import plots
 from jobs.measure.sizes import size_name
 from runner.report.record import plain
+from runner.report.table import table as aligned
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,15 +39,8 @@ def columns(table: LessonTable) -> list[str]:
     titles = [title.partition(" (") for title in table.titles]
     heads = tuple(head for head, _, _ in titles)
     units = tuple(f"({unit}" if unit else "" for _, _, unit in titles)
-    rows = [heads, *([units] if any(units) else []), *(tuple(map(cell, row)) for row in table.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.rjust(width) if at else text.ljust(width)
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    rows = [*([units] if any(units) else []), *(tuple(map(cell, row)) for row in table.rows)]
+    return aligned(heads, rows, indent=0)
 
 
 def cell(value: TableCell) -> str:

@@ -23,6 +23,7 @@ from jobs.validate.run import outputs
 from jobs.validate.run.outputs import Outputs
 from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
 from runner.errors import UserError
+from runner.recorder.ring import start_time
 from runner.report.record import STDOUT
 from runner.system.launcher import takes_colour
 
@@ -63,8 +64,7 @@ def written_by_rank_0(file: str | None) -> str | None:
 
 def process_start() -> float:
     """When this process was started, as time.time()."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - start_time(os.getpid()) / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 

@@ -36,6 +36,7 @@ from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
 from runner.errors import BadResult, RunError, UserError, tell
+from runner.recorder.process import process_state
 from runner.run.record.record_builder import versions
 from runner.system import launcher
 from runner.system.counters import read_counters
@@ -214,23 +215,15 @@ def publish(report: Report, options: ValidateOptions, cli_context: Any) -> Repor
     return report
 
 
-def dead_ranks(world: World, proc: Path = Path("/proc")) -> list[str]:
+def dead_ranks(world: World) -> list[str]:
     """Return the full names of the ranks on this host whose processes have ended.
 
     Processes on other hosts are not visible; the launcher names them.
     """
     mine = [rank for rank in world.ranks if rank.host_id == world.here.host_id]
-    return [str(rank) for rank in mine if not _is_alive(proc / str(rank.pid) / "stat")]
+    return [str(rank) for rank in mine if process_state(rank.pid) == "dead"]
 
 
 def stay_alive() -> None:
     """Delay the end of a healthy rank, so that rank 0 does not count it as dead."""
     time.sleep(GRACE)
-
-
-def _is_alive(stat: Path) -> bool:
-    try:
-        state = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state not in "ZX"  # zombie, dead

@@ -50,14 +50,13 @@ def status(run: str | None, as_json: bool, last: int) -> int:
 
 
 def _show(run: RunState, last: int) -> None:
+    from runner.report.table import table
     from runner.report.units import counted, seconds_text
 
     click.echo(f"run {run.run_id}: {run.command}, {counted(run.size, 'rank')}, for {seconds_text(run.age)}")
-    rows = [("rank", "process", "in", "for", "bytes", "operations", "at"), *map(_row, run.ranks)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        click.echo(f"  {'  '.join(cells)}".rstrip())
+    heads = ("rank", "process", "in", "for", "bytes", "operations", "at")
+    for line in table(heads, [*map(_row, run.ranks)], left=range(len(heads))):
+        click.echo(line)
     for line in run.remarks:
         click.echo(f"  {line}")
     for rank in run.ranks if last else ():

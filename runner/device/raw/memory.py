@@ -28,7 +28,7 @@ class GpuProperties:
     """One GPU. index: CUDA's in this process. processors: streaming multiprocessors. cache: bytes of L2.
 
     memory: bytes. bandwidth: peak memory bandwidth in bytes per second, read plus written, from clock and bus
-    width; None if unknown. capability: 90 for 9.0. integrated: without memory of its own.
+    width; None if unknown.
     """
 
     index: int
@@ -39,8 +39,6 @@ class GpuProperties:
     memory: int
     cache: int
     bandwidth: float | None
-    capability: int
-    integrated: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from runner.world.world import single_rank_world
 
 FILE = 1 << 30  # bytes, or fewer if the disk or the memory is small
 PIECE = 64 << 20  # bytes of a chunk, as in a streamed run
+COPIES = 4  # to and from a GPU, in one measurement
 ROW = 1 << 20  # bytes of a row: threads share a chunk's rows
 COPY = 256 << 20  # bytes of one copy to or from a GPU
 THREADS = 8  # that copy one host's files
@@ -251,21 +252,21 @@ class _Copies:
         for host in self._host:
             host.fill(1)
 
-    def __call__(self, direction: str, count: int = 4) -> None:
-        """Make `count` copies one after another; with "both directions", `count` in each direction."""
+    def __call__(self, direction: str) -> None:
+        """Make COPIES copies one after another; with "both directions", as many in each direction."""
         backend = self.backend
         begin = backend.mark()
         if direction != "from device":
-            for _ in range(count):
+            for _ in range(COPIES):
                 backend.upload(self._host[0], self._device[0])
         if direction != "to device":
             with backend.beside(begin):
-                for _ in range(count):
+                for _ in range(COPIES):
                     backend.download(self._device[1], self._host[1])
         backend.synchronize()
 
-    def moved(self, direction: str, count: int = 4) -> int:
-        return count * self.size * (2 if direction == "both directions" else 1)
+    def moved(self, direction: str) -> int:
+        return COPIES * self.size * (2 if direction == "both directions" else 1)
 
 
 def _pace(lanes: Sequence[ThreadPoolExecutor], pairs: Sequence[_Copies], direction: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.device.api import Device
 from runner.errors import UserError
+from runner.job.declaration import Job
 from runner.plan.chunking import PLAIN, Files
 from runner.plan.forecast import Forecast, enough, forecast
 from runner.plan.machine import Machine, choose, load
@@ -23,27 +24,15 @@ SCHEMA = 1
 def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options: StreamOptions) -> Record:
     """Return the last forecast in full and the times of the others, as plain values."""
     last = forecasts[-1]
-    part, gpu = last.part, machine.gpus > 0
+    part = last.part
     found = {
-        "job": task.job.name,
-        "parameters": plain(task.parameters),
-        "shape": list(task.shape),
-        "dtype": str(task.dtype),
         "result": type_record(task.known[0]),
         "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
         "results": {
             name: type_record(known) for name, known in zip(task.job.output_names, task.known, strict=True)
         },
-        "ranks": last.ranks,
-        "hosts": last.hosts,
         "grid": list(last.grid),
         "boundary": task.boundary,
-        "machine": {
-            "name": machine.name,
-            "kind": "cuda" if gpu else "cpu",
-            "measured": machine.date or None,
-            "host": machine.host or None,
-        },
         "streamed": part.streamed,
         "chunks": part.chunks,
         "chunk_rows": part.chunk_rows,
@@ -67,7 +56,34 @@ def record(forecasts: Sequence[Forecast], task: Task, machine: Machine, options:
         ],
         "enough_ranks": enough(forecasts),
     }
-    return envelope("plan", SCHEMA, found)
+    array = task.shape, task.dtype
+    return plan_envelope(task.job, task.parameters, array, machine, last.ranks, last.hosts, found)
+
+
+def plan_envelope(
+    job: Job,
+    parameters: Mapping[str, Any],
+    array: ArrayType,
+    machine: Machine,
+    ranks: int,
+    hosts: int,
+    found: Record,
+) -> Record:
+    """Return a plan's record: what every plan has, and what was `found`. array: the job's first input."""
+    about = {
+        "job": job.name,
+        "parameters": plain(parameters),
+        **type_record(array),
+        "ranks": ranks,
+        "hosts": hosts,
+        "machine": {
+            "name": machine.name,
+            "kind": "cuda" if machine.gpus else "cpu",
+            "measured": machine.date or None,
+            "host": machine.host or None,
+        },
+    }
+    return envelope("plan", SCHEMA, about | found)
 
 
 def type_record(array: ArrayType) -> dict[str, Any]:

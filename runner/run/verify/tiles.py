@@ -106,14 +106,12 @@ def feeds(task: Task) -> list[int | None]:
     return [None if name is None else names.index(name) for name in task.job.feeds]
 
 
-def fed(
-    task: Task, fields: Sequence[Cells], results: Sequence[HostArray], start: Shape, *, own: bool
-) -> list[Cells]:
+def fed(task: Task, fields: Sequence[Cells], results: Sequence[HostArray], start: Shape) -> list[Cells]:
     """Return the fields after a step whose results begin at `start`."""
     found = list(fields)
     for feed, result in zip(feeds(task), results, strict=True):
         if feed is not None:
-            found[feed] = Cells(result, of_field(task, feed, start, start)[0], own)
+            found[feed] = Cells(result, of_field(task, feed, start, start)[0], True)
     return found
 
 
@@ -126,7 +124,7 @@ def take_steps(
         ranges.append(needed(task, *ranges[-1], 1))
     with np.errstate(all="ignore"):
         for first, last in reversed(ranges[1:]):
-            fields = fed(task, fields, _step(task, fields, first, last), first, own=True)
+            fields = fed(task, fields, _step(task, fields, first, last), first)
         _step(task, fields, start, stop, into)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from runner.system.launcher import Started
 from runner.world.preflight import consistency, host_checks
 from runner.world.preflight.problem import (
     Problem,
@@ -19,29 +19,20 @@ from runner.world.preflight.problem import (
 )
 from runner.world.preflight.survey import Survey
 
-__all__ = ["Expected", "Problem", "check_surveys"]
+__all__ = ["Problem", "check_surveys"]
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The planned layout; None where unspecified.
+def check_surveys(
+    surveys: Sequence[Survey], expected: Started, *, oversubscribe: bool = False
+) -> list[Problem]:
+    """All problems, failures before warnings, one of each kind.
 
-    network: the interface between hosts. oversubscribe: ranks may share a GPU.
+    surveys: of every rank. expected: the planned layout. oversubscribe: ranks may share a GPU.
     """
-
-    ranks: int | None = None
-    hosts: int | None = None
-    per_host: int | None = None
-    network: str | None = None
-    oversubscribe: bool = False
-
-
-def check_surveys(surveys: Sequence[Survey], expected: Expected) -> list[Problem]:
-    """All problems, failures before warnings, one of each kind; surveys: of every rank."""
     found = [
         *_plan(surveys, expected),
         *_identity(surveys),
-        *([] if expected.oversubscribe else _gpus(surveys)),
+        *([] if oversubscribe else _gpus(surveys)),
         *consistency.versions(surveys),
         *consistency.settings(surveys),
         *host_checks.network(surveys, expected.network),
@@ -54,7 +45,7 @@ def check_surveys(surveys: Sequence[Survey], expected: Expected) -> list[Problem
     return sorted(found, key=lambda problem: problem.warning)
 
 
-def _plan(surveys: Sequence[Survey], expected: Expected) -> Iterator[Problem]:
+def _plan(surveys: Sequence[Survey], expected: Started) -> Iterator[Problem]:
     everyone, hosts = rank_numbers(surveys), by_host(surveys)
     if expected.ranks not in (None, len(surveys)):
         yield Problem(

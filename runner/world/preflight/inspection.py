@@ -44,10 +44,9 @@ def find_problems(
     """The problems that `surveys` show, the same on every rank. Collective."""
 
     def found() -> list[Problem]:
-        from runner.world.preflight.checks import Expected, check_surveys
+        from runner.world.preflight.checks import check_surveys
 
-        planned = Expected(started.ranks, started.hosts, started.per_host, started.network, oversubscribe)
-        return check_surveys(surveys, planned)
+        return check_surveys(surveys, started, oversubscribe=oversubscribe)
 
     return on_root(control, found)
 

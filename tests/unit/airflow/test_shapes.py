@@ -13,7 +13,7 @@ from PIL import Image
 from jobs.airflow.shapes import stl
 from jobs.airflow.shapes.airfoil import parse
 from jobs.airflow.shapes.bodies import Body, of_cells
-from jobs.airflow.shapes.shape import Placement, check, names_of_edges, read
+from jobs.airflow.shapes.shape import Placement, check, read
 from jobs.airflow.shapes.surface import volume
 from runner.errors import UserError
 from runner.region import Region
@@ -347,8 +347,6 @@ def test_edges_of_three_axes() -> None:
         check(body_of(solid), ["bottom"])
     assert caught.value.got == "solid cells at the front edge"
     check(body_of(solid), ["bottom", "front"])
-    assert list(names_of_edges(3)) == ["front", "back", "top", "bottom"]
-    assert list(names_of_edges(2)) == ["top", "bottom"]
 
 
 def test_a_channel_that_is_blocked_is_refused_but_no_winding_one() -> None:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 from measured_kernels import INSTANCES
+from nvrtc_log import done
 
 import jobs.kernels
 import meshrun
@@ -137,13 +138,6 @@ def compiled(file: str, names: Iterable[str], architecture: str, options: Sequen
     found = read(log)
     said = [line for line in log.splitlines() if not REPORT.fullmatch(line)]
     return Compiled({name: found[symbol] for name, symbol in lowered.items()}, "\n".join(said))
-
-
-def done(answer: tuple[Any, ...]) -> Any:
-    """What an NVRTC call returns beside its status."""
-    error, *values = answer
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
-    return values[0] if values else None
 
 
 def headers() -> list[str]:

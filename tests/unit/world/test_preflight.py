@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_survey import made
 
+from runner.system.launcher import Started
 from runner.world.preflight import host_checks
-from runner.world.preflight.checks import Expected, Problem, check_surveys
+from runner.world.preflight.checks import Problem, check_surveys
 from runner.world.preflight.problem import MAX_NAMES, describe_ranks
 from runner.world.preflight.survey import Interface, Port, Survey
 
 GIB, MIB = 1 << 30, 1 << 20
-NOTHING = Expected()
+NOTHING = Started()
 
 
 def run(hosts: int = 2, per_host: int = 8, *, with_gpu: bool = True) -> list[Survey]:
@@ -36,7 +37,7 @@ def but_gpu(surveys: list[Survey], ranks: Any, **fields: Any) -> list[Survey]:
     ]
 
 
-def only(surveys: list[Survey], expected: Expected = NOTHING) -> Problem:
+def only(surveys: list[Survey], expected: Started = NOTHING) -> Problem:
     """The one problem that there is."""
     found = check_surveys(surveys, expected)
     assert len(found) == 1, [str(problem) for problem in found]
@@ -50,14 +51,14 @@ def only(surveys: list[Survey], expected: Expected = NOTHING) -> Problem:
 @pytest.mark.parametrize(
     ("surveys", "expected"),
     [
-        (run(), Expected(16, 2, 8, "eth0")),
-        (run(), Expected()),
-        (run(1, 1), Expected(1, 1, 1)),
-        (run(3, 2, with_gpu=False), Expected(6, 3, 2, "eth0")),
-        (run(64, 8), Expected(512, 64, 8, "eth0")),
+        (run(), Started(ranks=16, hosts=2, per_host=8, network="eth0")),
+        (run(), NOTHING),
+        (run(1, 1), Started(ranks=1, hosts=1, per_host=1)),
+        (run(3, 2, with_gpu=False), Started(ranks=6, hosts=3, per_host=2, network="eth0")),
+        (run(64, 8), Started(ranks=512, hosts=64, per_host=8, network="eth0")),
     ],
 )
-def test_a_sound_run(surveys: list[Survey], expected: Expected) -> None:
+def test_a_sound_run(surveys: list[Survey], expected: Started) -> None:
     assert check_surveys(surveys, expected) == []
 
 
@@ -66,7 +67,7 @@ def test_a_sound_run(surveys: list[Survey], expected: Expected) -> None:
 
 @pytest.mark.parametrize(("asked", "there"), [(16, 8), (4, 8)])
 def test_another_number_of_ranks(asked: int, there: int) -> None:
-    found = only(run(1, there), Expected(ranks=asked))
+    found = only(run(1, there), Started(ranks=asked))
     assert found.what == "the launcher started a different number of ranks than planned"
     assert (found.got, found.expected) == (f"{there} on host n1", str(asked))
     assert found.ranks == tuple(range(there))
@@ -75,7 +76,7 @@ def test_another_number_of_ranks(asked: int, there: int) -> None:
 
 @pytest.mark.parametrize(("asked", "there"), [(2, 1), (1, 2)])
 def test_another_number_of_hosts(asked: int, there: int) -> None:
-    found = only(run(there, 4), Expected(hosts=asked))
+    found = only(run(there, 4), Started(hosts=asked))
     assert found.what == "the ranks are on a different number of hosts than planned"
     assert found.got == f"{there}: {'n1' if there == 1 else 'n1, n2'}"
     assert found.expected == str(asked)
@@ -84,14 +85,14 @@ def test_another_number_of_hosts(asked: int, there: int) -> None:
 def test_another_number_of_ranks_per_host() -> None:
     """Seven on one and one on the other, as srun -n 8 --gpus=8 places them."""
     surveys = [*run(1, 7), replace(made(1, 0, 7), rank=7)]
-    found = only(surveys, Expected(ranks=8, hosts=2, per_host=4))
+    found = only(surveys, Started(ranks=8, hosts=2, per_host=4))
     assert found.what == "hosts have a different number of ranks than planned"
     assert found.got == "7 per host on ranks 0-6 (host n1); 1 per host on rank 7 (host n2)"
     assert found.ranks == tuple(range(8))
 
 
 def test_only_the_host_that_is_wrong_is_named() -> None:
-    found = only(run(3, 4)[:-1], Expected(per_host=4))
+    found = only(run(3, 4)[:-1], Started(per_host=4))
     assert found.got == "3 per host on ranks 8-10 (host n3)"
     assert found.ranks == (8, 9, 10)
 
@@ -113,12 +114,12 @@ def test_an_interface_without_an_address_identifies_nobody() -> None:
     """Containers' interfaces come and go while ranks look."""
     surveys = run()
     passing = (*surveys[3].interfaces, Interface("veth1a2b", "", True))
-    assert check_surveys(but(surveys, [3], interfaces=passing), Expected()) == []
+    assert check_surveys(but(surveys, [3], interfaces=passing), NOTHING) == []
 
 
 def test_two_hosts_with_one_name_only_warn() -> None:
     named = [replace(one, host="localhost") for one in run(2, 2)]
-    found = only(named, Expected(hosts=2))
+    found = only(named, Started(hosts=2))
     assert found.what == "different hosts have the same name"
     assert found.got == "localhost on 2 hosts, ranks 0-3 (hosts localhost, localhost)"
     assert "boot id" in found.hint
@@ -134,12 +135,12 @@ def test_two_ranks_on_one_gpu() -> None:
     assert found.what == "two ranks are bound to one GPU"
     assert found.got == "GPU-0001-0 (bus 0000:10:00.0) on ranks 4, 6 (host n2)"
     assert found.ranks == (4, 6)
-    assert check_surveys(shared, Expected(oversubscribe=True)) == []
+    assert check_surveys(shared, NOTHING, oversubscribe=True) == []
 
 
 def test_a_gpu_of_the_same_name_on_another_host_is_another_one() -> None:
     """Device numbers, bus ids, and even UUIDs of a simulated one: what counts is host and UUID."""
-    assert check_surveys(but_gpu(run(2, 1), [0, 1], uuid="GPU-x"), Expected()) == []
+    assert check_surveys(but_gpu(run(2, 1), [0, 1], uuid="GPU-x"), NOTHING) == []
 
 
 def test_more_ranks_than_gpus() -> None:
@@ -148,12 +149,12 @@ def test_more_ranks_than_gpus() -> None:
     assert found.what == "more ranks than GPUs on a host"
     assert found.got == "2 ranks for 1 GPU(s) on ranks 2-3 (host n2)"
     assert "--oversubscribe" in found.hint
-    assert check_surveys(crowded, Expected(oversubscribe=True)) == []
+    assert check_surveys(crowded, NOTHING, oversubscribe=True) == []
 
 
 def test_ranks_that_were_given_one_gpu_each_are_not_too_many() -> None:
     """Each in a cgroup that shows it one GPU of the host's."""
-    assert check_surveys(but_gpu(run(), range(16), on_host=1), Expected()) == []
+    assert check_surveys(but_gpu(run(), range(16), on_host=1), NOTHING) == []
 
 
 def test_without_nvml_two_ranks_on_one_gpu_are_found() -> None:
@@ -193,12 +194,12 @@ def test_versions_that_differ(field: str, value: Any, name: str, warning: bool) 
 
 
 def test_one_version_of_nccl_in_two_places_is_one() -> None:
-    assert check_surveys(but(run(), [3], nccl=("2.28.9", "/elsewhere/libnccl.so.2")), Expected()) == []
+    assert check_surveys(but(run(), [3], nccl=("2.28.9", "/elsewhere/libnccl.so.2")), NOTHING) == []
 
 
 @pytest.mark.parametrize("field", ["driver", "cuda"])
 def test_a_version_that_is_not_known_is_not_another_one(field: str) -> None:
-    assert check_surveys(but_gpu(run(), [3], **{field: ""}), Expected()) == []
+    assert check_surveys(but_gpu(run(), [3], **{field: ""}), NOTHING) == []
 
 
 # Settings.
@@ -233,7 +234,7 @@ def test_an_empty_value_is_a_value() -> None:
 @pytest.mark.parametrize("name", ["NCCL_HOSTID", "NCCL_DEBUG_FILE", "NCCL_TOPO_DUMP_FILE"])
 def test_what_must_differ_may(name: str) -> None:
     surveys = [replace(one, settings={**one.settings, name: str(one.rank)}) for one in run()]
-    assert check_surveys(surveys, Expected()) == []
+    assert check_surveys(surveys, NOTHING) == []
 
 
 @pytest.mark.parametrize("name", ["NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"])
@@ -245,7 +246,7 @@ def test_names_of_hardware_and_printing_only_warn(name: str) -> None:
 
 def test_failures_come_before_warnings() -> None:
     surveys = but_gpu([replace(one, host="localhost") for one in run()], [5], nvlinks_up=17)
-    assert [problem.warning for problem in check_surveys(surveys, Expected(ranks=4))] == [False, False, True]
+    assert [problem.warning for problem in check_surveys(surveys, Started(ranks=4))] == [False, False, True]
 
 
 # The network chosen.
@@ -266,19 +267,19 @@ def with_network(name: str, address: str, up: bool) -> tuple[Interface, ...]:
 )
 def test_a_host_without_the_network(there: tuple[Interface, ...], got: str) -> None:
     surveys = but(run(), range(8, 16), interfaces=there)
-    found = only(surveys, Expected(network="eth0"))
+    found = only(surveys, Started(network="eth0"))
     assert found.what == "hosts cannot be reached on the chosen network, eth0"
     assert found.got == got
     assert found.ranks == tuple(range(8, 16))
     assert not found.warning
-    assert check_surveys(surveys, Expected()) == []  # nobody chose it
+    assert check_surveys(surveys, NOTHING) == []  # nobody chose it
 
 
 def test_a_bridge_that_has_one_address_everywhere() -> None:
     surveys = [
         replace(one, interfaces=(*one.interfaces, Interface("docker0", "172.17.0.1", True))) for one in run()
     ]
-    found = only(surveys, Expected(network="docker0"))
+    found = only(surveys, Started(network="docker0"))
     assert found.what == "hosts have the same address on the chosen network, docker0"
     assert found.got == "172.17.0.1 on hosts n1, n2"
 
@@ -301,7 +302,7 @@ def test_shared_memory_of_mpi(ranks: int, mpi: str, total: int, fails: bool) -> 
     surveys = run(1, ranks, with_gpu=False)
     surveys = but(surveys, range(ranks), mpi=mpi, shm_total=total * MIB, shm_free=total * MIB)
     if not fails:
-        assert check_surveys(surveys, Expected()) == []
+        assert check_surveys(surveys, NOTHING) == []
         return
     found = only(surveys)
     assert found.what == "/dev/shm is too small for the ranks on a host"
@@ -325,7 +326,7 @@ def test_shared_memory_of_nccl(free: int, expected: str | None, warning: bool) -
     """Of what is free, not of all there is: an aborted run leaves its segments."""
     surveys = but(run(), range(8, 16), shm_free=free * MIB)
     if expected is None:
-        assert check_surveys(surveys, Expected()) == []
+        assert check_surveys(surveys, NOTHING) == []
         return
     found = only(surveys)
     assert (found.expected, found.warning) == (expected, warning)
@@ -334,7 +335,7 @@ def test_shared_memory_of_nccl(free: int, expected: str | None, warning: bool) -
 
 
 def test_one_gpu_rank_on_a_host_needs_no_shared_memory() -> None:
-    assert check_surveys(but(run(2, 1), range(2), shm_total=0, shm_free=0), Expected()) == []
+    assert check_surveys(but(run(2, 1), range(2), shm_total=0, shm_free=0), NOTHING) == []
 
 
 def test_no_shared_memory_at_all() -> None:
@@ -363,7 +364,7 @@ def test_locked_memory(limit: int, warning: bool) -> None:
     ids=["enough", "one host", "no InfiniBand", "port down"],
 )
 def test_locked_memory_that_is_no_problem(surveys: list[Survey]) -> None:
-    assert check_surveys(surveys, Expected()) == []
+    assert check_surveys(surveys, NOTHING) == []
 
 
 # Links of GPUs.
@@ -397,12 +398,12 @@ def test_cards_joined_by_fewer_bridges_than_they_have_sockets_for(name: str) -> 
 
 @pytest.mark.parametrize(("up", "links"), [(0, 18), (0, 0), (None, None)])
 def test_gpus_without_nvlink(up: int | None, links: int | None) -> None:
-    assert check_surveys(but_gpu(run(), range(16), nvlinks_up=up, nvlinks=links), Expected()) == []
+    assert check_surveys(but_gpu(run(), range(16), nvlinks_up=up, nvlinks=links), NOTHING) == []
 
 
 def test_gpus_of_two_models_have_links_of_their_own_number() -> None:
     mixed = but_gpu(run(), range(8), name="NVIDIA A100-SXM4-80GB", nvlinks_up=12, nvlinks=12)
-    assert check_surveys(mixed, Expected()) == []
+    assert check_surveys(mixed, NOTHING) == []
 
 
 def test_pcie_lanes_missing() -> None:
@@ -420,7 +421,7 @@ def test_a_lower_pcie_generation_only_warns() -> None:
 
 @pytest.mark.parametrize("field", ["pcie_width", "pcie_width_max", "pcie_generation", "pcie_generation_max"])
 def test_a_link_that_nvml_does_not_tell_is_not_judged(field: str) -> None:
-    assert check_surveys(but_gpu(run(), [3], **{field: None}), Expected()) == []
+    assert check_surveys(but_gpu(run(), [3], **{field: None}), NOTHING) == []
 
 
 # Binding.
@@ -446,11 +447,11 @@ def test_cores_by_their_nodes_where_nvml_names_none(
     cpus: tuple[int, ...], numa: tuple[int, ...], warned: bool
 ) -> None:
     surveys = but_gpu(but(run(), [0], cpus=cpus, numa=numa), [0], cpus=())
-    assert bool(check_surveys(surveys, Expected())) == warned
+    assert bool(check_surveys(surveys, NOTHING)) == warned
 
 
 def test_some_cores_near_are_enough() -> None:
-    assert check_surveys(but(run(), range(16), cpus=tuple(range(96)), numa=(0, 1)), Expected()) == []
+    assert check_surveys(but(run(), range(16), cpus=tuple(range(96)), numa=(0, 1)), NOTHING) == []
 
 
 # Words.
@@ -504,7 +505,7 @@ def everything(survey: Survey) -> Survey:
 @given(st.sets(st.integers(0, 511), min_size=1))
 def test_512_ranks_give_a_short_line_for_each_kind_of_problem(wrong: set[int]) -> None:
     surveys = [everything(one) if one.rank in wrong else one for one in run(64, 8)]
-    found = check_surveys(surveys, Expected(500, 60, 7, "eth0"))
+    found = check_surveys(surveys, Started(ranks=500, hosts=60, per_host=7, network="eth0"))
     kinds = [(re.sub(r"\d+", "N", problem.what), problem.warning) for problem in found]
     assert len(kinds) == len(set(kinds))
     assert len(kinds) < 24
@@ -519,7 +520,8 @@ def test_the_order_of_the_facts_does_not_matter(surveys: list[Survey], wrong: se
     def found(of: list[Survey]) -> list[tuple[str, tuple[int, ...]]]:
         changed = but_gpu(but(of, wrong, meshrun="0.2", one_core=True), wrong, pcie_width=8, nvlinks_up=1)
         return [
-            (problem.what, problem.ranks) for problem in check_surveys(changed, Expected(5, 3, 2, "eth0"))
+            (problem.what, problem.ranks)
+            for problem in check_surveys(changed, Started(ranks=5, hosts=3, per_host=2, network="eth0"))
         ]
 
     assert found(surveys) == found(sorted(surveys, key=lambda one: one.rank))

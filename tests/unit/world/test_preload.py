@@ -8,13 +8,10 @@ from typing import Any
 
 import nvml
 import pytest
+from nvml import NVMLError
 
 from runner.errors import UserError
 from runner.world import preload
-
-
-class NVMLError(Exception):
-    pass
 
 
 @pytest.fixture

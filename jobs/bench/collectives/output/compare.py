@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, Figures, RowKey, median
 from runner.errors import UserError
+from runner.report.table import table
 
 METRICS = {"time": "time_us", "algbw": "algbw", "busbw": "busbw"}
 UNITS = {"time": "us", "algbw": "GB/s", "busbw": "GB/s"}
@@ -99,11 +100,9 @@ def compare_each(
 
 def render(comparison: Comparison) -> str:
     """Format a table and the verdict, as whole lines."""
-    rows = [TITLES, *(_cells(row) for row in comparison.rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(TITLES))]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = table(TITLES, [_cells(row) for row in comparison.rows], left=(), indent=0)
     names = f"A: {comparison.a}\nB: {comparison.b}\n{comparison.metric} in {UNITS[comparison.metric]}\n\n"
-    return names + "\n".join(table) + f"\n\n{verdict(comparison)}\n"
+    return names + "\n".join(lines) + f"\n\n{verdict(comparison)}\n"
 
 
 def verdict(comparison: Comparison) -> str:

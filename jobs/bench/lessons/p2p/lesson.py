@@ -32,7 +32,7 @@ from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.sizes import size_name
 from runner.comm.collectives.api import DATATYPES
-from runner.system.links import gpu_links
+from runner.system.links import GpuLinks, gpu_links
 
 SERIES, SERIES_BYTES = 16, 512 << 20  # consecutive transfers: at most, and their bytes; at least one
 BYTES = DATATYPES["uint8"]
@@ -41,21 +41,11 @@ Pair = tuple[int, int]  # source rank, target rank
 
 
 @dataclass(frozen=True)
-class Nominal:
-    """Nominal GB/s of a GPU's links in one direction, all NVLinks together; None if unknown."""
-
-    nvlink: float | None
-    nvlink_source: str
-    pcie: float | None
-    pcie_source: str
-
-
-@dataclass(frozen=True)
 class PeerResults:
     """methods: labels. sizes: bytes. devices: UUIDs of the ranks' GPUs, "" on CPUs. messages: the library.
 
-    nominal: of each rank, empty on CPUs. seconds: per transfer of a series, by method, pair and bytes.
-    latency: seconds of a single transfer of the first size. missing: reason -> methods and pairs not
+    nominal: rates of each rank's links, empty on CPUs. seconds: per transfer of a series, by method, pair and
+    bytes. latency: seconds of a single transfer of the first size. missing: reason -> methods and pairs not
     measured. inside: seconds of a copy inside rank 0 by bytes, on CPUs. mismatches: a sentence for each wrong
     transfer.
     """
@@ -65,7 +55,7 @@ class PeerResults:
     sizes: tuple[int, ...]
     devices: tuple[str, ...]
     messages: str
-    nominal: tuple[Nominal, ...] = ()
+    nominal: tuple[GpuLinks, ...] = ()
     seconds: dict[tuple[str, Pair, int], float] = field(default_factory=dict)
     latency: dict[tuple[str, Pair], float] = field(default_factory=dict)
     missing: dict[str, list[tuple[str, Pair]]] = field(default_factory=dict)
@@ -195,13 +185,11 @@ def mismatches(context: Context, ends: RankArrays, method: Method, pair: Pair, n
     ]
 
 
-def nominal(context: Context) -> tuple[Nominal, ...]:
+def nominal(context: Context) -> tuple[GpuLinks, ...]:
     """Return the nominal rates of every rank's GPU links, empty on CPUs; collective."""
     if context.box is None:
         return ()
-    links = gpu_links(context.world.here.device.uuid)
-    mine = Nominal(links.nvlink.rate, links.nvlink.source, links.pcie.rate, links.pcie.source)
-    return tuple(context.world.control.allgather(mine))
+    return tuple(context.world.control.allgather(gpu_links(context.world.here.device.uuid)))
 
 
 def present(found: PeerResults) -> Lesson:
@@ -276,7 +264,13 @@ def _facts(found: PeerResults) -> dict[str, Any]:
         "not_measured": {
             reason: [[method, *pair] for method, pair in cases] for reason, cases in found.missing.items()
         },
-        "nominal": [vars(one) for one in found.nominal],
+        "nominal": [
+            {
+                "nvlink": one.nvlink.rate, "nvlink_source": one.nvlink.source,
+                "pcie": one.pcie.rate, "pcie_source": one.pcie.source,
+            }
+            for one in found.nominal
+        ],
     }  # fmt: skip
 
 
@@ -319,13 +313,11 @@ def _best(found: PeerResults) -> list[str]:
         parts.append(f"{speed / copied:.1%} of the bandwidth of a copy inside rank 0")
     if found.nominal and not found.same_gpu(pair):
         links = found.nominal[pair[0]]
-        peak, source = (
-            (links.nvlink, links.nvlink_source) if links.nvlink else (links.pcie, links.pcie_source)
-        )
+        peak = links.nvlink if links.nvlink.rate else links.pcie
         parts.append(
-            f"{speed / peak:.1%} of its links' {peak:.4g} GB/s ({source})"
-            if peak
-            else f"peak of its links unknown ({links.nvlink_source}; {links.pcie_source})"
+            f"{speed / peak.rate:.1%} of its links' {peak.rate:.4g} GB/s ({peak.source})"
+            if peak.rate
+            else f"peak of its links unknown ({links.nvlink.source}; {links.pcie.source})"
         )
     if not parts:
         return []

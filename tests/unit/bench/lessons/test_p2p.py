@@ -2,164 +2,109 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
+from made_box import MadeBox, MadeHost, Stream
 
 from jobs import kernels
 from jobs.bench.lessons import show
 from jobs.bench.lessons.p2p import lesson as p2p
-from jobs.bench.lessons.p2p.lesson import Nominal, PeerResults
+from jobs.bench.lessons.p2p.lesson import PeerResults
 from jobs.bench.lessons.protocol import Context, Lesson
 from meshrun import World
-from runner.device.raw.memory import GpuProperties, Memory
+from runner.device.raw.memory import Memory
 from runner.errors import UserError
+from runner.system.links import GpuLinks, Reading
 
-POISON = 0x5C  # not the checks' own
 DIRECT = ("copy engine", "kernel stores", "kernel loads")
-Damage = Callable[[int, int, int], None]  # of (target, source, nbytes)
+Damage = Callable[[Any, int, int], None]  # of (array, where the transfer begins in it, nbytes)
 
 
 @dataclass
-class Machine:
-    """State that the ranks' processes share: GPUs and exported memory.
+class Machine(MadeHost):
+    """The host of all ranks, each with the GPU of its number.
 
-    visible: the GPUs that a rank's process sees, all by default. apart: pairs without peer access.
-    unexported, unattached: ranks whose calls fail. damage: of a method's transfers, after they are done.
+    visible: the GPUs that a rank's process sees, all by default. unexported, unattached: ranks whose calls
+    fail. damage: of a method's transfers, after they are done. acts: method, rank that did it, places of
+    source and target.
     """
 
-    size: int
     visible: dict[int, list[int]] = field(default_factory=dict)
-    apart: set[tuple[int, int]] = field(default_factory=set)
     unexported: set[int] = field(default_factory=set)
     unattached: set[int] = field(default_factory=set)
     damage: dict[str, Damage] = field(default_factory=dict)
-    shared: dict[bytes, tuple[int, str, Memory]] = field(default_factory=dict)
-    attached: dict[int, list[int]] = field(default_factory=dict)  # address -> ranks that hold it
     acts: list[tuple[str, int, str, str]] = field(default_factory=list)
     gates: list[int] = field(default_factory=list)  # the rank of each that was passed
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class FakeBox:
-    """One rank's box: queued work is done when it is waited for."""
+class RankBox(MadeBox):
+    """One rank's process."""
+
+    host: Machine
 
     def __init__(self, machine: Machine, rank: int) -> None:
-        self.machine, self.rank = machine, rank
-        self.seen = machine.visible.get(rank, list(range(machine.size)))
-        self.gpus = [
-            GpuProperties(index, "made up", uuid(number), "", 4, 1 << 30, 0, None, 90)
-            for index, number in enumerate(self.seen)
-        ]
-        self.kept: dict[int, np.ndarray[Any, Any]] = {}
-        self.names: dict[int, str] = {}
-        self.current: int | None = None
-
-    @contextmanager
-    def on(self, gpu: int) -> Iterator[None]:
-        before, self.current = self.current, gpu
-        yield
-        self.current = before
-
-    def allocate(self, kind: Any, nbytes: int, gpu: int) -> Memory:
-        if nbytes > self.gpus[gpu].memory:
-            raise UserError(f"there is not enough {kind} memory for GPU {gpu}", got=nbytes)
-        array = np.full(nbytes + 16, POISON, np.uint8)
-        array = array[-array.ctypes.data % 16 :][:nbytes]
-        self.kept[array.ctypes.data] = array
-        self.names[array.ctypes.data] = f"{self.rank} {kind}"
-        return Memory(array.ctypes.data, nbytes, kind, gpu)
+        super().__init__(machine, machine.visible.get(rank))
+        self.rank = rank
 
     def release(self, memory: Memory) -> None:
-        holders = self.machine.attached.get(memory.address, [])
-        if memory.address in self.kept:
-            assert not holders, "released while a peer has it attached"
-            del self.kept[memory.address]
-        else:
-            holders.remove(self.rank)
-
-    def array(self, memory: Memory) -> np.ndarray[Any, Any]:
-        return self.kept[memory.address]
-
-    host_array = array
+        super().release(memory)
+        assert not self.pulled_away, "released while a peer has it attached"
 
     def export(self, memory: Memory) -> bytes:
-        if self.rank in self.machine.unexported:
+        if self.rank in self.host.unexported:
             raise RuntimeError("cudaErrorNotSupported: operation not supported\nmore lines")
-        handle = f"{self.rank} {memory.address}".encode()
-        self.machine.shared[handle] = (self.rank, self.names[memory.address], memory)
-        return handle
+        return super().export(memory)
 
     def attach(self, handle: bytes, nbytes: int, gpu: int) -> Memory:
-        assert self.current is not None, "into which GPU's address space"
-        if self.rank in self.machine.unattached:
+        """gpu: whose memory it is; it is attached for the current GPU."""
+        if self.rank in self.host.unattached:
             raise RuntimeError("cudaErrorMapBufferObjectFailed: mapping of buffer object failed")
-        owner, _, memory = self.machine.shared[handle]
-        assert self.gpus[gpu].uuid == uuid(owner)
-        assert owner != self.rank, "a process cannot open its own handle"
-        assert nbytes == memory.nbytes
-        with self.machine.lock:
-            self.machine.attached.setdefault(memory.address, []).append(self.rank)
-        return replace(memory, gpu=gpu)
+        assert self.host.exported[handle].place == f"GPU {self.numbers[gpu]}"
+        with self.host.lock, self.on(gpu):
+            return super().attach(handle, nbytes, gpu)
 
-    def connect(self, gpu: int, peer: int) -> bool:
-        return (self.seen[gpu], self.seen[peer]) not in self.machine.apart
-
-    def stream(self, gpu: int) -> list[Callable[[], None]]:
-        return []
-
-    def copy(self, target: Memory, source: Memory, nbytes: int, stream: list[Callable[[], None]]) -> None:
+    def copy(self, target: Memory, source: Memory, nbytes: int, stream: Stream) -> None:
         method = "copy engine" if source.kind == target.kind == "device" else "through host"
         self.queue(method, target.address, source.address, nbytes, stream)
 
-    def queue(self, method: str, target: int, source: int, nbytes: int, stream: list[Any]) -> None:
-        def act() -> None:
-            ctypes.memmove(target, source, nbytes)
-            if target not in self.kept or source not in self.kept or method == "through host":
-                self.machine.damage.get(method, lambda *_: None)(target, source, nbytes)
-            self.machine.acts.append((method, self.rank, self.owner(source), self.owner(target)))
+    def queue(self, method: str, target: int, source: int, nbytes: int, stream: Stream) -> None:
+        def act() -> float:
+            seconds = self.carry(target, source, nbytes, stream)
+            (to, at), (come, _) = self.find(target), self.find(source)
+            self.host.damage.get(method, lambda *_: None)(to.array, at, nbytes)
+            self.host.acts.append((method, self.rank, come.place, to.place))
+            return seconds
 
-        stream.append(act)
+        stream.queue.append(act)
 
-    def owner(self, address: int) -> str:
-        names = {memory.address: name for _, name, memory in self.machine.shared.values()}
-        return names.get(address, "host")
-
-    def synchronize(self, stream: list[Callable[[], None]]) -> None:
-        while stream:
-            stream.pop(0)()
-
-    def load(self, file: str, instance: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
+    def load(self, file: str, instance: str) -> Callable[..., None]:
         assert (file, instance) in (("peer.cu", "peer_copy"), ("gate.cu", "gate"))
         return self.gate if instance == "gate" else self.peer
 
-    def gate(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: list[Any]) -> None:
-        latch = self.kept[int(arguments[0])][:8].view(np.uint32)
+    def gate(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: Stream) -> None:
+        latch = self.find(int(arguments[0]))[0].array[:8].view(np.uint32)
 
-        def passed() -> None:
+        def passed() -> float:
             assert latch[0], "waited for, and closed"
-            self.machine.gates.append(self.rank)
+            self.host.gates.append(self.rank)
+            return 0.0
 
-        stream.append(passed)
+        stream.queue.append(passed)
 
-    def peer(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: list[Any]) -> None:
+    def peer(self, grid: Any, block: Any, arguments: tuple[Any, ...], *, stream: Stream) -> None:
         assert all(type(argument) is np.uint64 for argument in arguments)
-        assert self.current is not None
         assert 1 <= grid[0] <= 32
         source, target, nbytes = map(int, arguments)
-        method = "kernel stores" if source in self.kept else "kernel loads"
+        own = f"GPU {stream.number}"
+        method = "kernel stores" if self.find(source)[0].place == own else "kernel loads"
         self.queue(method, target, source, nbytes, stream)
-
-
-def uuid(number: int) -> str:
-    return f"GPU-{number}"
 
 
 @pytest.fixture
@@ -182,15 +127,15 @@ def measured(on_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
             if machine is None:
                 return p2p.measure(Context(world, None, samples=1, check=check, **words))
             world.ranks = tuple(
-                replace(rank, device=replace(rank.device, kind="cuda", uuid=uuid(rank.number)))
+                replace(rank, device=replace(rank.device, kind="cuda", uuid=f"GPU-{rank.number}"))
                 for rank in world.ranks
             )
-            box: Any = FakeBox(machine, world.rank)
+            box: Any = RankBox(machine, world.rank)
             mine.box = box
-            gpu = box.seen.index(world.rank)
+            gpu = box.numbers.index(world.rank)
             made = Context(world, box, gpu, samples=1, check=check, **words)
             result = p2p.measure(made)
-            assert not any("device" in box.names[address] for address in box.kept)
+            assert {block.place for block, _ in box.blocks.values()} <= {"host"}
             return result
 
         return on_ranks(ranks, body, hosts=hosts)
@@ -225,8 +170,8 @@ def test_every_method_between_gpus(measured: Any) -> None:
     for method, actor, source, target in machine.acts:
         if method in DIRECT:
             assert source != target
-            assert actor == int((target if method == "kernel loads" else source)[0])
-            assert {"device"} == {source[2:], target[2:]}
+            assert f"GPU {actor}" == (target if method == "kernel loads" else source)
+            assert target != "host"
     text = show.text(found)
     assert "copy engine, 4 KiB" in text
     assert "the bandwidth through the host" in text
@@ -242,7 +187,7 @@ def test_direct_transfers_are_queued_before_their_time_begins(measured: Any) -> 
 
 
 def test_methods_not_measured_are_reported(measured: Any) -> None:
-    machine = Machine(3, visible={1: [1]}, apart={(2, 0)}, unexported=set(), unattached=set())
+    machine = Machine(3, visible={1: [1]}, peers=lambda gpu, other: (gpu, other) != (2, 0))
     found = measured(3, machine)[0]
     missing = found.facts["not_measured"]
     assert found.mismatches == ()
@@ -282,16 +227,16 @@ def test_ranks_on_two_hosts(measured: Any) -> None:
     assert list(found.facts["not_measured"]) == ["on another host, whose memory cannot be accessed directly"]
 
 
-def short(target: int, source: int, nbytes: int) -> None:
-    ctypes.memset(target + nbytes - 1, 0xA5, 1)
+def short(array: Any, begin: int, nbytes: int) -> None:
+    array[begin + nbytes - 1] = 0xA5
 
 
-def beyond(target: int, source: int, nbytes: int) -> None:
-    ctypes.memset(target + nbytes, 0x11, 1)
+def beyond(array: Any, begin: int, nbytes: int) -> None:
+    array[begin + nbytes] = 0x11
 
 
-def nothing(target: int, source: int, nbytes: int) -> None:
-    ctypes.memset(target, 0xA5, nbytes)
+def nothing(array: Any, begin: int, nbytes: int) -> None:
+    array[begin : begin + nbytes] = 0xA5
 
 
 @pytest.mark.parametrize(
@@ -311,16 +256,12 @@ def test_wrong_data_is_named_and_the_rest_goes_on(
 
 
 def test_wrong_data_through_the_host(measured: Any) -> None:
-    def flipped(target: int, source: int, nbytes: int) -> None:
-        byte = ctypes.c_uint8.from_address(target + 5)
-        byte.value ^= 4
-
     calls: list[int] = []  # two of a transfer: down to the host, and up again
 
-    def every_other(target: int, source: int, nbytes: int) -> None:
-        calls.append(target)
+    def every_other(array: Any, begin: int, nbytes: int) -> None:
+        calls.append(begin)
         if len(calls) % 2:
-            flipped(target, source, nbytes)
+            array[begin + 5] ^= 4
 
     found = measured(2, Machine(2, damage={"through host": every_other}), minbytes=64, maxbytes=64)[0]
     assert [line[:37] for line in found.mismatches] == [
@@ -357,7 +298,7 @@ def made(**changes: Any) -> PeerResults:
         (method, pair): time
         for method, time in zip(rates, (8e-6, 9e-6, 40e-6), strict=True) for pair in pairs
     }  # fmt: skip
-    nominal = (Nominal(450.0, "18 links", 64.0, "PCIe 5"), Nominal(450.0, "18 links", 64.0, "PCIe 5"))
+    nominal = (GpuLinks(Reading(450.0, "18 links"), Reading(64.0, "PCIe 5")),) * 2
     words: dict[str, Any] = {
         "methods": tuple(rates), "pairs": pairs, "sizes": sizes, "devices": ("GPU-a", "GPU-b"),
         "messages": "NCCL 2.27.3", "nominal": nominal, "seconds": seconds, "latency": latency,
@@ -375,7 +316,9 @@ def test_ratios_and_crossings() -> None:
 
 
 def test_tables() -> None:
-    tables = p2p.present(made()).tables
+    tables, facts = p2p.present(made()).tables, p2p.present(made()).facts
+    rates = {"nvlink": 450.0, "nvlink_source": "18 links", "pcie": 64.0, "pcie_source": "PCIe 5"}
+    assert facts["nominal"] == [rates, rates]
     assert [table.title for table in tables] == [
         "From rank 0 to rank 1, by size", "copy engine, 1 MiB", "NCCL, 1 MiB", "through host, 1 MiB",
         "Latency of a single transfer of 4 KiB",
@@ -388,16 +331,16 @@ def test_tables() -> None:
     ("nominal", "words"),
     [
         (
-            Nominal(None, "no active NVLink", 64.0, "PCIe 5"),
+            GpuLinks(Reading(None, "no active NVLink"), Reading(64.0, "PCIe 5")),
             "625.0% of its links' 64 GB/s (PCIe 5)",
         ),
         (
-            Nominal(None, "no NVML", None, "no NVML"),
+            GpuLinks(Reading(None, "no NVML"), Reading(None, "no NVML")),
             "peak of its links unknown (no NVML; no NVML)",
         ),
     ],
 )
-def test_links_that_are_not_known(nominal: Nominal, words: str) -> None:
+def test_links_that_are_not_known(nominal: GpuLinks, words: str) -> None:
     assert words in " ".join(p2p.present(made(nominal=(nominal, nominal))).explanation)
 
 

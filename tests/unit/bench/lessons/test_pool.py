@@ -302,7 +302,7 @@ class FakeBox:
     """The part of a box that the lesson uses."""
 
     def __init__(self) -> None:
-        self.gpus = [GpuProperties(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None, 90)]
+        self.gpus = [GpuProperties(0, "made up", "GPU-0", "", 4, 1 << 30, 0, None)]
         self.entered = False
 
     @contextmanager

@@ -572,7 +572,8 @@ def test_further_commands_are_loaded_when_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "more_commands.py").write_text(
-        "import click\n@click.command()\n@click.pass_obj\ndef bench(door):\n    return 40 + door.ranks\n"
+        "import click\n@click.command()\n@click.pass_obj\n"
+        "def bench(door):\n    return 40 + door.started.ranks\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     entry_points(monkeypatch, "meshrun.commands", bench="more_commands:bench", broken="nosuchmodule:x")
