@@ -40,6 +40,9 @@ LINE = re.compile(
     # Open MPI's report of a signal or an error in a rank.
     rb"|\[\S+:\d+\] (\*\*\*|Signal: |Signal code: |Failing at address: |\[ ?\d+\] )"
 )
+# Of MPICH's library in a rank, when MPI cannot start: a line, and then its stack, the innermost call last.
+START_FAILURE = re.compile(rb"Abort\(-?\d+\): Fatal error in internal_Init\w*: ")
+CALL = re.compile(rb"(internal_|MPI|PMI)\w*\(\d+\)\.*: *(?P<reason>.*)")
 HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
 
@@ -78,6 +81,15 @@ def no_space(text: str) -> str | None:
         return None
     where, needed, free = f"{match['folder']} on {match['host']}", int(match["needed"]), int(match["free"])
     return f"{where} has {free:,} bytes free, and MPI needs {needed:,} for each rank"
+
+
+def start_failure(text: str) -> str | None:
+    """Why MPICH could not start, in its own words; None if it does not say so."""
+    lines = text.encode().splitlines()
+    if not any(START_FAILURE.match(line) for line in lines):
+        return None
+    reasons = [found["reason"].decode() for line in lines if (found := CALL.match(line))]
+    return next((reason for reason in reversed(reasons) if reason), "no reason given")
 
 
 def unreachable(text: str) -> bool:
@@ -131,6 +143,7 @@ class OutputFilter:
         self._pending = b""  # an unfinished line that may be the launcher's
         self._ruler = b""  # an empty line or a ruler, or both, that may open a banner
         self._banner = b""  # an unfinished banner
+        self._in_stack = False  # behind the first line of MPICH's
 
     def feed(self, chunk: bytes) -> bytes:
         """The part of `chunk`, and of withheld text before it, that comes from the ranks."""
@@ -156,7 +169,8 @@ class OutputFilter:
         if ruler.strip() and BANNER.match(line):
             self._banner = ruler + line
             return b""
-        if LINE.match(line):
+        self._in_stack = bool(START_FAILURE.match(line) or (self._in_stack and CALL.match(line)))
+        if self._in_stack or LINE.match(line):
             self.withheld += line
             return ruler
         if line == b"\n":
@@ -184,6 +198,7 @@ class OutputFilter:
     def _may_be_launchers(self, rest: bytes) -> bool:
         return bool(
             self._banner
+            or self._in_stack
             or self._ruler.strip()
             or not rest.strip(b"-")
             or not rest.strip(b"=")

@@ -116,7 +116,7 @@ class Control(Arrays, Protocol):
 
 
 class ForwardedControl:
-    """The methods of `Control` beyond those of `Arrays`, forwarded to `control`; for wrappers of a communicator.
+    """The methods of `Control` beyond those of `Arrays`, forwarded to `control`; a base of wrappers.
 
     A wrapper overrides those that it changes, and `split`, whose parts it wraps too.
     """

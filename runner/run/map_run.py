@@ -149,7 +149,9 @@ def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
     if changed is not None:
         run.transaction.forget_partial()
         run.transaction.set_recovery_hint(None)
-        new = next(sink.partial for sink in sinks if sink.path == changed)
+        partial = next(sink.partial for sink in sinks if sink.path == changed)
+        new = partial.with_suffix(".kept")  # the next run removes what is called partial
+        run.world.on_root(lambda: partial.rename(new))
         raise RunError(
             f"{changed} changed while this run wrote a new version of it without that change, {new}",
             expected="only one program writes it at a time",

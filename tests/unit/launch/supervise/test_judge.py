@@ -173,6 +173,24 @@ def test_ranks_that_cannot_reach_each_other(
     )
 
 
+MPICH_NOT_STARTED = """\
+Abort(337790351): Fatal error in internal_Init_thread: Other MPI error, error stack:
+MPID_Init(549)...........:
+MPIDI_UCX_init_worker(86):  ucx function returned with failed status(No resources are available)
+"""
+
+
+def test_mpich_that_could_not_start_is_told_rather_than_the_ranks_that_its_launcher_killed(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert judge(run, outcome(143, MPICH_NOT_STARTED + MPICH_KILLED)) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(
+        "meshrun: MPI could not start: ucx function returned with failed status(No resources are available)."
+    )
+    assert lost_rank(run, outcome(143, MPICH_NOT_STARTED + MPICH_KILLED)) is None
+
+
 def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(run, outcome(1, KILLED, interrupted=signal.SIGINT)) == 130
     assert capsys.readouterr().err == "meshrun: interrupted by SIGINT: every rank has ended\n"

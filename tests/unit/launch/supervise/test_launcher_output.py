@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space, process_ends
+from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space, process_ends, start_failure
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"
@@ -91,6 +91,15 @@ MPICH_CRASHED = MPICH_KILLED.replace("EXIT CODE: 9", "EXIT CODE: 11").replace(
 MPICH_ABORT = (
     "Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
 )
+MPICH_NOT_STARTED = """\
+Abort(337790351): Fatal error in internal_Init_thread: Other MPI error, error stack:
+internal_Init_thread(71).: MPI_Init_thread(argc=(nil), argv=(nil), required=3, provided=0x7ffd2f607490) failed
+MPII_Init_thread(289)....:
+MPID_Init(549)...........:
+MPIDI_UCX_init_local(245):
+MPIDI_UCX_init_worker(86):  ucx function returned with failed status(ucx_init.c 86 MPIDI_UCX_init_worker \
+No resources are available to initiate the operation)
+"""
 MPICH_INTERRUPTED = (
     "[mpiexec@vm] Sending Ctrl-C to processes as requested\n[mpiexec@vm] Press Ctrl-C again to force abort\n"
 )
@@ -109,6 +118,7 @@ ORDINARY = (
     BOX + "=   results\n" + BOX,
     "Abort the mission, said the log\n",
     "This typically works\n",
+    "MPID_Init(549)...: of another program\n",
     "[warn] Epoll is a word, said the log\n",
     "\r 45% ████      ",
     "-" * 74,
@@ -185,6 +195,15 @@ def test_a_processs_end_is_read(noise: str, end: ProcessEnd) -> None:
 @pytest.mark.parametrize("noise", ["", OPEN_MPI_5_ABORT, MPICH_ABORT, MPICH_INTERRUPTED])
 def test_no_end_is_read_where_none_is_told(noise: str) -> None:
     assert process_ends(noise) == []
+
+
+def test_why_mpich_could_not_start_is_read() -> None:
+    assert start_failure(MPICH_NOT_STARTED + MPICH_KILLED) == (
+        "ucx function returned with failed status(ucx_init.c 86 MPIDI_UCX_init_worker "
+        "No resources are available to initiate the operation)"
+    )
+    assert start_failure(MPICH_NOT_STARTED.splitlines()[0]) == "no reason given"
+    assert start_failure(MPICH_KILLED) is None
 
 
 def test_a_signal_comes_before_a_status() -> None:
