@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from signal import SIGKILL
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 
 RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
 # Text after the ruler of a launcher's banner, as opposed to a ruler in a program's own table.
@@ -61,11 +61,13 @@ ENDS = (
     ),
     # MPICH
     re.compile(
-        r"= PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = EXIT CODE: \d+ .*?"
+        r"= PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = EXIT CODE: (?P<code>\d+) .*?"
         r"TERMINATED WITH THE EXIT STRING: [^()]*\(signal (?P<signal>\d+)\)"
     ),
 )
 
+
+FATAL = (SIGABRT, SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTERM, SIGINT, SIGQUIT)  # the likely ends of a rank
 
 NO_SPACE = re.compile(
     r"not enough space for (?P<folder>/\S*)/\S+ .*?Local host: (?P<host>\S+) "
@@ -102,7 +104,8 @@ class ProcessEnd:
     """How one process of a run ended; None for what the launcher did not report.
 
     maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then reports the
-    first that was killed, by itself or not.
+    first that was killed, by itself or not. signals: the signal is one of these, and the process unknown:
+    MPICH's launcher reports the bitwise OR of all ends.
     """
 
     rank: int | None = None
@@ -111,6 +114,7 @@ class ProcessEnd:
     signal: int | None = None
     status: int | None = None
     maybe_by_launcher: bool = False
+    signals: tuple[int, ...] = ()
 
 
 def process_ends(text: str) -> list[ProcessEnd]:
@@ -122,6 +126,10 @@ def process_ends(text: str) -> list[ProcessEnd]:
 
 def _process_end(fields: dict[str, str | None]) -> ProcessEnd:
     numbers = {name: int(value) for name, value in fields.items() if name != "host" and value is not None}
+    merged = numbers.get("signal", 0)
+    if numbers.get("code") == SIGKILL != merged:
+        possible = tuple(int(number) for number in FATAL if number | SIGKILL == merged)
+        return ProcessEnd(host=fields["host"], signal=merged, signals=possible or (merged,))
     return ProcessEnd(
         numbers.get("rank"),
         numbers.get("pid"),

@@ -88,6 +88,7 @@ Please see the FAQ page for debugging suggestions
 MPICH_CRASHED = MPICH_KILLED.replace("EXIT CODE: 9", "EXIT CODE: 11").replace(
     "Killed (signal 9)", "Segmentation fault (signal 11)"
 )
+MPICH_MERGED = MPICH_KILLED.replace("Killed (signal 9)", "Terminated (signal 15)")  # of SIGABRT and SIGKILL
 MPICH_ABORT = (
     "Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
 )
@@ -185,6 +186,11 @@ def test_the_zero_byte_after_a_banner_is_dropped() -> None:
         (OPEN_MPI_4_STATUS, ProcessEnd(1, status=3)),
         (MPICH_KILLED, ProcessEnd(None, 6569, "vm", signal=9, maybe_by_launcher=True)),
         (MPICH_CRASHED, ProcessEnd(None, 6569, "vm", signal=11)),
+        (MPICH_MERGED, ProcessEnd(host="vm", signal=15, signals=(6, 7, 15))),
+        (
+            MPICH_MERGED.replace("15", "11"),
+            ProcessEnd(host="vm", signal=11, signals=(11, 2, 3)),
+        ),
         (INTEL_KILLED, ProcessEnd(1, 1234, "n1", signal=9)),
     ],
 )
