@@ -534,6 +534,7 @@ FOUND = [  # by the test above; each was another exception than the parser's own
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
     ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
     ("settings", b"a = " + DIGITS),
+    ("npy", b"\x93NUMPY\x02\0\0\0\0\x20{'descr': '<f4', 'fortran_order': False, 'shape': (6, 8), }"),
 ]
 
 
