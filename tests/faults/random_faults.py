@@ -837,7 +837,7 @@ def undisturbed(around: Sequence[str], commands: Sequence[str], jobs: int) -> di
     return found
 
 
-BEGIN, END = "<!-- made by tests/faults/random_faults.py -->", "<!-- end -->"  # of the tables in a page
+END = "<!-- end -->"  # of the tables in a page
 
 
 def library() -> str:
@@ -914,8 +914,9 @@ def main() -> None:
     found = table(list(results.values()))
     print(found)
     if asked.table:
-        before, _, rest = asked.table.read_text().partition(BEGIN)
-        asked.table.write_text(f"{before}{BEGIN}\n{found}{END}{rest.partition(END)[2]}")
+        begin = f"<!-- made by tests/faults/random_faults.py with {library()} -->"
+        before, begin, rest = asked.table.read_text().partition(begin)
+        asked.table.write_text(f"{before}{begin}\n{found}{END}{rest.partition(END)[2]}")
     sys.exit(any(result["wrong"] for result in results.values()))
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from queued_device import QueuedBackend
 from stream_cases import run_on
 
 import meshrun
@@ -69,6 +70,12 @@ def test_the_chunks_of_a_wrong_rank_are_computed_again_and_it_is_named(
     assert re.match(
         r"meshrun: warning: \[rank 1, host [^]]*\] computed \d chunks? wrong, and \[rank [02], ", warning
     )
+
+
+def test_devices_compute_chunks_again_too(source: Path, expected: HostArray) -> None:
+    record = run(source, devices=[QueuedBackend() for _ in range(3)])
+    np.testing.assert_array_equal(np.load(source.with_name("out.npy")), expected)
+    assert {one["first"][:7] for one in record["verify"]["redone"]} == {"[rank 1"}
 
 
 def test_only_what_was_wrong_is_computed_again_if_all_is_compared(source: Path, expected: HostArray) -> None:
