@@ -187,7 +187,7 @@ FAULTS = {
     "a folder as input": Fault("folder input", told="in.npy", commands=RUNS),
     "truncated input": Fault("truncated input", told="in.npy", commands=RUNS),
     "input without a header": Fault("garbage input", told="in.npy", commands=RUNS),
-    "output folder removed": Fault("removed", told="out.npy|No such file", commands=RUNS),
+    "output folder removed": Fault("removed", told="out.npy|No such file|directory is gone", commands=RUNS),
     "two runs of one output": Fault("two runs", told="out.npy", commands=RUNS),
 }
 PREPARED = (
