@@ -237,6 +237,8 @@ def draw(seed: int, number: int, undisturbed: dict[str, float], faults: Sequence
         moments = [each for each in moments if each not in ("any", "start")]
         if not moments:
             launcher, moments = "meshrun", ["start"]
+    if mpich() and fault.action == "SIGSTOP" and fault.target == "helper":
+        launcher = "meshrun"  # as nobody watches a bare mpirun's daemon, for which MPI_Finalize waits
     moment = chance.choice(moments) if moments else "start"
     return Case(
         number,
@@ -627,11 +629,16 @@ def judge(case: Case, where: Site, ended: Ended, old: Any, new: Any) -> list[str
     return wrong
 
 
+NOT_STARTED = r"(?m)^Abort\(\d+\): Fatal error in internal_Init"  # of MPICH
+
+
 def judged_words(case: Case, ended: Ended) -> list[str]:
     """What is wrong with the exit status and stderr."""
     fault, command, lines = FAULTS[case.fault], COMMANDS[case.command], own_lines(ended.errors)
     if case.launcher == "mpirun":  # the status and most lines are the launcher's
         told = not ended.status or re.search(rf"(?m)^meshrun: .*({fault.told})", ended.errors)
+        if mpich() and re.search(NOT_STARTED, ended.errors):  # which no rank survives
+            told = True
         return (
             [] if told or fault.action not in TOLD else [f"no line of meshrun names the cause: {lines[:3]}"]
         )

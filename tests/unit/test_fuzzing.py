@@ -518,6 +518,11 @@ def test_whatever_it_is_given(target: Target, tmp_path: Path) -> None:
 
 DEEP = b"[" * 100_000
 DIGITS = b"1" * 5000
+ZARR_3 = """{"shape": [6, 8], "data_type": "float32",
+"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [0, 8]}},
+"chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}}, "fill_value": 0.0,
+"codecs": [{"name": "bytes", "configuration": {"endian": "little"}}], "attributes": {}, "zarr_format": 3,
+"node_type": "array", "storage_transformers": []}"""
 FOUND = [  # by the test above; each was another exception than the parser's own
     ("size 64M", DIGITS),
     ("grid 2x2", b"2x" + DIGITS),
@@ -534,6 +539,7 @@ FOUND = [  # by the test above; each was another exception than the parser's own
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
     ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
     ("settings", b"a = " + DIGITS),
+    ("zarr 3", ZARR_3.encode()),
     ("npy", b"\x93NUMPY\x02\0\0\0\0\x20{'descr': '<f4', 'fortran_order': False, 'shape': (6, 8), }"),
 ]
 
