@@ -13,7 +13,14 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 ATTEMPTS = 20  # while a process still maps a segment; one second in total
-NAMES = ("mpich_shm_", "ucx_shm_", "sm_segment.", "vader_segment.", "meshrun_")  # the last: flight recorders
+NAMES = (
+    "mpich_shm_",
+    "mpich_shar_",
+    "ucx_shm_",
+    "sm_segment.",
+    "vader_segment.",
+    "meshrun_",
+)  # the last: flight recorders
 
 
 def segments(folder: Path = FOLDER) -> set[Path]:
