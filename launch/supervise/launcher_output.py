@@ -126,9 +126,11 @@ def process_ends(text: str) -> list[ProcessEnd]:
 
 def _process_end(fields: dict[str, str | None]) -> ProcessEnd:
     numbers = {name: int(value) for name, value in fields.items() if name != "host" and value is not None}
-    merged = numbers.get("signal", 0)
-    if numbers.get("code") == SIGKILL != merged:
-        possible = tuple(int(number) for number in FATAL if number | SIGKILL == merged)
+    merged, code = numbers.get("signal", 0), numbers.get("code")
+    possible = tuple(int(number) for number in FATAL if number | SIGKILL == merged)
+    if merged != SIGKILL and code in possible:
+        numbers["signal"] = code
+    elif code == SIGKILL != merged:
         return ProcessEnd(host=fields["host"], signal=merged, signals=possible or (merged,))
     return ProcessEnd(
         numbers.get("rank"),

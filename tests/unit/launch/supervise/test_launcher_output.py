@@ -108,8 +108,9 @@ INTEL_KILLED = f"""\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESS
 =   RANK 1 PID 1234 RUNNING AT n1
 =   KILLED BY SIGNAL: 9 (Killed)
 {BOX}"""
+MPICHS_KILL = ProcessEnd(None, 6569, "vm", signal=9, maybe_by_launcher=True)
 SAMPLES = {
-    name: value for name, value in globals().items() if name.startswith(("OPEN_MPI", "MPICH", "INTEL"))
+    name: value for name, value in globals().items() if name.startswith(("OPEN_MPI", "MPICH_", "INTEL"))
 }
 
 ORDINARY = (
@@ -184,8 +185,10 @@ def test_the_zero_byte_after_a_banner_is_dropped() -> None:
         (OPEN_MPI_5_STATUS, ProcessEnd(2, status=3)),
         (OPEN_MPI_5_LEFT, ProcessEnd(1, 28154, "vm")),
         (OPEN_MPI_4_STATUS, ProcessEnd(1, status=3)),
-        (MPICH_KILLED, ProcessEnd(None, 6569, "vm", signal=9, maybe_by_launcher=True)),
+        (MPICH_KILLED, MPICHS_KILL),
         (MPICH_CRASHED, ProcessEnd(None, 6569, "vm", signal=11)),
+        (MPICH_MERGED.replace("CODE: 9", "CODE: 6"), ProcessEnd(None, 6569, "vm", signal=6)),
+        (MPICH_KILLED.replace("CODE: 9", "CODE: 8"), MPICHS_KILL),  # an exit status
         (MPICH_MERGED, ProcessEnd(host="vm", signal=15, signals=(6, 7, 15))),
         (
             MPICH_MERGED.replace("15", "11"),
