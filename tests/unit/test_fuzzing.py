@@ -539,6 +539,8 @@ FOUND = [  # by the test above; each was another exception than the parser's own
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
     ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
     ("settings", b"a = " + DIGITS),
+    ("nccl size 8M", 20 * DIGITS + b"x"),  # took minutes
+    ("nccl size 8M", b"1" + b" " * 100_000 + b"x"),
     ("zarr 3", ZARR_3.encode()),
     ("npy", b"\x93NUMPY\x02\0\0\0\0\x20{'descr': '<f4', 'fortran_order': False, 'shape': (6, 8), }"),
 ]
