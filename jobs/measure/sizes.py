@@ -13,7 +13,10 @@ UNITS = {"": 1, "k": 1 << 10, "m": MIB, "g": 1 << 30}
 
 def parse_nccl_tests_size(text: str) -> int:
     """Parse "8", "32M", "1.5g" or "1e6" as nccl-tests; K, M, G: powers of 1024. Raises UserError."""
-    match = re.fullmatch(r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([kmgKMG]?)\s*", text)
+    number = (
+        r"(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"  # one way to read each text, or a long one takes minutes
+    )
+    match = re.fullmatch(rf"({number})\s*([kmgKMG]?)", text.strip())
     size = float(match[1]) * UNITS[match[2].lower()] if match else math.inf
     if math.isinf(size):
         raise UserError(

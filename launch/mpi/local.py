@@ -13,7 +13,7 @@ from launch.mpi.environment import shell_command
 from launch.mpi.rank_command import PROGRAM, run_options
 from launch.spec import START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
-from launch.supervise.clock import Clocks
+from launch.supervise.clock import Clocks, halt_timeout
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.restarts import with_restarts
 from launch.supervise.supervisor import supervise
@@ -57,7 +57,7 @@ def start(
                 RUN_MARK: str(run),
             }
 
-        clocks = partial(Clocks, ranks=ranks, start=start_timeout)
+        clocks = partial(Clocks, ranks=ranks, start=start_timeout, halt=halt_timeout(stall_timeout))
         return supervise(
             prepare, columns, debug=debug, conclude=conclude, restartable=restartable, clocks=clocks
         )

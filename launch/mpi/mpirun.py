@@ -18,7 +18,7 @@ from launch.mpi.launcher import Launcher
 from launch.mpi.rank_command import PROGRAM, run_options, spec_options
 from launch.spec import START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
-from launch.supervise.clock import Clocks
+from launch.supervise.clock import Clocks, halt_timeout
 from launch.supervise.judge import Conclude, no_answer
 from launch.supervise.supervisor import supervise
 
@@ -82,7 +82,8 @@ def start(
             spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
         )
 
-    clocks = partial(Clocks, ranks=spec.ranks, start=start_timeout)
+    halt = halt_timeout(spec.stall_timeout)
+    clocks = partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt)
     return supervise(
         prepare,
         columns,

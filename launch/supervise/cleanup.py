@@ -1,4 +1,4 @@
-"""Remove what a run left on this host: processes, shared memory, the launcher's folder.
+"""Remove what a run left on this host: processes, shared memory, the launcher's folder and files.
 
     python -I cleanup.py MARK FOLDER SECONDS TOKEN
 
@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+DAEMON = "hydra_pmi_proxy"  # of MPICH's launcher, on each host
 RUN_MARK = "MESHRUN_RUN"  # environment variable that identifies the processes of a run
 
 
@@ -31,6 +32,7 @@ def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
             if path.stat().st_mtime < begun:
                 older.add(path)
     remove_orphans(older)
+    remove_topologies()
     shutil.rmtree(folder, ignore_errors=True)
     RunLines(token).remove_claim()
 
@@ -61,6 +63,31 @@ def end_strays(mark: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     print(f"meshrun: processes {left} of this run did not end when killed", file=sys.stderr)
+
+
+def remove_topologies(folder: Path = Path("/tmp"), processes: Path = Path("/proc")) -> None:
+    """Remove the descriptions of this host that killed daemons of MPICH's launcher have left.
+
+    A daemon writes one for its ranks. No name leads from one to the other: while any daemon lives, all stay.
+    """
+    left = []
+    for path in folder.glob("hydra_hwloc_xmlfile_*"):
+        with contextlib.suppress(OSError):  # removed in between
+            if path.lstat().st_uid == os.geteuid():
+                left.append(path)
+    if left and not _runs(DAEMON, processes):
+        for path in left:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _runs(name: str, processes: Path) -> bool:
+    for folder in processes.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended in between
+            before, _, after = (folder / "stat").read_text().rpartition(")")
+            if before.partition("(")[2] == name and after.split()[0] not in "ZX":
+                return True
+    return False
 
 
 if __name__ == "__main__":

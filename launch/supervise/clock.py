@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 EARLY = "ended before all ranks were connected"
 STOPPED = "is stopped (kill -CONT continues it)"
 HALT_TIMEOUT = 600.0  # seconds for which a rank may be stopped or gone; twice what ranks allow each other
+LEAST_HALT = 20.0  # of them: ending takes seconds on a busy machine
 MAX_NAMES = 4  # ranks that are named; of more, the number is
+
+
+def halt_timeout(stall_timeout: float | None) -> float:
+    """Return the seconds for which a rank may be stopped or gone. stall_timeout: as in `Started`."""
+    if stall_timeout is None:
+        return HALT_TIMEOUT
+    return max(2 * stall_timeout, LEAST_HALT) if stall_timeout else 0.0
 
 
 @dataclass

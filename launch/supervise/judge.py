@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from launch.supervise.launcher_output import no_space, process_ends, unreachable
+from launch.supervise.launcher_output import no_space, process_ends, start_failure, unreachable
 
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
@@ -182,6 +182,12 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     end = next((end for end in ends if end.signal is not None), None)
     if end is None or end.signal is None:
         return None
+    if end.maybe_by_launcher and start_failure(outcome.launcher_output):
+        return None
+    if end.signals:
+        which = " or ".join(_status(-number) for number in end.signals)
+        what = f"[host {end.host}] a rank was killed by {which}; MPICH's launcher does not tell which rank"
+        return Killed(None, str(RunError(what, hint=HINTS.get(end.signals[0], DEBUG_HINT))), sure=False)
     known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
     rank, host = known.get("rank", end.rank), known.get("host", end.host)
     who = f"process {end.pid}" if rank is None else f"rank {rank}"
@@ -202,7 +208,9 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
     if full := no_space(outcome.launcher_output):
         return str(RunError(full, hint=HINTS[signal.SIGBUS]))
     if unreachable(outcome.launcher_output):
-        return _unreachable()
+        return _not_started("its ranks cannot reach each other")
+    if reason := start_failure(outcome.launcher_output):
+        return _not_started(reason)
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None:
@@ -219,11 +227,11 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
     return str(failure)
 
 
-def _unreachable() -> str:
-    """Why Open MPI cannot start: ranks inherit this process's limit of a file's size."""
+def _not_started(reason: str) -> str:
+    """Why MPI cannot start: ranks inherit this process's limit of a file's size."""
     from runner.errors import RunError
 
-    what = "MPI could not start: its ranks cannot reach each other"
+    what = f"MPI could not start: {reason}"
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit == resource.RLIM_INFINITY:
         return str(RunError(what, hint="df -h /dev/shm, and --debug for the launcher's own messages"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from signal import SIGKILL
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGKILL, SIGQUIT, SIGSEGV, SIGTERM
 
 RULER = re.compile(rb"(-{70,}|={70,})\r?\n$")
 # Text after the ruler of a launcher's banner, as opposed to a ruler in a program's own table.
@@ -40,6 +40,9 @@ LINE = re.compile(
     # Open MPI's report of a signal or an error in a rank.
     rb"|\[\S+:\d+\] (\*\*\*|Signal: |Signal code: |Failing at address: |\[ ?\d+\] )"
 )
+# Of MPICH's library in a rank, when MPI cannot start: a line, and then its stack, the innermost call last.
+START_FAILURE = re.compile(rb"Abort\(-?\d+\): Fatal error in internal_Init\w*: ")
+CALL = re.compile(rb"(internal_|MPI|PMI)\w*\(\d+\)\.*: *(?P<reason>.*)")
 HOST_AND_PROCESS = re.compile(rb"\[[\w.-]*(:\d*(\].{0,40})?)?")  # "[n1:4711] [[8978,0],0] ORTE_E"
 LINE_STARTS = (b"YOUR APPL", b"This typ", b"Please see", b"Abort", b"[mpiexec", b"[proxy", b"[warn] Epoll")
 
@@ -58,11 +61,13 @@ ENDS = (
     ),
     # MPICH
     re.compile(
-        r"= PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = EXIT CODE: \d+ .*?"
+        r"= PID (?P<pid>\d+) RUNNING AT (?P<host>\S+) = EXIT CODE: (?P<code>\d+) .*?"
         r"TERMINATED WITH THE EXIT STRING: [^()]*\(signal (?P<signal>\d+)\)"
     ),
 )
 
+
+FATAL = (SIGABRT, SIGBUS, SIGSEGV, SIGILL, SIGFPE, SIGTERM, SIGINT, SIGQUIT)  # the likely ends of a rank
 
 NO_SPACE = re.compile(
     r"not enough space for (?P<folder>/\S*)/\S+ .*?Local host: (?P<host>\S+) "
@@ -80,6 +85,15 @@ def no_space(text: str) -> str | None:
     return f"{where} has {free:,} bytes free, and MPI needs {needed:,} for each rank"
 
 
+def start_failure(text: str) -> str | None:
+    """Why MPICH could not start, in its own words; None if it does not say so."""
+    lines = text.encode().splitlines()
+    if not any(START_FAILURE.match(line) for line in lines):
+        return None
+    reasons = [found["reason"].decode() for line in lines if (found := CALL.match(line))]
+    return next((reason for reason in reversed(reasons) if reason), "no reason given")
+
+
 def unreachable(text: str) -> bool:
     """Whether Open MPI says that its ranks cannot reach each other: it cannot start."""
     return UNREACHABLE in text
@@ -90,7 +104,8 @@ class ProcessEnd:
     """How one process of a run ended; None for what the launcher did not report.
 
     maybe_by_launcher: when a rank dies, MPICH's launcher kills the others, and then reports the
-    first that was killed, by itself or not.
+    first that was killed, by itself or not. signals: the signal is one of these, and the process unknown:
+    MPICH's launcher reports the bitwise OR of all ends.
     """
 
     rank: int | None = None
@@ -99,6 +114,7 @@ class ProcessEnd:
     signal: int | None = None
     status: int | None = None
     maybe_by_launcher: bool = False
+    signals: tuple[int, ...] = ()
 
 
 def process_ends(text: str) -> list[ProcessEnd]:
@@ -110,6 +126,12 @@ def process_ends(text: str) -> list[ProcessEnd]:
 
 def _process_end(fields: dict[str, str | None]) -> ProcessEnd:
     numbers = {name: int(value) for name, value in fields.items() if name != "host" and value is not None}
+    merged, code = numbers.get("signal", 0), numbers.get("code")
+    possible = tuple(int(number) for number in FATAL if number | SIGKILL == merged)
+    if merged != SIGKILL and code in possible:
+        numbers["signal"] = code
+    elif code == SIGKILL != merged:
+        return ProcessEnd(host=fields["host"], signal=merged, signals=possible or (merged,))
     return ProcessEnd(
         numbers.get("rank"),
         numbers.get("pid"),
@@ -131,6 +153,7 @@ class OutputFilter:
         self._pending = b""  # an unfinished line that may be the launcher's
         self._ruler = b""  # an empty line or a ruler, or both, that may open a banner
         self._banner = b""  # an unfinished banner
+        self._in_stack = False  # behind the first line of MPICH's
 
     def feed(self, chunk: bytes) -> bytes:
         """The part of `chunk`, and of withheld text before it, that comes from the ranks."""
@@ -156,7 +179,8 @@ class OutputFilter:
         if ruler.strip() and BANNER.match(line):
             self._banner = ruler + line
             return b""
-        if LINE.match(line):
+        self._in_stack = bool(START_FAILURE.match(line) or (self._in_stack and CALL.match(line)))
+        if self._in_stack or LINE.match(line):
             self.withheld += line
             return ruler
         if line == b"\n":
@@ -184,6 +208,7 @@ class OutputFilter:
     def _may_be_launchers(self, rest: bytes) -> bool:
         return bool(
             self._banner
+            or self._in_stack
             or self._ruler.strip()
             or not rest.strip(b"-")
             or not rest.strip(b"=")

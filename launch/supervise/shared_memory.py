@@ -13,7 +13,8 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 ATTEMPTS = 20  # while a process still maps a segment; one second in total
-NAMES = ("mpich_shm_", "sm_segment.", "vader_segment.", "meshrun_")  # the last: flight recorders
+OF_MPI = ("mpich_shm_", "mpich_shar_", "ucx_shm_", "sm_segment.", "vader_segment.")
+NAMES = (*OF_MPI, "meshrun_")  # the last: flight recorders
 
 
 def segments(folder: Path = FOLDER) -> set[Path]:

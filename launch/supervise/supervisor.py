@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.supervise import shared_memory
-from launch.supervise.cleanup import RUN_MARK, end_strays
+from launch.supervise.cleanup import RUN_MARK, end_strays, remove_topologies
 from launch.supervise.judge import Conclude, Explain, Outcome, judge, lost_rank, no_answer
 from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
@@ -94,6 +94,7 @@ def supervise(
     finally:
         if not succeeded:
             shared_memory.remove_orphans(segments)
+            remove_topologies()
         if token:
             RunLines(token).remove_claim()  # of a rank that was killed before it could
         for folder in (run.path, sockets):
@@ -200,7 +201,7 @@ class _WatchedLauncher:
         if found is None:
             return
         rank, sentence = found
-        self.run.claim_failure({"exit_code": self.run.exit_status(), "sentence": sentence, "rank": rank})
+        self.run.report_failure({"exit_code": self.run.exit_status(), "sentence": sentence, "rank": rank})
         self.deadline = now
         end_strays(str(self.run.path))
 

@@ -113,3 +113,42 @@ class Control(Arrays, Protocol):
 
     def abort(self, status: int) -> None:
         """End every rank of the run immediately."""
+
+
+class ForwardedControl:
+    """The methods of `Control` beyond those of `Arrays`, forwarded to `control`; a base of wrappers.
+
+    A wrapper overrides those that it changes, and `split`, whose parts it wraps too.
+    """
+
+    control: Control
+
+    @property
+    def rank(self) -> int:
+        return self.control.rank
+
+    @property
+    def size(self) -> int:
+        return self.control.size
+
+    @property
+    def library(self) -> str:
+        return self.control.library
+
+    def barrier(self) -> None:
+        self.control.barrier()
+
+    def broadcast(self, value: Any) -> Any:
+        return self.control.broadcast(value)
+
+    def allgather(self, value: Any) -> list[Any]:
+        return self.control.allgather(value)
+
+    def shared_memory_size(self) -> int | None:
+        return self.control.shared_memory_size()
+
+    def counters(self) -> Counters:
+        return self.control.counters()
+
+    def abort(self, status: int) -> None:
+        self.control.abort(status)

@@ -5,11 +5,13 @@ A wrapper, so that communicators know nothing of it and ranks that are threads p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
-from runner.comm.api import Arrays, Control, Counters, Message, Operation, Pending
+from runner.comm.api import Arrays, Control, Counters, ForwardedControl, Message, Operation, Pending
 from runner.recorder.ring import ON_DEVICE, WAIT, Recorder
+
+Result = TypeVar("Result")
 
 
 class RecordedPending:
@@ -77,7 +79,7 @@ class RecordedArrays:
         return self._recorder.enter(name, moved, self._group, self._sequence)
 
 
-class RecordedControl(RecordedArrays):
+class RecordedControl(RecordedArrays, ForwardedControl):
     """`control`, recorded, and the communicators that are split from it."""
 
     def __init__(
@@ -92,46 +94,26 @@ class RecordedControl(RecordedArrays):
         self._split = recorder.name("split")
         self._counters = recorder.name("counters")
 
-    @property
-    def rank(self) -> int:
-        return self.control.rank
-
-    @property
-    def size(self) -> int:
-        return self.control.size
-
-    @property
-    def library(self) -> str:
-        return self.control.library
-
     def barrier(self) -> None:
-        entry = self._enter(self._barrier)
-        self.control.barrier()
-        self._recorder.leave(entry)
+        self._recorded(self._barrier, super().barrier)
 
     def broadcast(self, value: Any) -> Any:
-        entry = self._enter(self._broadcast)
-        value = self.control.broadcast(value)
-        self._recorder.leave(entry)
-        return value
+        return self._recorded(self._broadcast, super().broadcast, value)
 
     def allgather(self, value: Any) -> list[Any]:
-        entry = self._enter(self._allgather)
-        values = self.control.allgather(value)
-        self._recorder.leave(entry)
-        return values
+        return self._recorded(self._allgather, super().allgather, value)
 
     def shared_memory_size(self) -> int | None:
-        entry = self._enter(self._split)
-        size = self.control.shared_memory_size()
-        self._recorder.leave(entry)
-        return size
+        return self._recorded(self._split, super().shared_memory_size)
 
     def counters(self) -> Counters:
-        entry = self._enter(self._counters)
-        counters = self.control.counters()
+        return self._recorded(self._counters, super().counters)
+
+    def _recorded(self, name: int, call: Callable[..., Result], *values: Any) -> Result:
+        entry = self._enter(name)
+        result = call(*values)
         self._recorder.leave(entry)
-        return counters
+        return result
 
     def split(self, color: int, key: int = 0) -> Control:
         entry = self._enter(self._split)
@@ -144,9 +126,6 @@ class RecordedControl(RecordedArrays):
     def recorded(self, arrays: Arrays) -> RecordedArrays:
         """Return a communicator of device arrays among the same ranks, recorded."""
         return RecordedArrays(arrays, self._recorder, f"{self._path} {ON_DEVICE}", self._members)
-
-    def abort(self, status: int) -> None:
-        self.control.abort(status)
 
 
 def unrecorded(control: Control) -> Control:

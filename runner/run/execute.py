@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from runner.errors import RunError, UserError
+from runner.files import remove_path
 from runner.job.declaration import Job
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
@@ -39,7 +41,7 @@ from runner.storage.formats.registry import (
     open_sink,
     open_source,
 )
-from runner.storage.paths import job_paths, named, split, suffix
+from runner.storage.paths import abandoned, job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
 from runner.world.world import World, open_world, with_checksums
@@ -271,6 +273,10 @@ def _check_files(
             raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
     if targets:
         transaction.lock(*(split(target)[0] for target in targets))
+        if "simulate" not in job.services:  # whose films go on in a resumed run
+            for left in (left for target in targets for left in abandoned(target)):
+                with contextlib.suppress(OSError):
+                    remove_path(left)
     return folder
 
 

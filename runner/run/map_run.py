@@ -13,6 +13,7 @@ from runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
+from runner.pipeline.streamed.redo import Redo
 from runner.pipeline.streamed.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.grid import check_blocks
@@ -114,7 +115,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     )
     details = streamed.write()
     try:
-        proof = _proof(run, task, streamed.sinks, dealt=True)
+        proof = _proof(run, task, streamed.sinks, streamed.redo)
     except RunError:
         run.transaction.set_recovery_hint(streamed.discard)
         raise
@@ -149,7 +150,9 @@ def commit(run: RunContext, sinks: Sequence[Sink]) -> None:
     if changed is not None:
         run.transaction.forget_partial()
         run.transaction.set_recovery_hint(None)
-        new = next(sink.partial for sink in sinks if sink.path == changed)
+        partial = next(sink.partial for sink in sinks if sink.path == changed)
+        new = partial.with_suffix(".kept")  # the next run removes what is called partial
+        run.world.on_root(lambda: partial.rename(new))
         raise RunError(
             f"{changed} changed while this run wrote a new version of it without that change, {new}",
             expected="only one program writes it at a time",
@@ -232,15 +235,13 @@ def check_nothing_unfinished(run: RunContext) -> None:
     run.world.on_root(check)
 
 
-def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], dealt: bool = False) -> Record | None:
+def _proof(run: RunContext, task: Task, sinks: Sequence[Sink], redo: Redo | None = None) -> Record | None:
     if run.options.verify == "off":
         return None
     from runner.run.verify.results import verify
 
     with run.phases("verify"):
-        return verify(
-            run.world, task, run.sources, sinks, run.options.verify, dealt=dealt, progress=run.proof
-        )
+        return verify(run.world, task, run.sources, sinks, run.options.verify, redo=redo, progress=run.proof)
 
 
 def describe_task(task: Task, run: RunContext) -> Record:

@@ -79,7 +79,6 @@ def in_passes(run: RunContext, task: Task) -> bool:
     steps = run.options.steps
     refused = {
         f"--frames {steps.frames}": steps.frames is not None and Path(steps.frames).suffix.lower() in ARRAYS,
-        "--check-finite": steps.check_finite is not None,
         "--timeline": options.timeline is not None,
         "--grid": run.options.grid is not None,
         "--overlap": run.options.overlap is not None,
@@ -181,6 +180,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
         frames,
         until,
         options.steps.every or EVERY,
+        options.steps.check_finite,
         must_fuse(run.job, run.options),
     )
     begin = time.perf_counter()

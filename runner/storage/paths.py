@@ -8,6 +8,7 @@ from pathlib import Path
 from runner.errors import UserError
 
 BESIDE = len(".." + 12 * "x" + ".partial")  # bytes by which a temporary name is longer than the output's
+RUN = "[0-9a-f]{12}"  # a run's id
 KEPT = "stream"  # in place of the run's id in the temporary name of an output that can be resumed
 CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
 
@@ -43,6 +44,15 @@ def job_paths(path: Path, run_id: str) -> tuple[Path, Path]:
     file, _ = split(path)
     partial = file.with_name(f".{file.stem}.{run_id}.partial{file.suffix}")
     return partial, Path(f"{partial}{str(path)[len(str(file)) :]}")
+
+
+def abandoned(path: Path) -> list[Path]:
+    """Return the unfinished files that killed runs of this output have left, but those that a later run can
+    resume. The output must be locked."""
+    file, _ = split(path)
+    stem, end = re.escape(f".{file.stem}"), re.escape(file.suffix)
+    name = re.compile(rf"{stem}{end}\.{RUN}(\.steps)?\.partial|{stem}\.{RUN}\.partial{end}")
+    return [one for one in file.parent.iterdir() if name.fullmatch(one.name)]
 
 
 def is_kept(partial: Path) -> bool:

@@ -133,7 +133,7 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as reason:
-        was = os.environ.get("PWD")
+        was = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # PWD may be of another process
         hint = "cd to one that exists"
         raise UserError("the working directory is gone", got=was, hint=hint) from reason
 

@@ -213,6 +213,11 @@ class RunDirectory:
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
 
+    def report_failure(self, failure: dict[str, Any]) -> None:
+        """Record `failure`, unless there is one; also if terminated ranks have suppressed failures."""
+        if not self.claim_failure(failure) and self.failure() is None:
+            files.write_file(self.path / "failure.json", json.dumps({"time": time.time(), **failure}))
+
     def suppress_failures(self) -> bool:
         return claim(self.path / "failure.json", {})
 

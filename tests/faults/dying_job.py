@@ -1,4 +1,4 @@
-"""A job that is killed, hangs or raises at one place of a streamed run; copied to where a test runs.
+"""A job that is killed, hangs, raises or errs at one place of a streamed run; copied to where a test runs.
 
 The variable STAGE is "STAGE,RANK,CALL": where, on which rank, at which call. A variable, because a parameter
 or another file would make it another run, which nobody resumes.
@@ -27,7 +27,7 @@ notes = Path(os.environ["MESHRUN_TEST_RUN"])
 told = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 place, victim, when = os.environ.get("STAGE", "nowhere,0,0").split(",")
 # The others do one chunk, so that they do not do all of them before the victim has got that far.
-held = told != int(victim) and place not in ("nowhere", "begin", "rename", "renamed")
+held = told != int(victim) and place not in ("nowhere", "begin", "rename", "renamed", "wrong")
 if told != int(victim):
     place = "nowhere"
 calls, chunks = itertools.count(1), itertools.count(1)
@@ -126,3 +126,5 @@ def smooth(block: Any, *, out: Any, here: Any, gain: float = 2.0) -> None:
     if in_sync and finished():
         hold()  # the thread that syncs will die
     out[...] = gain * block[1:-1, 1:-1] - block[:-2, 1:-1] - block[1:-1, 2:]
+    if place == "wrong" and due():
+        out[0, 7] += 1

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -78,7 +79,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(site: Site, disk: Path, ran
     words = site.words(ranks, "--depth", "1", output="disk/out.zarr", cut=())
     status, lines = site.run(words)
     assert status == 1
-    sentence, kept = lines
+    *_, sentence, kept = lines  # after the progress of a slow machine
     assert "cannot write disk/out.zarr: got No space left on device" in sentence
     assert re.search(r"[\d,]+ bytes free there, expected [\d,]+ bytes", sentence)
     assert kept == KEPT
@@ -182,6 +183,26 @@ def test_memory_stays_below_the_cap_whatever_the_size(site: Site, ranks: int) ->
     finally:
         source.unlink()
         target.unlink()
+
+
+@needs_mpi
+def test_a_chunk_that_a_rank_computes_wrong_is_computed_again_by_the_other(site: Site) -> None:
+    words = site.words(2, "--static", "--verify", "full")
+    process = site.begin(words, STAGE="wrong,1,3")  # rank 1 has chunks 12 to 23
+    status, lines = site.end(process)
+    assert status == 0, lines
+    warning, *_ = lines  # the summary
+    assert re.fullmatch(
+        rf"meshrun: warning: \[rank 1, host {HOST}, CPU\] computed 1 chunk wrong, "
+        rf"and \[rank 0, host {HOST}, CPU\] "
+        r"right: cell \[\d+, 7\] of chunk \d+ was .*, not .*\. Try: meshrun validate, to test .*",
+        warning,
+    )
+    expected = smoothed(np.load(site.work / "in.npy"))
+    np.testing.assert_allclose(np.load(site.work / "out.npy"), expected, rtol=1e-14, atol=1e-14)
+    (redone,) = json.loads((site.work / "record.json").read_text())["verify"]["redone"]
+    assert redone["chunk"] in range(12, 24)
+    assert (redone["first"][:7], redone["second"][:7]) == ("[rank 1", "[rank 0")
 
 
 @needs_mpi

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from runner.comm.api import Arrays, Control, Counters, Message, Operation, Pending
+from runner.comm.api import Arrays, Control, ForwardedControl, Message, Operation, Pending
 from runner.comm.checksum.sums import HostSums, Sums
 from runner.errors import RunError
 from runner.region import Array, HostArray
@@ -196,40 +196,13 @@ class CheckedPending:
         self._arrays.compare(self._incoming, self._table, self._operation)
 
 
-class CheckedControl(CheckedArrays):
+class CheckedControl(CheckedArrays, ForwardedControl):
     """`control`, with checksums of the host arrays that it moves, and the communicators split from it."""
 
     def __init__(self, control: Control, checksums: Checksums, members: Sequence[int] | None = None) -> None:
         ranks = range(control.size) if members is None else members
         super().__init__(control, checksums, HostSums(), ranks, control.rank)
         self.control = control
-
-    @property
-    def rank(self) -> int:
-        return self.control.rank
-
-    @property
-    def size(self) -> int:
-        return self.control.size
-
-    @property
-    def library(self) -> str:
-        return self.control.library
-
-    def barrier(self) -> None:
-        self.control.barrier()
-
-    def broadcast(self, value: Any) -> Any:
-        return self.control.broadcast(value)
-
-    def allgather(self, value: Any) -> list[Any]:
-        return self.control.allgather(value)
-
-    def shared_memory_size(self) -> int | None:
-        return self.control.shared_memory_size()
-
-    def counters(self) -> Counters:
-        return self.control.counters()
 
     def split(self, color: int, key: int = 0) -> Control:
         part = self.control.split(color, key)
@@ -238,9 +211,6 @@ class CheckedControl(CheckedArrays):
     def checked(self, arrays: Arrays, sums: Sums) -> CheckedArrays:
         """Return a communicator of device arrays among the same ranks, checked."""
         return CheckedArrays(arrays, self.checksums, sums, self._members, self.rank)
-
-    def abort(self, status: int) -> None:
-        self.control.abort(status)
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from runner.device.api import poison
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import passes, prepare
-from runner.pipeline.steps.loop import largest_change
+from runner.pipeline.steps.loop import NotFinite, largest_change, not_finite
 from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.system.compiler import NotCompiled
@@ -20,16 +20,26 @@ class ChunkSteps(StepBlocks):
     """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`.
 
     observed: whether to note in `changes` the largest change of each chunk's fed inputs in the last step.
+    finite: after how many of the steps, 0 or all, to look for cells of fed inputs that are not finite; the
+    first ones are in `wrong`, by this number.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
     (`single_reason`: why).
     """
 
     def __init__(
-        self, world: World, task: Task, wide: Task, *, observed: bool = False, must_fuse: bool = False
+        self,
+        world: World,
+        task: Task,
+        wide: Task,
+        *,
+        observed: bool = False,
+        finite: Collection[int] = (),
+        must_fuse: bool = False,
     ) -> None:
         self.world, self.task, self.wide, self._observed = world, task, wide, observed
         self._must_fuse, self.single_reason = must_fuse, ""
         self.changes: list[float] = []
+        self._finite, self.wrong = finite, dict[int, NotFinite]()
         self.phases = world.new_phases()  # not reported: the engine records the chunk's time
         self._memory: dict[int, Array] = {}
 
@@ -45,6 +55,7 @@ class ChunkSteps(StepBlocks):
             layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
         self.lay_out(layouts, _cut(len(task.shape)))
         self._blocks = list(blocks)
+        self._look(region, 0)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
         self._finals = self._unfed_results()
         single = self.fused_steps == 1 or self.single_reason
@@ -59,7 +70,16 @@ class ChunkSteps(StepBlocks):
         self.changes += [
             largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
         ]
+        self._look(region, self.wide.steps)
         return [self.result(number) for number in range(len(self.feeds))]
+
+    def _look(self, region: Region, steps: int) -> None:
+        """Look for cells of a chunk that are not finite after so many steps, if that is wanted."""
+        for place in self.fed if steps in self._finite and steps not in self.wrong else ():
+            start = self.task.field_region(place, region).start
+            found = not_finite(self.world.xp, self.task.fields[place].name, self.own(place), start)
+            if found is not None:
+                self.wrong.setdefault(steps, found)
 
     def _one_by_one(self, first: int, last: int) -> None:
         """Take steps: `first` are to be taken before, `last` after them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy as np
 from runner.comm.api import Control
 from runner.errors import RunError
 from runner.pipeline.steps.stepper import Stepper
-from runner.region import Array
+from runner.region import Array, Shape
 from runner.report.record import Record
+from runner.world.world import World
 
 NEVER = 1 << 62
+NotFinite = tuple[str, list[int], str]  # a field's name, a cell's index in the whole field, and its value
 
 
 class StepObserver(Protocol):
@@ -144,23 +147,36 @@ class CheckFinite:
         self._check(stepper)
 
     def _check(self, stepper: Stepper) -> None:
-        found: tuple[str, list[int], str] | None = None
+        found: NotFinite | None = None
         for place in stepper.fed:
-            cells = stepper.own(place)
-            if found is None and cells.size and cells.dtype.kind in "fc":
-                finite = stepper.world.xp.isfinite(cells)
-                if not bool(finite.all()):
-                    first = [int(i) for i in np.unravel_index(int((~finite).argmax()), cells.shape)]
-                    start = stepper.plans[place].region.start
-                    cell = [i + a for i, a in zip(first, start, strict=True)]
-                    found = (stepper.task.fields[place].name, cell, str(cells[tuple(first)]))
-        for rank, wrong in enumerate(stepper.world.control.allgather(found)):
-            if wrong is not None:
-                name, cell, value = wrong
-                when = f"after step {stepper.done:,}" if stepper.done else "before the first step"
-                raise RunError(
-                    f"{name} is not finite {when}: cell {cell}, on [{stepper.world.ranks[rank]}]",
-                    got=value,
-                    expected="finite values (--check-finite)",
-                    everywhere=True,
-                )
+            name, start = stepper.task.fields[place].name, stepper.plans[place].region.start
+            found = found or not_finite(stepper.world.xp, name, stepper.own(place), start)
+        check_finite(stepper.world, found, stepper.done)
+
+
+def not_finite(xp: ModuleType, name: str, cells: Array, start: Shape) -> NotFinite | None:
+    """Return the first cell that is not finite; None if there is none.
+
+    name: of the field. cells: some of it; start: of these, in the whole field.
+    """
+    if not cells.size or cells.dtype.kind not in "fc":
+        return None
+    finite = xp.isfinite(cells)
+    if bool(finite.all()):
+        return None
+    first = tuple(int(i) for i in np.unravel_index(int((~finite).argmax()), cells.shape))
+    return name, [i + a for i, a in zip(first, start, strict=True)], str(cells[first])
+
+
+def check_finite(world: World, found: NotFinite | None, done: int) -> None:
+    """Raise RunError on every rank if one has found a cell that is not finite. Collective."""
+    for rank, wrong in zip(world.ranks, world.control.allgather(found), strict=True):
+        if wrong is not None:
+            name, cell, value = wrong
+            when = f"after step {done:,}" if done else "before the first step"
+            raise RunError(
+                f"{name} is not finite {when}: cell {cell}, on [{rank}]",
+                got=value,
+                expected="finite values (--check-finite)",
+                everywhere=True,
+            )

@@ -23,7 +23,7 @@ from runner.errors import UserError
 from runner.pipeline.steps.checkpoints import Checkpoints
 from runner.pipeline.steps.chunk_steps import ChunkSteps
 from runner.pipeline.steps.frames import Frames
-from runner.pipeline.steps.loop import Until, next_multiple
+from runner.pipeline.steps.loop import Until, check_finite, next_multiple
 from runner.pipeline.streamed.chunk_agreement import chunks_of
 from runner.pipeline.streamed.cpu_engine import HostEngine
 from runner.pipeline.streamed.dispatch import (
@@ -82,7 +82,8 @@ class StreamedSteps:
     """Steps of one run, for `take`; collective. track: names what to remove if the run fails.
 
     first: steps that `sources` have taken already. every: steps between two frames, and between two checks of
-    `until`. must_fuse: as of `ChunkSteps`.
+    `until`. check_finite: steps between two checks for cells that are not finite; None: none. must_fuse: as
+    of `ChunkSteps`.
     """
 
     world: World
@@ -99,6 +100,7 @@ class StreamedSteps:
     frames: Frames | None = None
     until: Until | None = None
     every: int = EVERY
+    check_finite: int | None = None
     must_fuse: bool = False
     _spans: Spans = field(default_factory=Spans, init=False)
 
@@ -130,10 +132,13 @@ class StreamedSteps:
             sinks = list(self.sinks) if done == steps else between[number % 2]
             checked = self.until is not None and done % self.every == 0
             wider, must = for_chunks(task, count), self.must_fuse
-            taker = ChunkSteps(world, task, wider, observed=checked, must_fuse=must)
+            finite = self._finite(done, count, last=checked or done == steps)
+            taker = ChunkSteps(world, task, wider, observed=checked, finite=finite, must_fuse=must)
             moved = (number * nbytes, len(passes) * nbytes)
             counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason
+            for taken in finite:
+                check_finite(world, taker.wrong.get(taken), done - count + taken)
             self._sync(sinks)
             for place, sink in zip(feeds, sinks, strict=True):
                 if place is not None:
@@ -176,10 +181,20 @@ class StreamedSteps:
         saved = None if interval is None else interval.steps
         looked_at = self.every if self.frames is not None or self.until is not None else None
         found = {steps}
-        for each in (looked_at, saved):
+        for each in (looked_at, saved, self.check_finite):
             if each is not None:
                 found.update(range(next_multiple(self.first, each), steps, each))
         return sorted(found)
+
+    def _finite(self, done: int, count: int, *, last: bool) -> list[int]:
+        """Return after how many of the `count` steps of a pass to look for cells that are not finite.
+
+        done: steps after the pass. last: it may be the last one.
+        """
+        if self.check_finite is None:
+            return []
+        begin = [0] if done - count == self.first else []
+        return begin + ([count] if last or done % self.check_finite == 0 else [])
 
     def _show(self, done: int, sources: Sequence[Source]) -> None:
         """Make the frame of a step, if it is one, on rank 0."""

@@ -77,14 +77,20 @@ def process_chunks(
             finished=finished,
             idle=counters.progress if counters else _nothing,
         )
-    everyone = world.control.allgather((queue.own, queue.taken_over, [*engine.shortages]))
-    engine.shortages.clear()
-    for rank, (_, _, shortages) in zip(world.ranks, everyone, strict=True):
-        for sentence in shortages:
-            world.warn(f"rank {rank.number}, {rank.host}, {rank.device}: {sentence}")
+    warn_of_shortages(world, engine)
+    everyone = world.control.allgather((queue.own, queue.taken_over))
     if counters is not None:
         counters.close()
-    return [(own, taken_over) for own, taken_over, _ in everyone]
+    return everyone
+
+
+def warn_of_shortages(world: World, engine: Engine) -> None:
+    """Warn of what did not fit the devices' memory. Collective."""
+    everyone = world.control.allgather([*engine.shortages])
+    engine.shortages.clear()
+    for rank, shortages in zip(world.ranks, everyone, strict=True):
+        for sentence in shortages:
+            world.warn(f"rank {rank.number}, {rank.host}, {rank.device}: {sentence}")
 
 
 def _counters(world: World) -> Counters | None:

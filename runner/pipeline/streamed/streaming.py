@@ -26,6 +26,7 @@ from runner.pipeline.streamed.dispatch import (
 )
 from runner.pipeline.streamed.endpoints import Endpoints, Engine
 from runner.pipeline.streamed.gpu_engine import DeviceEngine
+from runner.pipeline.streamed.redo import Redo
 from runner.pipeline.streamed.resume import check_inputs, find_unfinished, start_or_resume
 from runner.plan.chunks import Chunks
 from runner.plan.stream_options import StreamOptions
@@ -53,7 +54,9 @@ class StreamedRun:
     inputs: Inputs
     show: OnStreamProgress = no_stream_progress
     _spans: Spans = field(default_factory=Spans, init=False)
+    _computed: list[int] = field(default_factory=list, init=False)  # chunks, on this rank
     sinks: list[Sink] = field(init=False)
+    redo: Redo = field(init=False)
     journal: Journal = field(init=False)
 
     def write(self) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class StreamedRun:
         engine = DeviceEngine(endpoints, direct) if world.backend.asynchronous else HostEngine(endpoints)
         with closing(direct) if direct else nullcontext():
             counts = self._process_chunks(engine, endpoints, todo)
+        self.redo = Redo(endpoints, self._computed, options.under_way)
         check_inputs(world, self.inputs, self.transaction, self.discard)
         return {
             "chunks": len(chunks),
@@ -183,6 +187,11 @@ class StreamedRun:
         """Process the chunks `todo`; return each rank's (own, taken over) counts."""
         world, task = self.world, self.task
         log = self.journal.log(f"{world.run_id}-{world.rank}", world.here.host_id)
+
+        def done(number: int) -> None:
+            self._computed.append(number)
+            syncer.done(number)
+
         with closing(Syncer(log, self._sync)) as syncer:
             syncer.sync()  # before this rank writes: output of an earlier run may not be on the disk yet
             found = process_chunks(
@@ -192,7 +201,7 @@ class StreamedRun:
                 endpoints.spans,
                 todo,
                 depth=self.options.under_way,
-                done=syncer.done,
+                done=done,
                 left=sum(task.input_bytes(endpoints.chunks[number]) for number in todo),
                 total=sum(task.input_bytes(region) for region in task.partition),
                 show=self.show,

@@ -28,9 +28,11 @@ from runner.pipeline.in_memory import OnProgress, no_progress
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
 from runner.pipeline.result_type import result_buffers
 from runner.pipeline.streamed.dispatch import threads_of
+from runner.pipeline.streamed.redo import Redo
 from runner.plan.sampling import everything, sample
 from runner.plan.task import Task
-from runner.region import HostArray, Region, Shape
+from runner.region import HostArray, Region, Shape, overlap
+from runner.report.units import counted
 from runner.run.verify.compare import differs, unlike
 from runner.run.verify.tiles import sources
 from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
@@ -38,6 +40,7 @@ from runner.world.world import World, single_rank_world
 
 REFERENCE = "the job's float64 reference"
 RERUN = "the job's own function in NumPy, cut elsewhere"
+MOST_NAMES = 4  # ranks that a warning names
 OTHER_TILE = 300_007  # elements: cut differently from the run; a prime number
 
 
@@ -62,24 +65,77 @@ def verify(
     sinks: Sequence[Sink],
     mode: str,
     *,
-    dealt: bool = False,
+    redo: Redo | None = None,
     progress: OnProgress = no_progress,
 ) -> dict[str, Any]:
     """Check the files that `sinks` wrote, and return the record of the check. Collective.
 
-    mode: "sample" checks corners and edges of every block and random boxes, "full" every cell. dealt: any
-    rank may have computed any cell, not only those of its block. progress: called with the number of this
-    rank's verified cells and their total. Raises RunError on every rank for a wrong cell.
+    mode: "sample" checks corners and edges of every block and random boxes, "full" every cell. redo: of a
+    streamed run, whose chunks that are wrong are computed again on another device; if they are right then, a
+    warning names the device that computed them first. If that device was found by a sample, so are all others
+    of its chunks. progress: called with the number of this rank's verified cells and their total. Raises
+    RunError on every rank for a cell that is wrong, the second time if there was one.
     """
     begin = time.perf_counter()
     task = replace(task, kernel=None)  # the function itself is what is compared with
-    drop_cached(world, sinks)
     alone = first_serial([*sources, *sinks]) is not None
-    boxes = list(_boxes(world, task, mode, alone=alone))
-    wrong, cells = _compare_boxes(world, task, sources, sinks, boxes, progress)
-    error = None if wrong is None else mismatch_error(world, task, wrong, dealt)
+    boxes = left = list(_boxes(world, task, mode, alone=alone))
+    wrong: dict[int, Mismatch] = {}  # by chunk
+    while True:
+        drop_cached(world, sinks)
+        mine, passed = _compare_boxes(world, task, sources, sinks, left, progress)
+        found = [one for one in world.control.allgather(mine) if one is not None]
+        chunks = _chunks_of(task, redo, found)
+        wrong = {**chunks, **wrong}
+        again = {*chunks}
+        if not found and mode == "sample" and redo is not None and wrong:
+            again = redo.beside(wrong)
+        if not found and not again:
+            break
+        regions = [] if redo is None else redo.again(again)
+        if found and not regions:
+            raise mismatch_error(world, task, found[0], redo)
+        left = [box for box in boxes if box not in passed or _touches(box, regions)]
     against = REFERENCE if task.job.reference else RERUN
-    return gather_proof(world, mode, against, begin, (error, len(boxes), cells))
+    proof = gather_proof(world, mode, against, begin, (None, len(boxes), sum(box.size for box in boxes)))
+    return proof if redo is None else {**proof, "redone": _redone(world, redo, wrong)}
+
+
+def _chunks_of(task: Task, redo: Redo | None, wrong: Sequence[Mismatch]) -> dict[int, Mismatch]:
+    """Return the chunks of wrong cells, each with the first one; empty if the run was not streamed."""
+    if redo is None:
+        return {}
+    names = task.job.output_names
+    places = ((names.index(one.output) if one.output else 0, one) for one in reversed(wrong))
+    return {redo.chunk_of(output, one.index): one for output, one in places}
+
+
+def _touches(box: Region, regions: Sequence[Region]) -> bool:
+    return any(all(length > 0 for length in overlap(box, region).shape) for region in regions)
+
+
+def _redone(world: World, redo: Redo, wrong: dict[int, Mismatch]) -> list[dict[str, Any]]:
+    """Warn of the ranks whose chunks were wrong; return the record of what was computed again. Collective."""
+    by: dict[str, list[int]] = {}
+    for chunk in sorted(wrong):
+        by.setdefault(_first(redo, chunk), []).append(chunk)
+    for first, chunks in by.items():
+        example, others = wrong[chunks[0]], sorted({f"[{redo.second[chunk]}]" for chunk in chunks})
+        world.warn(
+            f"{first} computed {counted(len(chunks), 'chunk')} wrong, "
+            f"and {', '.join(others[:MOST_NAMES])} right: "
+            f"cell {list(example.index)} of chunk {chunks[0]:,} was {example.got}, not {example.expected}. "
+            "Try: meshrun validate, to test the first of these devices"
+        )
+    return [
+        {"chunk": chunk, "first": _first(redo, chunk), "second": f"[{second}]"}
+        for chunk, second in sorted(redo.second.items())
+    ]
+
+
+def _first(redo: Redo, chunk: int) -> str:
+    first = redo.first().get(chunk)
+    return "an earlier run" if first is None else f"[{first}]"
 
 
 def gather_proof(
@@ -111,20 +167,25 @@ def _compare_boxes(
     sinks: Sequence[Sink],
     boxes: Sequence[Region],
     progress: OnProgress,
-) -> tuple[Mismatch | None, int]:
-    """Compare boxes on all of this rank's cores; return the first mismatch, and the number of cells."""
+) -> tuple[Mismatch | None, set[Region]]:
+    """Compare boxes on all of this rank's cores; return the first mismatch, and the boxes that are right."""
     total, cells = sum(box.size for box in boxes), 0
+    passed: set[Region] = set()
     progress(0, total)
     if not boxes:
-        return None, 0
+        return None, passed
     files, written = [reopen(source) for source in sources], [read_back(sink) for sink in sinks]
     for file in files:
         _ = file.array  # opened once instead of by each thread
     stop = threading.Event()
 
     def check(box: Region) -> Mismatch | None:
-        found = None if stop.is_set() else compare(task, files, written, box)
-        if found is not None:
+        if stop.is_set():
+            return None
+        found = compare(task, files, written, box)
+        if found is None:
+            passed.add(box)
+        else:
             stop.set()
         return found
 
@@ -134,7 +195,7 @@ def _compare_boxes(
             cells += box.size
             wrong = wrong or found
             progress(cells, total)
-    return wrong, cells
+    return wrong, passed
 
 
 def _boxes(world: World, task: Task, mode: str, alone: bool) -> Iterator[Region]:
@@ -349,9 +410,15 @@ def verify_result(
     return {"mode": "full", "against": against, "seconds": time.perf_counter() - begin}
 
 
-def mismatch_error(world: World, task: Task, mismatch: Mismatch, dealt: bool) -> RunError:
+def mismatch_error(world: World, task: Task, mismatch: Mismatch, redo: Redo | None = None) -> RunError:
+    """Build the error for a wrong cell, with the rank that computed it. redo: chunks', collective."""
     by = f" of {mismatch.output}" if mismatch.output else ""
-    if not dealt:
+    if redo is not None:
+        (chunk,) = _chunks_of(task, redo, [mismatch])
+        second = redo.second.get(chunk)
+        by += f", computed by {_first(redo, chunk)}"
+        by += f" and again by [{second}]," if second else ","
+    else:
         names = task.job.output_names
         shape, _ = task.known[names.index(mismatch.output) if mismatch.output else 0]
         axes = enumerate(zip(mismatch.index[: task.leading], shape, task.shape, strict=False))

@@ -187,7 +187,7 @@ def verify_steps(
                 wrong = wrong or _compared(task, number, written[number], box, expected, steps, team)
             done += box.size
             progress(done, total)
-    error = None if wrong is None else mismatch_error(world, task, wrong, dealt=False)
+    error = None if wrong is None else mismatch_error(world, task, wrong)
     proof = gather_proof(world, mode, AGAINST, begin, (error, len(boxes), done))
     teams = world.control.allgather((team.processes, team.reason))
     reason = next((reason for _, reason in teams if reason is not None), None)

@@ -22,6 +22,7 @@ from runner.storage.formats.registry import Form
 # A header is a Python literal, and CPython's parser can fail if several threads use it: SystemError, "AST
 # constructor recursion depth mismatch".
 PARSING = threading.Lock()
+LONGEST_HEADER = 1 << 14  # bytes; NumPy refuses more than 10,000
 
 
 def _fits(shape: Shape, itemsize: int) -> bool:
@@ -39,7 +40,8 @@ class NpySource(FlatSource):
 def open_source(path: Path, name: str | None, form: Form) -> NpySource:
     with path.open("rb") as file:
         try:
-            version = np.lib.format.read_magic(file)
+            head = io.BytesIO(file.read(LONGEST_HEADER))  # NumPy reserves as much as the header's length says
+            version = np.lib.format.read_magic(head)
             read_header = {
                 (1, 0): np.lib.format.read_array_header_1_0,
                 (2, 0): np.lib.format.read_array_header_2_0,
@@ -47,12 +49,12 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
                 (3, 0): np.lib.format.read_array_header_2_0,
             }[version]
             with PARSING:
-                shape, columns_first, stored = read_header(file)
+                shape, columns_first, stored = read_header(head)
             if any(length < 0 for length in shape) or not _fits(shape, stored.itemsize):
                 raise ValueError(f"shape {shape}")
         except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
             raise UserError(f"{path} is not a readable .npy file", got=reason) from reason
-        begin = file.tell()
+        begin = head.tell()
         size = file.seek(0, os.SEEK_END)
     if stored.kind not in NUMBERS:
         raise UserError(f"{path} does not hold numbers", got=f"dtype {stored}", expected="a numeric dtype")

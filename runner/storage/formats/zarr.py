@@ -151,7 +151,9 @@ def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
     if dtype.kind not in NUMBERS:
         raise UserError(f"{path} does not hold numbers", got=f"dtype {dtype}", expected="a numeric dtype")
     shape = tuple(int(n) for n in stored.shape)
-    return ZarrSource(path, name, shape, dtype.newbyteorder("="), tuple(int(n) for n in chunks))
+    if any(n < 1 <= length for n, length in zip(chunks, shape, strict=True)):
+        raise UserError(f"{path} is not a readable Zarr array", got=f"chunks of {chunks}")
+    return ZarrSource(path, name, shape, dtype.newbyteorder("="), tuple(max(int(n), 1) for n in chunks))
 
 
 def names(path: Path) -> list[str]:

@@ -205,3 +205,20 @@ def test_a_record_to_a_device_goes_there(source: Path, tmp_path: Path) -> None:
     assert json.loads(os.read(reader, 1 << 16))["job"] == "copied"
     os.close(reader)
     assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_bytes": 48}], ids=["in memory", "in chunks"])
+@pytest.mark.parametrize("name", ["out.npy", "out.h5", "out.h5:/b", "out.zarr"])
+def test_what_killed_runs_have_left_of_an_output_is_removed(
+    source: Path, name: str, options: dict[str, Any]
+) -> None:
+    file = name.partition(":")[0]
+    stem, suffix = file.split(".")
+    run = "0123456789ab"
+    for gone in (f".{file}.{run}.partial", f".{file}.{run}.steps.partial", f".{stem}.{run}.partial.{suffix}"):
+        (source.parent / gone).mkdir()
+    others = [f".other.{suffix}.{run}.partial", f".{file}.{run}.kept", f".{file}.mine.partial"]
+    for other in others:
+        (source.parent / other).touch()
+    copied.run(source, source.parent / name, **options)
+    assert names(source) == sorted([*others, "in.npy", file])

@@ -61,10 +61,19 @@ def test_the_unfinished_output_is_removed(directory: RunDirectory, tmp_path: Pat
 def test_the_first_failure_stays(directory: RunDirectory) -> None:
     assert directory.claim_failure({"rank": 2, "sentence": "first"})
     assert not directory.claim_failure({"rank": 0, "sentence": "second"})
+    directory.report_failure({"rank": 0, "sentence": "third"})
     failure = directory.failure()
     assert failure is not None
     assert (failure["rank"], failure["sentence"]) == (2, "first")
     assert failure["time"] > 0
+
+
+def test_a_failure_is_reported_though_a_terminated_rank_has_suppressed_them(directory: RunDirectory) -> None:
+    assert directory.suppress_failures()
+    assert not directory.claim_failure({"rank": 1, "sentence": "by a rank"})
+    assert directory.failure() is None
+    directory.report_failure({"rank": 1, "sentence": "too late"})
+    assert (directory.failure() or {})["sentence"] == "too late"
 
 
 def _claim(path: Path, start: threading.Barrier, won: list[int], number: int) -> None:

@@ -624,7 +624,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    monkeypatch.setenv("PWD", str(gone))
+    monkeypatch.setenv("PWD", "/of/another/process")
     monkeypatch.setattr(runner.world.rank_process, "on_termination", lambda _: None)
     gone.rmdir()
     assert main(words.split()) == status

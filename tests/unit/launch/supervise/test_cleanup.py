@@ -17,7 +17,7 @@ import pytest
 
 from launch.mpi.mpirun import CLEANUP
 from launch.supervise import shared_memory
-from launch.supervise.cleanup import RUN_MARK, strays
+from launch.supervise.cleanup import RUN_MARK, remove_topologies, strays
 from runner.world.run_status import RunLines
 
 DEADLINE = 60.0  # seconds
@@ -118,3 +118,21 @@ def test_a_processs_mark_is_matched_whole(tmp_path: Path) -> None:
     (tmp_path / "13").mkdir()
     (tmp_path / "self").mkdir()
     assert strays("/tmp/meshrun-a", tmp_path) == [10]
+
+
+@pytest.mark.parametrize(
+    ("process", "stay"),
+    [("hydra_pmi_proxy) S", True), ("hydra_pmi_proxy) Z", False), ("python) S", False)],
+)
+def test_descriptions_of_the_host_go_when_no_daemon_of_mpich_lives(
+    tmp_path: Path, process: str, stay: bool
+) -> None:
+    left, other = tmp_path / "hydra_hwloc_xmlfile_MV1Uiu", tmp_path / "hydra_other"
+    left.touch()
+    other.touch()
+    processes = tmp_path / "proc"
+    (processes / "17").mkdir(parents=True)
+    (processes / "17" / "stat").write_text(f"17 ({process} 1 17 17 0")
+    remove_topologies(tmp_path, processes)
+    assert left.exists() == stay
+    assert other.exists()

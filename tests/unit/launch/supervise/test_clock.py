@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.supervise import clock
-from launch.supervise.clock import Clocks
+from launch.supervise.clock import HALT_TIMEOUT, Clocks, halt_timeout
 from runner.world.run_status import RunDirectory, RunLines
 
 GONE = 0x7FFFFFFF  # above the highest process id
@@ -116,3 +116,7 @@ def test_ranks_on_other_hosts_report_by_lines(tmp_path: Path, capfd: pytest.Capt
     for line in capfd.readouterr().err.strip("\n").split("\n"):
         run.read_line(line)
     assert run.ranks("begun") == run.ranks("pid") == {1: {"rank": 1, "host": "n1", "pid": 7}}
+
+
+def test_ranks_may_be_stopped_for_twice_the_time_that_they_allow_each_other() -> None:
+    assert [halt_timeout(stall) for stall in (None, 0.0, 1.0, 8.0, 300.0)] == [HALT_TIMEOUT, 0, 20, 20, 600]

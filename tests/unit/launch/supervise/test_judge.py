@@ -173,6 +173,37 @@ def test_ranks_that_cannot_reach_each_other(
     )
 
 
+def test_a_signal_that_mpichs_launcher_has_merged_with_its_own_is_not_taken_for_the_end_of_a_rank(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = MPICH_KILLED.replace("Killed (signal 9)", "Terminated (signal 15)")
+    run.register(0, "n1", 4711)  # which the launcher has killed
+    assert judge(run, outcome(15, merged)) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(
+        "meshrun: [host n1] a rank was killed by signal 6 (SIGABRT) or signal 7 (SIGBUS) or signal 15 "
+        "(SIGTERM); MPICH's launcher does not tell which rank. Try: PYTHONFAULTHANDLER=1"
+    )
+
+
+MPICH_NOT_STARTED = """\
+Abort(337790351): Fatal error in internal_Init_thread: Other MPI error, error stack:
+MPID_Init(549)...........:
+MPIDI_UCX_init_worker(86):  ucx function returned with failed status(No resources are available)
+"""
+
+
+def test_mpich_that_could_not_start_is_told_rather_than_the_ranks_that_its_launcher_killed(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert judge(run, outcome(143, MPICH_NOT_STARTED + MPICH_KILLED)) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(
+        "meshrun: MPI could not start: ucx function returned with failed status(No resources are available)."
+    )
+    assert lost_rank(run, outcome(143, MPICH_NOT_STARTED + MPICH_KILLED)) is None
+
+
 def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(run, outcome(1, KILLED, interrupted=signal.SIGINT)) == 130
     assert capsys.readouterr().err == "meshrun: interrupted by SIGINT: every rank has ended\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space, process_ends
+from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space, process_ends, start_failure
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"
@@ -88,9 +88,19 @@ Please see the FAQ page for debugging suggestions
 MPICH_CRASHED = MPICH_KILLED.replace("EXIT CODE: 9", "EXIT CODE: 11").replace(
     "Killed (signal 9)", "Segmentation fault (signal 11)"
 )
+MPICH_MERGED = MPICH_KILLED.replace("Killed (signal 9)", "Terminated (signal 15)")  # of SIGABRT and SIGKILL
 MPICH_ABORT = (
     "Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
 )
+MPICH_NOT_STARTED = """\
+Abort(337790351): Fatal error in internal_Init_thread: Other MPI error, error stack:
+internal_Init_thread(71).: MPI_Init_thread(argc=(nil), argv=(nil), required=3, provided=0x7ffd2f607490) failed
+MPII_Init_thread(289)....:
+MPID_Init(549)...........:
+MPIDI_UCX_init_local(245):
+MPIDI_UCX_init_worker(86):  ucx function returned with failed status(ucx_init.c 86 MPIDI_UCX_init_worker \
+No resources are available to initiate the operation)
+"""
 MPICH_INTERRUPTED = (
     "[mpiexec@vm] Sending Ctrl-C to processes as requested\n[mpiexec@vm] Press Ctrl-C again to force abort\n"
 )
@@ -98,8 +108,9 @@ INTEL_KILLED = f"""\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESS
 =   RANK 1 PID 1234 RUNNING AT n1
 =   KILLED BY SIGNAL: 9 (Killed)
 {BOX}"""
+MPICHS_KILL = ProcessEnd(None, 6569, "vm", signal=9, maybe_by_launcher=True)
 SAMPLES = {
-    name: value for name, value in globals().items() if name.startswith(("OPEN_MPI", "MPICH", "INTEL"))
+    name: value for name, value in globals().items() if name.startswith(("OPEN_MPI", "MPICH_", "INTEL"))
 }
 
 ORDINARY = (
@@ -109,6 +120,7 @@ ORDINARY = (
     BOX + "=   results\n" + BOX,
     "Abort the mission, said the log\n",
     "This typically works\n",
+    "MPID_Init(549)...: of another program\n",
     "[warn] Epoll is a word, said the log\n",
     "\r 45% ████      ",
     "-" * 74,
@@ -173,8 +185,15 @@ def test_the_zero_byte_after_a_banner_is_dropped() -> None:
         (OPEN_MPI_5_STATUS, ProcessEnd(2, status=3)),
         (OPEN_MPI_5_LEFT, ProcessEnd(1, 28154, "vm")),
         (OPEN_MPI_4_STATUS, ProcessEnd(1, status=3)),
-        (MPICH_KILLED, ProcessEnd(None, 6569, "vm", signal=9, maybe_by_launcher=True)),
+        (MPICH_KILLED, MPICHS_KILL),
         (MPICH_CRASHED, ProcessEnd(None, 6569, "vm", signal=11)),
+        (MPICH_MERGED.replace("CODE: 9", "CODE: 6"), ProcessEnd(None, 6569, "vm", signal=6)),
+        (MPICH_KILLED.replace("CODE: 9", "CODE: 8"), MPICHS_KILL),  # an exit status
+        (MPICH_MERGED, ProcessEnd(host="vm", signal=15, signals=(6, 7, 15))),
+        (
+            MPICH_MERGED.replace("15", "11"),
+            ProcessEnd(host="vm", signal=11, signals=(11, 2, 3)),
+        ),
         (INTEL_KILLED, ProcessEnd(1, 1234, "n1", signal=9)),
     ],
 )
@@ -185,6 +204,15 @@ def test_a_processs_end_is_read(noise: str, end: ProcessEnd) -> None:
 @pytest.mark.parametrize("noise", ["", OPEN_MPI_5_ABORT, MPICH_ABORT, MPICH_INTERRUPTED])
 def test_no_end_is_read_where_none_is_told(noise: str) -> None:
     assert process_ends(noise) == []
+
+
+def test_why_mpich_could_not_start_is_read() -> None:
+    assert start_failure(MPICH_NOT_STARTED + MPICH_KILLED) == (
+        "ucx function returned with failed status(ucx_init.c 86 MPIDI_UCX_init_worker "
+        "No resources are available to initiate the operation)"
+    )
+    assert start_failure(MPICH_NOT_STARTED.splitlines()[0]) == "no reason given"
+    assert start_failure(MPICH_KILLED) is None
 
 
 def test_a_signal_comes_before_a_status() -> None:

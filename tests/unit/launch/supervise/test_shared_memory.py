@@ -26,9 +26,14 @@ def segment(folder: Path, name: str) -> Path:
 
 
 def test_only_mpis_segments_count(folder: Path) -> None:
-    known = {
-        segment(folder, name) for name in ("mpich_shm_1_0", "sm_segment.n1.0.1.0", "vader_segment.n1.0.1.0")
-    }
+    names = (
+        "mpich_shm_1_0",
+        "mpich_shar_tmpss66Kr",
+        "ucx_shm_posix_2308f7a0",
+        "sm_segment.n1.0.1.0",
+        "vader_segment.n1.0.1.0",
+    )
+    known = {segment(folder, name) for name in names}
     segment(folder, "nccl-abc")
     assert shared_memory.segments(folder) == known
 

@@ -267,8 +267,13 @@ def test_a_result_that_feeds_nothing_is_that_of_the_step_at_which_until_stops(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize(
+    "chunks", [{}, {"stream": StreamOptions(chunk_bytes=9 * 5 * 4)}], ids=["whole", "chunks"]
+)
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_value_that_is_not_finite_is_named_with_step_rank_and_cell(tmp_path: Path, ranks: int) -> None:
+def test_a_value_that_is_not_finite_is_named_with_step_rank_and_cell(
+    tmp_path: Path, ranks: int, chunks: dict[str, Any]
+) -> None:
     @meshrun.map_blocks(halo=1)
     def grows(block: Any) -> Any:
         with np.errstate(over="ignore"):
@@ -277,10 +282,31 @@ def test_a_value_that_is_not_finite_is_named_with_step_rank_and_cell(tmp_path: P
     start = np.ones((9, 5), np.float32)
     start[7, 2] = 1e30
     with pytest.raises(meshrun.RunError) as failure:
-        stepped(tmp_path, grows, [start], 30, ranks=ranks, check_finite=3)
-    rank = ranks - 1
+        stepped(tmp_path, grows, [start], 30, ranks=ranks, check_finite=3, **chunks)
+    rank = "" if chunks else ranks - 1
     assert str(failure.value).startswith(f"block is not finite after step 9: cell [7, 2], on [rank {rank}")
     assert not (tmp_path / "out0.npy").exists()
+    start[3, 1] = np.nan
+    with pytest.raises(meshrun.RunError, match=r"block is not finite before the first step: cell \[3, 1\]"):
+        stepped(tmp_path, grows, [start], 30, ranks=ranks, check_finite=3, **chunks)
+
+
+@pytest.mark.parametrize(
+    "chunks", [{}, {"stream": StreamOptions(chunk_bytes=9 * 5 * 4)}], ids=["whole", "chunks"]
+)
+def test_the_last_step_is_checked_and_finite_values_pass(tmp_path: Path, chunks: dict[str, Any]) -> None:
+    @meshrun.map_blocks(halo=1)
+    def grows(block: Any) -> Any:
+        with np.errstate(over="ignore"):
+            return block[1:-1, 1:-1] * 10
+
+    start = np.ones((9, 5), np.float32)
+    (found,), record = stepped(tmp_path, grows, [start], 8, check_finite=3, **chunks)
+    assert (found == 10**8).all()
+    assert record["steps"]["steps"] == 8
+    start[8, 4] = 1e31
+    with pytest.raises(meshrun.RunError, match=r"block is not finite after step 8: cell \[8, 4\]"):
+        stepped(tmp_path, grows, [start], 8, check_finite=100, **chunks)
 
 
 # ---- checkpoints
@@ -548,7 +574,6 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
         ({"steps": 2, "every": 2}, "every is the interval of"),
         ({"steps": 2, "frame_range": (1, 0), "every": 1, "frames": "x.gif"}, "'1:0' is not a range"),
         ({"steps": 2, "frame_colors": "hot", "every": 1, "frames": "x.gif"}, "'hot' is not one of"),
-        ({"steps": 2, "chunk_bytes": "1M", "check_finite": 1}, "finite does not apply to steps in chunks"),
         (
             {"steps": 2, "depth": 2, "frames": "x.npy", "every": 1},
             "frames x.npy does not apply to steps in chunks",
@@ -661,7 +686,6 @@ def test_a_pass_that_fails_leaves_nothing(
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"check_finite": 5}, "--check-finite"),
         ({"frames": "film.npy", "every": 5}, "--frames film.npy"),
         ({"grid": "1x2"}, "--grid"),
     ],

@@ -436,8 +436,9 @@ def test_what_another_program_adds_meanwhile_is_not_lost(
     sentence = refused(inputs, at(path, "u"), at(path, "v"), **MODES[mode])
     assert sentence.startswith(f"{path} changed while this run wrote a new version of it")
     assert array(path, "added").shape == (9,)
-    (partial,) = tmp_path.glob(".fields.*.partial")
-    assert str(partial) in sentence
+    (new,) = tmp_path.glob(".fields.*.kept")
+    assert str(new) in sentence
+    assert not list(tmp_path.glob(".fields.*.partial"))
     assert array(path, "u").shape == (7,)
 
 
