@@ -175,27 +175,26 @@ class InterNode(RungMeasurement):
         usual = self.trial(some, count)
         while 2 * count <= most:
             fewer = self.trial(some, 2 * count)
-            shared = usual.keys() & fewer.keys()
-            if np.mean([usual[flow] - fewer[flow] > self.plan.tolerance for flow in shared]) < CROWDED:
+            if np.mean(usual - fewer > self.plan.tolerance) < CROWDED:
                 return count
             count, usual = 2 * count, fewer
         self.crowded = 4 * count <= self.topology.hosts  # fewer at once may be faster still
         return count
 
-    def trial(self, rounds: Sequence[Ints], count: int) -> dict[tuple[int, int], float]:
-        """Return the log of the median seconds of each flow, with each round split into `count`."""
+    def trial(self, rounds: Sequence[Ints], count: int) -> Floats:
+        """Return (flows,): the log of the median seconds of each, in the order of its pair of ranks.
+
+        With each round split into `count`.
+        """
         parts = [
             part
             for each in rounds
             for one in one_rank_per_nic(each, self.topology)
             for part in split_round(one, self.topology, count)
         ]
-        logs = [np.log(row_medians(self.sample(part, self.plan.samples))).tolist() for part in parts]
-        return {
-            (a, b): log
-            for part, of_part in zip(parts, logs, strict=True)
-            for (a, b), log in zip(part.tolist(), of_part, strict=True)
-        }
+        logs = np.concatenate([np.log(row_medians(self.sample(part, self.plan.samples))) for part in parts])
+        a, b = np.concatenate(parts).T
+        return np.asarray(logs[np.argsort(a * self.topology.ranks + b)])
 
     def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
         """Screen pairs; retest what remains, and other suspects, one flow per host at a time over the span.
@@ -339,7 +338,7 @@ class InterNode(RungMeasurement):
         return np.concatenate([pairs, self.random.permutation(others)[:count]])
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
-        return self.probe.flows([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
+        return self.probe.flows(flows, self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare flows between NICs of the same models, those on one rail and those across rails.

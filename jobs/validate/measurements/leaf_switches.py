@@ -141,7 +141,7 @@ def measure_full_load(
     rounds = all_at_once_rounds(topology, ROUNDS, random)
 
     def sample(flows: Ints, samples: int) -> Seconds:
-        return probe.flows([(a, b) for a, b in flows.tolist()], plan.nic_bytes, samples)
+        return probe.flows(flows, plan.nic_bytes, samples)
 
     seconds = measure_repeatedly(sample, rounds, plan.samples)
     for flows, times in zip(rounds, seconds, strict=True):
