@@ -59,6 +59,7 @@ FEW_FLAPS = 4  # suspects in one retest
 MOST_LOOKS = 15  # of NICs that may be slow part of the time
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PARTNERS = 4  # of each suspect in a retest
+PAIR_REPEATS = 4  # measurements of a flow in a look, if a suspect is shown with one partner only
 CONTROLS = 8  # healthy flows of each class that are measured with the suspects
 CANDIDATES = 32  # ranks from which these are drawn
 LINKS = ("link", "link one way")
@@ -98,6 +99,7 @@ class InterNode(RungMeasurement):
         self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
+        self.looks_at: dict[int, tuple[int, int]] = {}  # NICs: looks until decided, see `changing_looks`
         self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
@@ -234,10 +236,14 @@ class InterNode(RungMeasurement):
         Suspects that may be slow part of the time are looked at up to MOST_LOOKS times. Returns the suspects
         that are not clear.
         """
-        begin, left = self.looked, list(flows)
+        begin, left, shown = self.looked, list(flows), dict(flows)
         spacing = self.plan.retest_span / RETEST_REPEATS
         for _ in spaced_repeats(MOST_LOOKS, MOST_LOOKS * spacing, self.probe):
-            wanted = list(dict.fromkeys([*(flow for name in left for flow in flows[name]), *controls]))
+            of_left = [flow for name in left for flow in shown[name]]
+            few = [shown[name] for name in left if name[0] == "flap" and is_one_pair(shown[name])]
+            of_pairs = {flow for pair in few for flow in pair}
+            controls = self.of_classes(controls, of_left)
+            wanted = [*dict.fromkeys([*of_left, *controls]), *sorted(of_pairs) * (PAIR_REPEATS - 1)]
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):
@@ -249,26 +255,42 @@ class InterNode(RungMeasurement):
             self.isolated = tabulate(
                 self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
             )
+            if self.looked == begin + 1:
+                shown = self.shown_flows(shown, self.isolated)
             left = self.undecided(left, self.isolated, begin)
             if not left:
                 break
         assert self.isolated is not None
         return self.unclear(self.isolated, list(flows))
 
+    def shown_flows(
+        self, flows: Mapping[PartName, Sequence[tuple[int, int]]], table: Observations
+    ) -> dict[PartName, Sequence[tuple[int, int]]]:
+        """Return the flows of each suspect that show it; all of a suspect that none shows."""
+        size, kinds, found = self.topology.ranks, self.part_kinds(table), dict(flows)
+        for name, of_name in flows.items():
+            rows = rows_through(kinds, of_nic(name))
+            known = set((table.a[rows] * size + table.b[rows]).tolist())
+            found[name] = [flow for flow in of_name if flow[0] * size + flow[1] in known] or of_name
+        return found
+
+    def of_classes(
+        self, flows: Sequence[tuple[int, int]], like: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Return the flows of the same classes as some other flows."""
+        wanted, own = (self.flow_kind(*np.array(some, np.int64).T) for some in (like, flows))
+        return [flow for flow, kind in zip(flows, own.tolist(), strict=True) if kind in set(wanted.tolist())]
+
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
         """Return the suspects that more looks may clear or confirm. begin: the first look at them."""
         kinds, count, found = self.part_kinds(table), self.looked - begin, []
-        send, receive = self.shown_by(table)
-        owner = self.topology.owner
-        sender, receiver = np.where(send, owner[table.a], -1), np.where(receive, owner[table.b], -1)
         for name in names:
+            through = rows_through(kinds, of_nic(name)) & (table.look >= begin)
             if name[0] == "flap":
-                sure = intermittence(
-                    *changing_looks(table, (sender == name[1]) | (receiver == name[1]), begin)
-                )
+                self.looks_at[name[1]] = changing_looks(table, through, begin)
+                sure = intermittence(*self.looks_at[name[1]])
                 decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
             else:
-                through = rows_through(kinds, name) & (table.look >= begin)
                 limit = self.plan.tolerance / 2
                 fast = [
                     np.median(table.level[through & (table.look == look)]) < limit
@@ -469,7 +491,12 @@ class InterNode(RungMeasurement):
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
-        return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
+        proven = [nic for nic, looks in self.looks_at.items() if intermittence(*looks) >= INTERMITTENT_FROM]
+        return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
+
+    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+        """As of `RungMeasurement`. Later retests of others do not change what was decided."""
+        return self.looks_at.get(suspect.key) or super().changing_looks(suspect, table)
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.
@@ -571,6 +598,15 @@ class InterNode(RungMeasurement):
             some = some[np.argsort(~good[some], kind="stable")][:CONTROLS]
             found += [pairs[number] for number in some.tolist()]
         return found
+
+
+def of_nic(name: PartName) -> PartName:
+    """Return the NIC in place of a suspect that may be slow part of the time."""
+    return ("nic", name[1]) if name[0] == "flap" else name
+
+
+def is_one_pair(flows: Sequence[tuple[int, int]]) -> bool:
+    return len({rank for flow in flows for rank in flow}) == 2
 
 
 def through_nics(table: Observations, topology: Topology) -> Observations:
