@@ -266,9 +266,11 @@ class InterNode(RungMeasurement):
     def shown_flows(
         self, flows: Mapping[PartName, Sequence[tuple[int, int]]], table: Observations
     ) -> dict[PartName, Sequence[tuple[int, int]]]:
-        """Return the flows of each suspect that show it; all of a suspect that none shows."""
+        """Return the flows of each suspect that show it, or all."""
         size, kinds, found = self.topology.ranks, self.part_kinds(table), dict(flows)
         for name, of_name in flows.items():
+            if name[0] not in OF_NICS:
+                continue
             rows = rows_through(kinds, of_nic(name))
             known = set((table.a[rows] * size + table.b[rows]).tolist())
             found[name] = [flow for flow in of_name if flow[0] * size + flow[1] in known] or of_name
