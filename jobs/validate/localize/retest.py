@@ -108,7 +108,8 @@ class Confirmed:
     """A part that was slow in the first measurement and in the retest. rows: the table's rows of evidence.
 
     ties: parts that it is indistinguishable from. flaps: share of the time that it is slow. ranks: a subset
-    of the part's ranks, if only these are slow. stalls: single samples are slow, not episodes.
+    of the part's ranks, if only these are slow. stalls: single samples are slow, not episodes. p99: as of
+    `Evidence`.
     """
 
     name: PartName
@@ -118,6 +119,7 @@ class Confirmed:
     flaps: float | None = None
     ranks: tuple[int, ...] | None = None
     stalls: bool = False
+    p99: tuple[float, float] | None = None
 
 
 @dataclass

@@ -470,7 +470,29 @@ class InterNode(RungMeasurement):
 
     def locate(self, found: Confirmed) -> Confirmed | None:
         kind, key = found.name
-        return replace(found, ranks=tuple(self.leaves[key].tolist())) if kind == "leaf" else found
+        if kind == "leaf":
+            return replace(found, ranks=tuple(self.leaves[key].tolist()))
+        return found if found.flaps is None else replace(found, p99=self.tails(key))
+
+    def tails(self, nic: int) -> tuple[float, float]:
+        """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.
+
+        Of the class of flows that shows the NIC best: those on its rail.
+        """
+        owner = self.topology.owner
+        kinds = [self.flow_kind(*flows.T) for flows in self.flows]
+        through = [(owner[flows] == nic).any(axis=1) for flows in self.flows]
+        # Flows of a rail are of a lower class than those across rails, or to far hosts.
+        best = min(int(kind[some].min()) for kind, some in zip(kinds, through, strict=True) if some.any())
+
+        def p99(wanted: bool) -> float:
+            of = [
+                seconds[(kind == best) & (some == wanted)].ravel()
+                for seconds, kind, some in zip(self.seconds, kinds, through, strict=True)
+            ]
+            return float(np.nanpercentile(np.concatenate(of), 99)) if any(map(len, of)) else math.nan
+
+        return p99(True), p99(False)
 
     def ranks(self, name: PartName) -> list[int]:
         """Return the ranks that a suspect consists of."""

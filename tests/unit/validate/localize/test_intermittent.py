@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from toy_fleet import ToyFleet
 
 from jobs.measure.outliers import INTERMITTENT_FROM, intermittence
 from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import changing_looks, confirmed_intermittent
 from jobs.validate.localize.set_cover import Suspect
+from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.plan import Plan
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.topology import topology_of
 
 ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
 
@@ -84,6 +87,19 @@ def test_a_nic_of_two_hosts_whose_flows_across_rails_are_slower(seed: int, fault
     assert found.gpus == (int(gpu),)
     assert host in found.hosts or f"host {host}, GPU {gpu}: its NIC" in found.instead
     assert verdict.status == "critical"
+    assert found.evidence.p99 is not None
+    own, usual = found.evidence.p99
+    assert own > 1.3 * usual
+    assert f"p99 {1e3 * own:.3g} ms, siblings' {1e3 * usual:.3g} ms" in found.sentence
+
+
+def test_the_tail_is_that_of_the_flows_on_the_nics_rail() -> None:
+    fleet = ToyFleet([2] * 4)
+    measured = InterNode(fleet, topology_of(fleet), Plan(), {})
+    measured.flows = [np.array([[0, 2], [4, 6]]), np.array([[4, 0], [2, 6], [0, 3]])]
+    ramp = np.arange(100) / 100
+    measured.seconds = [np.stack([1 + ramp, 3 + ramp]), np.stack([2 + ramp, 3 + ramp, 9 + ramp])]
+    assert measured.tails(0) == pytest.approx((2.98, 3.98), abs=0.011)
 
 
 def test_five_changing_looks_of_six_are_enough() -> None:
