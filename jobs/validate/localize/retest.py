@@ -40,6 +40,8 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
 from jobs.validate.topology import Topology
 
+# Kinds of which there are so many that others load some of them in most looks, by chance.
+OF_MANY, ALL_LOOKS = ("path",), 1.0
 FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
@@ -326,7 +328,8 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         return None
     if measurement.is_erratic(suspect, late, table):
         return None
-    if not mild and not slow_in_most_looks(late, still_open & ~cover.unclear, table, plan.slow_share):
+    share = ALL_LOOKS if suspect.kind in OF_MANY else plan.slow_share
+    if not mild and not slow_in_most_looks(late, still_open & ~cover.unclear, table, share):
         return None
     # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
     slow = late | (still_open & cover.unclear)
