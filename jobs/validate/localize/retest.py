@@ -293,7 +293,8 @@ class Search:
             looked = self.measurement.changing_looks(suspect, table)
             # With one partner, no look tells whether it is the part that is slow at times.
             alone = not looked[1] and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
-            if alone or (intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]):
+            likely = intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]
+            if alone or (likely and not is_constant(rows, table)):
                 self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
             suspect, suspect.rows & table.retested & cover.open & cover.slow, table
@@ -353,16 +354,26 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
     if not is_intermittent(share, usual, partners, len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
-    # A constant loss lifts noisy samples above the threshold too, but not far above its own good ones.
-    if not is_erratic(int(table.fast[rows].sum()), int(table.count[rows].sum())):
+    if not is_erratic(int(table.fast[rows].sum()), int(table.count[rows].sum())) or is_constant(rows, table):
         return None
+    stalls = is_stalling(table.slow[rows], table.count[rows])
+    ties = tuple(("flap", rank) for rank in met if rank != suspect.key) if len(met) == FEW else ()
+    return Confirmed(suspect.name, effect, rows, ties, flaps=float(share), stalls=stalls)
+
+
+def is_constant(rows: Mask, table: Observations) -> bool:
+    """Return whether slow samples of a part are no more than the noise of a constant loss, or of none.
+
+    That lifts noisy samples above the threshold too, but not far above the part's own good ones.
+    """
+    late = np.flatnonzero(rows & is_late(table.slow, table.count))
+    if not len(late):
+        return True
     stalls = is_stalling(table.slow[rows], table.count[rows])
     # Of a part that stalls, good samples are in all measurements.
     own = 0.0 if stalls else float(np.quantile(table.level[rows], GOOD_QUANTILE))
-    if effect - own <= float(np.median(table.slow_above[rows])) * (LONG_STALL if stalls else 1):
-        return None
-    ties = tuple(("flap", rank) for rank in met if rank != suspect.key) if len(met) == FEW else ()
-    return Confirmed(suspect.name, effect, rows, ties, flaps=float(share), stalls=stalls)
+    above = float(np.median(table.slow_level[late])) - own
+    return above <= float(np.median(table.slow_above[rows])) * (LONG_STALL if stalls else 1)
 
 
 def ranks_of(table: Observations, rows: Mask) -> list[int]:

@@ -134,11 +134,11 @@ class InterNode(RungMeasurement):
             self.at_once = min(self.at_once, 4)
         rounds = [some for each in rounds for some in self.split(each)]
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
-        self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+        self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         if self.far.any():
-            self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+            self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
         return self.first
 
