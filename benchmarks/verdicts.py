@@ -153,7 +153,7 @@ def named(one: Finding, fault: Fault, spec: FleetSpec) -> bool:
     """Return whether a finding is the faulty part, or the smallest set that contains it."""
     names = tuple(f"h{host}" for host in fault.hosts)
     hosts, gpus = {*names}, {*fault.gpus}
-    if fault.kind not in ("leaf", "stall", "oneway", "all-nics") and one.instead:
+    if fault.kind not in ("leaf", "oneway", "all-nics") and one.instead:
         kind = SAID.get(fault.kind, (fault.kind,))[0]
         if describe_part(kind, names, fault.gpus).rstrip(":") in one.instead:
             return True

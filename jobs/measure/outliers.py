@@ -41,6 +41,7 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 # --- limits that do not depend on the plan
 
 STANDARD_ERRORS = 3.5  # a deviation that chance alone does not produce
+SAMPLE_ERRORS = 2.5  # of a single sample: 1 in 160 of normal ones is beyond
 SIBLING_DEVIATION = 0.1  # of the median of all figures, where nothing was repeated
 MANY_MEASUREMENTS = 16  # whose median is more precise than a single one
 FALSE_CLEARANCE = 0.001  # probability that a part of the critical slowness is cleared by a retest
@@ -166,8 +167,11 @@ def slow_threshold(level: Floats, count: Ints, noise: float, tolerance: float) -
 
 
 def slow_sample_threshold(noise: float, tolerance: float) -> float:
-    """Return the level above which a single sample is slow; samples are noisier than medians."""
-    return max(1.5 * tolerance, STANDARD_ERRORS * noise)
+    """Return the level above which a single sample is slow; samples are noisier than medians.
+
+    Shares of many samples are judged, which a few slow ones by chance do not make large.
+    """
+    return max(1.5 * tolerance, SAMPLE_ERRORS * noise)
 
 
 def ratio_threshold(noise: float, samples: int, tolerance: float) -> float:

@@ -104,11 +104,16 @@ def topology_of(probe: Probe) -> Topology:
     nic_kind, _ = classes([place.nic_model for place in places])
     nic, owners = classes([(place.host, place.nic or place.rank) for place in places])
     named = tuple(name if isinstance(name, str) else "" for _, name in owners)
-    path, words = np.zeros((len(host), at.shape[1]), np.int64), {"": 0}
+    words = {"": 0}
     domain, _ = classes([place.domain or place.host for place in places])
-    for place in places:
-        for column, word in zip(np.flatnonzero(at[place.host] >= 0), place.paths, strict=False):
-            path[place.rank, column] = words.setdefault(word, len(words))
+    # Of the ranks with the same paths on the same rails, once.
+    rails = [tuple(np.flatnonzero(of_host >= 0).tolist()) for of_host in at]
+    alike, patterns = classes([(place.paths, rails[place.host]) for place in places])
+    path_of = np.zeros((len(patterns), at.shape[1]), np.int64)
+    for row, (paths, columns) in enumerate(patterns):
+        for column, word in zip(columns, paths, strict=False):
+            path_of[row, column] = words.setdefault(word, len(words))
+    path = path_of[alike]
     without = np.array([word != "" and not word.startswith("NV") for word in words])
     return Topology(
         tuple(probe.hosts), host, gpu, at, number, kind, nic_kind, nic, named, path, without[path], domain,

@@ -47,6 +47,8 @@ def unit_of(what: str) -> RateUnit:
 class Evidence:
     """The figures behind a finding. what: operations. rate, siblings: medians of the slowest operation, in
     `unit`. partners: ranks it was retested with. slow_share: share of the retests that were slow.
+    p99: of a part that is slow at times, 99th percentile of the seconds of its retested operations, and of
+    its siblings'.
     """
 
     what: str
@@ -56,6 +58,7 @@ class Evidence:
     partners: tuple[str, ...]
     slow_share: float
     unit: RateUnit = "B/s"
+    p99: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,9 @@ class Finding:
         details = [f"{e.rate / scale:.3g} of {e.siblings / scale:.3g} {prefix}{e.unit}", e.what]
         if e.partners:
             details.append(f"{len(e.partners)} partner{'s'[: len(e.partners) > 1]}")
+        if e.p99 is not None:
+            own, usual = (f"{1e3 * seconds:.3g}" for seconds in e.p99)
+            details.append(f"p99 {own} ms, siblings' {usual} ms")
         when = f" for {self.time:.0%} of the time".replace("%", " %") if self.time is not None else ""
         text = f"{self.part} at {100 * self.factor:.0f} % of its siblings{when} ({', '.join(details)})"
         if self.instead:

@@ -158,7 +158,8 @@ def _link_kind(host: Members) -> Literal["NVLink", "PCIe"]:
 
 def _intra_host_rates(host: Members) -> list[tuple[int, NominalRate]]:
     """Return for each rank of a host the rate of the links between its GPUs."""
-    return [(rank, one.nvlink if _link_kind(host) == "NVLink" else one.pcie) for rank, one in host]
+    kind = _link_kind(host)
+    return [(rank, one.nvlink if kind == "NVLink" else one.pcie) for rank, one in host]
 
 
 def _pair_rates(host: Members, places: Sequence[RankPlace]) -> Iterator[tuple[int, NominalRate]]:

@@ -180,7 +180,7 @@ def bind_probe_call(probe: Probe, topology: Topology, plan: Plan, key: Measureme
             return functools.partial(probe.single_rank, single)
     if what in ("copies", "flows"):
         move = probe.copies if what == "copies" else probe.flows
-        return functools.partial(move, [(a, b) for a, b in first_round(rung, topology, plan).tolist()])
+        return functools.partial(move, first_round(rung, topology, plan))
     members = {
         "node": [topology.on(host) for host in range(topology.hosts)],
         "rails": [topology.rail(gpu) for gpu in range(topology.rails)],

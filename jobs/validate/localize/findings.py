@@ -72,7 +72,9 @@ def finding(
     )
     slow = float((table.level[late] > table.threshold[late]).mean()) if late.any() else 0.0
     rate = siblings / math.exp(one.effect)
-    evidence = Evidence(what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what))
+    evidence = Evidence(
+        what, rate, siblings, int(table.count[one.rows].sum()), partners, slow, unit_of(what), one.p99
+    )
     instead = tuple(
         dict.fromkeys(
             part_text(tie, topology, rung)

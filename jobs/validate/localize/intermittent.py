@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from jobs.measure.outliers import intermittent_threshold
@@ -38,16 +40,18 @@ class SlowShares:
             self.count += sign * np.bincount(side[some], table.count[some], self.ranks)
         self.seen = self.cover.open.copy()
 
-    def suspect(self, most: int) -> Suspect | None:
+    def suspect(self, most: int, proven: Sequence[int] = ()) -> Suspect | None:
         """Return the rank with the largest share of slow samples, if that is far above the usual share.
 
-        most: ties (ranks with nearly as large a share) to return.
+        most: ties (ranks with nearly as large a share) to return. proven: ranks that need no large share.
         """
         self.update()
         slow = self.slow.copy()
         slow[[key for kind, key in self.cover.excluded if kind == "flap"]] = 0
         share = np.divide(slow, self.count, out=np.zeros(self.ranks), where=self.count > 0)
-        over = np.where(share > intermittent_threshold(share, self.count), share, 0.0)
+        large = share > intermittent_threshold(share, self.count)
+        large[list(proven)] = True
+        over = np.where(large, share, 0.0)
         if not over.any():
             return None
         rank = int(over.argmax())

@@ -127,8 +127,11 @@ def tabulate(
     plan: Plan,
     retested: bool = False,
     looks: Sequence[int] | None = None,
+    known: float = 0.0,
 ) -> Observations:
     """Combine several rounds into one table. looks: of each round; None: all are one.
+
+    known: noise of a sample, if repeats show more of it than the samples of one do.
 
     flows: (rows, 2) int64 for each round. seconds: (rows, samples) float64 for each round, NaN for a failed
     sample; rounds may have different numbers of them. siblings: returns the siblings of rows between ranks a
@@ -155,7 +158,7 @@ def tabulate(
     trusted = None if alike is None else alike.trusted
     # The samples of suspects may vary for a reason.
     noise = sample_noise(samples if trusted is None or not trusted.any() else samples[trusted])
-    threshold = slow_threshold(level, count, noise, plan.tolerance)
+    threshold = slow_threshold(level, count, max(noise, known), plan.tolerance)
     slow_above = slow_sample_threshold(noise, plan.tolerance)
     late = samples > np.exp(base + slow_above)[:, None]
     slow = late.sum(axis=1)

@@ -40,6 +40,8 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
 from jobs.validate.topology import Topology
 
+# Kinds of which there are so many that others load some of them in most looks, by chance.
+OF_MANY, ALL_LOOKS = ("path",), 1.0
 FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
@@ -86,6 +88,10 @@ class RungMeasurement(Protocol):
         """Return a part that is slow part of the time, judged by open rows."""
         return None
 
+    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+        """Count the looks of retests in which a suspect was slow and fast, and all of its looks."""
+        return changing_looks(table, suspect.rows)
+
     def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
         """Return whether these rows of a suspect are slow part of the time, as of an intermittent part."""
         return False
@@ -104,7 +110,8 @@ class Confirmed:
     """A part that was slow in the first measurement and in the retest. rows: the table's rows of evidence.
 
     ties: parts that it is indistinguishable from. flaps: share of the time that it is slow. ranks: a subset
-    of the part's ranks, if only these are slow. stalls: single samples are slow, not episodes.
+    of the part's ranks, if only these are slow. stalls: single samples are slow, not episodes. p99: as of
+    `Evidence`.
     """
 
     name: PartName
@@ -114,6 +121,7 @@ class Confirmed:
     flaps: float | None = None
     ranks: tuple[int, ...] | None = None
     stalls: bool = False
+    p99: tuple[float, float] | None = None
 
 
 @dataclass
@@ -282,10 +290,11 @@ class Search:
         cover.excluded.add(suspect.name)
         if suspect.kind == "flap" and suspect.name in self.retested:
             rows = suspect.rows & table.retested
-            looked = changing_looks(table, rows)
+            looked = self.measurement.changing_looks(suspect, table)
             # With one partner, no look tells whether it is the part that is slow at times.
             alone = not looked[1] and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
-            if alone or (intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]):
+            likely = intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]
+            if alone or (likely and not is_constant(rows, table)):
                 self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
             suspect, suspect.rows & table.retested & cover.open & cover.slow, table
@@ -308,7 +317,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
     if suspect.kind == "flap":
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
-        looked = changing_looks(table, retested)
+        looked = measurement.changing_looks(suspect, table)
         likely = most and intermittence(*looked) >= INTERMITTENT_FROM  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
@@ -320,7 +329,8 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         return None
     if measurement.is_erratic(suspect, late, table):
         return None
-    if not mild and not slow_in_most_looks(late, still_open & ~cover.unclear, table, plan.slow_share):
+    share = ALL_LOOKS if suspect.kind in OF_MANY else plan.slow_share
+    if not mild and not slow_in_most_looks(late, still_open & ~cover.unclear, table, share):
         return None
     # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
     slow = late | (still_open & cover.unclear)
@@ -329,46 +339,67 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
 
 
 def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) -> Confirmed | None:
-    """Return the suspect if it is slow part of the time with several partners, unlike other parts."""
+    """Return the suspect if it is slow part of the time with several partners, unlike other parts.
+
+    One that only met one rank, which met no other either, is indistinguishable from it.
+    """
     share = table.slow[rows].sum() / table.count[rows].sum()
     retested = np.flatnonzero(table.retested)
     others = retested[~suspect.rows[retested]]
-    usual = table.slow[others].sum() / max(table.count[others].sum(), 1)
+    # Other suspects are among them: the lower half is healthy.
+    usual = float(np.median(table.slow[others] / table.count[others])) if len(others) else 0.0
     late = np.flatnonzero(rows & is_late(table.slow, table.count))
-    partners = {*table.a[late].tolist(), *table.b[late].tolist()}
-    if not is_intermittent(share, usual, len(partners), len(late)):
+    met = ranks_of(table, rows)
+    partners = len(np.unique([table.a[late], table.b[late]])) if len(met) > FEW else FEW + 1
+    if not is_intermittent(share, usual, partners, len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
-    # A constant loss lifts noisy samples above the threshold too, but not far above its own good ones.
-    if not is_erratic(int(table.fast[rows].sum()), int(table.count[rows].sum())):
+    if not is_erratic(int(table.fast[rows].sum()), int(table.count[rows].sum())) or is_constant(rows, table):
         return None
+    stalls = is_stalling(table.slow[rows], table.count[rows])
+    ties = tuple(("flap", rank) for rank in met if rank != suspect.key) if len(met) == FEW else ()
+    return Confirmed(suspect.name, effect, rows, ties, flaps=float(share), stalls=stalls)
+
+
+def is_constant(rows: Mask, table: Observations) -> bool:
+    """Return whether slow samples of a part are no more than the noise of a constant loss, or of none.
+
+    That lifts noisy samples above the threshold too, but not far above the part's own good ones.
+    """
+    late = np.flatnonzero(rows & is_late(table.slow, table.count))
+    if not len(late):
+        return True
     stalls = is_stalling(table.slow[rows], table.count[rows])
     # Of a part that stalls, good samples are in all measurements.
     own = 0.0 if stalls else float(np.quantile(table.level[rows], GOOD_QUANTILE))
-    if effect - own <= float(np.median(table.slow_above[rows])) * (LONG_STALL if stalls else 1):
-        return None
-    return Confirmed(suspect.name, effect, rows, flaps=float(share), stalls=stalls)
+    above = float(np.median(table.slow_level[late])) - own
+    return above <= float(np.median(table.slow_above[rows])) * (LONG_STALL if stalls else 1)
+
+
+def ranks_of(table: Observations, rows: Mask) -> list[int]:
+    """Return the ranks that these rows are measured between."""
+    return list(np.unique([table.a[rows], table.b[rows]]).tolist())
 
 
 def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int, int]:
-    """Count the looks in which a part was slow with at least two partners, but not all of the time.
+    """Count the looks in which a part was slow with at least two partners (or with the only one, in two
+    measurements), but not all of the time.
 
-    Looks with few of its flows, as a partner of other suspects, do not count. begin: the first that does.
-    Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of a part
-    that is always slow in one direction, no look is changing.
+    Looks with few of its flows, as a partner of other suspects, do not count. begin: the first that
+    does. Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of a
+    part that is always slow in one direction, no look is changing.
     """
+    rows = rows & table.retested & (table.look >= begin)
     late, changing = is_late(table.slow, table.count), 0
-    looks = np.unique(table.look[rows & table.retested])
-    looks = looks[looks >= begin]
+    looks, flows = np.unique(table.look[rows], return_counts=True)
+    looks = looks[flows >= LEAST_FLOWS]
+    alone = len(ranks_of(table, rows)) == FEW
     for look in looks.tolist():
         now = rows & (table.look == look)
-        if now.sum() < LEAST_FLOWS:
-            looks = looks[looks != look]
-            continue
-        partners = np.unique([table.a[now & late], table.b[now & late]])
+        several = (now & late).sum() >= FEW if alone else len(ranks_of(table, now & late)) > FEW
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
-        changing += len(partners) > FEW and not always
-    if len(looks) > 1 and one_way(table, rows & (table.look >= begin)):
+        changing += bool(several and not always)
+    if len(looks) > 1 and one_way(table, rows):
         changing = 0
     return int(changing), len(looks)
 

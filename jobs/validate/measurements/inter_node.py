@@ -59,6 +59,7 @@ FEW_FLAPS = 4  # suspects in one retest
 MOST_LOOKS = 15  # of NICs that may be slow part of the time
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PARTNERS = 4  # of each suspect in a retest
+PAIR_REPEATS = 4  # measurements of a flow in a look, if a suspect is shown with one partner only
 CONTROLS = 8  # healthy flows of each class that are measured with the suspects
 CANDIDATES = 32  # ranks from which these are drawn
 LINKS = ("link", "link one way")
@@ -98,6 +99,7 @@ class InterNode(RungMeasurement):
         self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
+        self.looks_at: dict[int, tuple[int, int]] = {}  # NICs: looks until decided, see `changing_looks`
         self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
@@ -132,11 +134,11 @@ class InterNode(RungMeasurement):
             self.at_once = min(self.at_once, 4)
         rounds = [some for each in rounds for some in self.split(each)]
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
-        self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+        self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         if self.far.any():
-            self.first = tabulate(rounds, seconds, self.siblings, self.plan)
+            self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
         return self.first
 
@@ -175,27 +177,26 @@ class InterNode(RungMeasurement):
         usual = self.trial(some, count)
         while 2 * count <= most:
             fewer = self.trial(some, 2 * count)
-            shared = usual.keys() & fewer.keys()
-            if np.mean([usual[flow] - fewer[flow] > self.plan.tolerance for flow in shared]) < CROWDED:
+            if np.mean(usual - fewer > self.plan.tolerance) < CROWDED:
                 return count
             count, usual = 2 * count, fewer
         self.crowded = 4 * count <= self.topology.hosts  # fewer at once may be faster still
         return count
 
-    def trial(self, rounds: Sequence[Ints], count: int) -> dict[tuple[int, int], float]:
-        """Return the log of the median seconds of each flow, with each round split into `count`."""
+    def trial(self, rounds: Sequence[Ints], count: int) -> Floats:
+        """Return (flows,): the log of the median seconds of each, in the order of its pair of ranks.
+
+        With each round split into `count`.
+        """
         parts = [
             part
             for each in rounds
             for one in one_rank_per_nic(each, self.topology)
             for part in split_round(one, self.topology, count)
         ]
-        logs = [np.log(row_medians(self.sample(part, self.plan.samples))).tolist() for part in parts]
-        return {
-            (a, b): log
-            for part, of_part in zip(parts, logs, strict=True)
-            for (a, b), log in zip(part.tolist(), of_part, strict=True)
-        }
+        logs = np.concatenate([np.log(row_medians(self.sample(part, self.plan.samples))) for part in parts])
+        a, b = np.concatenate(parts).T
+        return np.asarray(logs[np.argsort(a * self.topology.ranks + b)])
 
     def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
         """Screen pairs; retest what remains, and other suspects, one flow per host at a time over the span.
@@ -235,10 +236,14 @@ class InterNode(RungMeasurement):
         Suspects that may be slow part of the time are looked at up to MOST_LOOKS times. Returns the suspects
         that are not clear.
         """
-        begin, left = self.looked, list(flows)
+        begin, left, shown = self.looked, list(flows), dict(flows)
         spacing = self.plan.retest_span / RETEST_REPEATS
         for _ in spaced_repeats(MOST_LOOKS, MOST_LOOKS * spacing, self.probe):
-            wanted = list(dict.fromkeys([*(flow for name in left for flow in flows[name]), *controls]))
+            of_left = [flow for name in left for flow in shown[name]]
+            few = [shown[name] for name in left if name[0] == "flap" and is_one_pair(shown[name])]
+            of_pairs = {flow for pair in few for flow in pair}
+            controls = self.of_classes(controls, of_left)
+            wanted = [*dict.fromkeys([*of_left, *controls]), *sorted(of_pairs) * (PAIR_REPEATS - 1)]
             # A new order each time: flows that collided by chance will not collide again.
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):
@@ -250,26 +255,44 @@ class InterNode(RungMeasurement):
             self.isolated = tabulate(
                 self.flows, self.seconds, self.retest_siblings, self.plan, retested=True, looks=self.look_of
             )
+            if self.looked == begin + 1:
+                shown = self.shown_flows(shown, self.isolated)
             left = self.undecided(left, self.isolated, begin)
             if not left:
                 break
         assert self.isolated is not None
         return self.unclear(self.isolated, list(flows))
 
+    def shown_flows(
+        self, flows: Mapping[PartName, Sequence[tuple[int, int]]], table: Observations
+    ) -> dict[PartName, Sequence[tuple[int, int]]]:
+        """Return the flows that show each suspect that may be slow at times; all flows of other suspects."""
+        size, kinds, found = self.topology.ranks, self.part_kinds(table), dict(flows)
+        for name, of_name in flows.items():
+            if name[0] != "flap":
+                continue
+            rows = rows_through(kinds, of_nic(name))
+            known = set((table.a[rows] * size + table.b[rows]).tolist())
+            found[name] = [flow for flow in of_name if flow[0] * size + flow[1] in known] or of_name
+        return found
+
+    def of_classes(
+        self, flows: Sequence[tuple[int, int]], like: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """Return the flows of the same classes as some other flows."""
+        wanted, own = (self.flow_kind(*np.array(some, np.int64).T) for some in (like, flows))
+        return [flow for flow, kind in zip(flows, own.tolist(), strict=True) if kind in set(wanted.tolist())]
+
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
         """Return the suspects that more looks may clear or confirm. begin: the first look at them."""
         kinds, count, found = self.part_kinds(table), self.looked - begin, []
-        send, receive = self.shown_by(table)
-        owner = self.topology.owner
-        sender, receiver = np.where(send, owner[table.a], -1), np.where(receive, owner[table.b], -1)
         for name in names:
+            through = rows_through(kinds, of_nic(name)) & (table.look >= begin)
             if name[0] == "flap":
-                sure = intermittence(
-                    *changing_looks(table, (sender == name[1]) | (receiver == name[1]), begin)
-                )
+                self.looks_at[name[1]] = changing_looks(table, through, begin)
+                sure = intermittence(*self.looks_at[name[1]])
                 decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
             else:
-                through = rows_through(kinds, name) & (table.look >= begin)
                 limit = self.plan.tolerance / 2
                 fast = [
                     np.median(table.level[through & (table.look == look)]) < limit
@@ -339,7 +362,7 @@ class InterNode(RungMeasurement):
         return np.concatenate([pairs, self.random.permutation(others)[:count]])
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
-        return self.probe.flows([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
+        return self.probe.flows(flows, self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare flows between NICs of the same models, those on one rail and those across rails.
@@ -447,7 +470,29 @@ class InterNode(RungMeasurement):
 
     def locate(self, found: Confirmed) -> Confirmed | None:
         kind, key = found.name
-        return replace(found, ranks=tuple(self.leaves[key].tolist())) if kind == "leaf" else found
+        if kind == "leaf":
+            return replace(found, ranks=tuple(self.leaves[key].tolist()))
+        return found if found.flaps is None else replace(found, p99=self.tails(key))
+
+    def tails(self, nic: int) -> tuple[float, float]:
+        """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.
+
+        Of the class of flows that shows the NIC best: those on its rail.
+        """
+        owner = self.topology.owner
+        kinds = [self.flow_kind(*flows.T) for flows in self.flows]
+        through = [(owner[flows] == nic).any(axis=1) for flows in self.flows]
+        # Flows of a rail are of a lower class than those across rails, or to far hosts.
+        best = min(int(kind[some].min()) for kind, some in zip(kinds, through, strict=True) if some.any())
+
+        def p99(wanted: bool) -> float:
+            of = [
+                seconds[(kind == best) & (some == wanted)].ravel()
+                for seconds, kind, some in zip(self.seconds, kinds, through, strict=True)
+            ]
+            return float(np.nanpercentile(np.concatenate(of), 99)) if any(map(len, of)) else math.nan
+
+        return p99(True), p99(False)
 
     def ranks(self, name: PartName) -> list[int]:
         """Return the ranks that a suspect consists of."""
@@ -470,7 +515,12 @@ class InterNode(RungMeasurement):
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
-        return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16))
+        proven = [nic for nic, looks in self.looks_at.items() if intermittence(*looks) >= INTERMITTENT_FROM]
+        return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
+
+    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+        """As of `RungMeasurement`. Later retests of others do not change what was decided."""
+        return self.looks_at.get(suspect.key) or super().changing_looks(suspect, table)
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.
@@ -572,6 +622,15 @@ class InterNode(RungMeasurement):
             some = some[np.argsort(~good[some], kind="stable")][:CONTROLS]
             found += [pairs[number] for number in some.tolist()]
         return found
+
+
+def of_nic(name: PartName) -> PartName:
+    """Return the NIC in place of a suspect that may be slow part of the time."""
+    return ("nic", name[1]) if name[0] == "flap" else name
+
+
+def is_one_pair(flows: Sequence[tuple[int, int]]) -> bool:
+    return len({rank for flow in flows for rank in flow}) == 2
 
 
 def through_nics(table: Observations, topology: Topology) -> Observations:

@@ -65,7 +65,7 @@ class IntraNode(RungMeasurement):
         return self.retested, left
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
-        return self.move([(a, b) for a, b in flows.tolist()], self.nbytes, samples)
+        return self.move(flows, self.nbytes, samples)
 
     def siblings(self, a: Ints, b: Ints) -> Siblings:
         """Compare the same pair of GPUs on all hosts if there are many hosts, otherwise all pairs.

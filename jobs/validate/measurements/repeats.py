@@ -57,23 +57,24 @@ def measure_first(
     """Measure all rounds, with more repeats if they are noisy and there is time.
 
     longer: as many samples as show a part at the critical rate, at least LONG_SAMPLES and at most
-    MOST_SAMPLES. Returns the seconds of each round, and the noise as
-    `repeats_needed` takes it.
+    MOST_SAMPLES. Returns the seconds of each round, and the noise as `repeats_needed` takes it.
     """
-    once = measure_repeatedly(measure, rounds, samples)
-    noise = noise_of_rounds(once, samples)
-    count = repeats_needed(noise, samples, plan)
-    if longer:
-        wanted = min(max(samples_needed(noise, -math.log(plan.critical)), LONG_SAMPLES), MOST_SAMPLES)
-        count = max(count, math.ceil(wanted / samples))
-    if count == 1:
-        return once, noise
-    try:
-        more = measure_repeatedly(measure, rounds, samples, count - 1)
-    except TimeUpError:
-        return once, noise
-    whole = [np.concatenate(both, axis=1) for both in zip(once, more, strict=True)]
-    return whole, max(noise, noise_of_rounds(whole, samples))
+    found = measure_repeatedly(measure, rounds, samples)
+    noise, done = noise_of_rounds(found, samples), 1
+    for turn in range(3):
+        count = repeats_needed(noise, samples, plan) if not turn else done
+        if longer:  # noise that the samples of a repeat share shows only between repeats
+            wanted = min(max(samples_needed(noise, -math.log(plan.critical)), LONG_SAMPLES), MOST_SAMPLES)
+            count = max(count, math.ceil(wanted / samples))
+        if count <= done:
+            break
+        try:
+            more = measure_repeatedly(measure, rounds, samples, count - done)
+        except TimeUpError:
+            break
+        found = [np.concatenate(both, axis=1) for both in zip(found, more, strict=True)]
+        noise, done = max(noise, noise_of_rounds(found, samples)), count
+    return found, noise
 
 
 def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:

@@ -13,6 +13,7 @@ from jobs.validate.plan import RungName
 from jobs.validate.verdict import Unit
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
+Flows = np.ndarray[Any, np.dtype[np.int64]] | Sequence[tuple[int, int]]  # (flows, 2): sender, receiver
 
 # memory: a copy inside the GPU's memory. product: a matrix product, nbytes of one operand. to_device and
 # to_host: a copy between pinned host memory and the GPU.
@@ -125,7 +126,7 @@ class Probe(Protocol):
         ranks: those that do it (None: all); the others' rows are NaN.
         """
 
-    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def flows(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         """Time rank a sending `nbytes` to rank b, all flows (a, b) at once. Returns (flows, samples).
 
         Flows inside a host use the links between its GPUs (NVLink), others each GPU's own NIC. A rank may
@@ -135,7 +136,7 @@ class Probe(Protocol):
     def copies_unavailable(self) -> str:
         """Return why `copies` is unavailable (some GPU cannot write into another's memory), or ""."""
 
-    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def copies(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         """Time rank a writing `nbytes` into the memory of rank b of its host. Returns (flows, samples).
 
         All copies run at once, by the GPUs' copy engines, without a communication library. Ranks as for

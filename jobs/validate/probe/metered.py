@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
+from jobs.validate.probe.api import Flows, Probe, Seconds, SingleRankOp
 
 
 class TimeUpError(Exception):
@@ -43,10 +43,10 @@ class MeteredProbe:
     ) -> Seconds:
         return self.timed(lambda: self.probe.single_rank(what, nbytes, samples, ranks), 0)
 
-    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def flows(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.flows(flows, nbytes, samples), len(flows) * samples)
 
-    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def copies(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         return self.timed(lambda: self.probe.copies(flows, nbytes, samples), len(flows) * samples)
 
     def rings(self, groups: Sequence[Sequence[int]], nbytes: int, samples: int) -> Seconds:

@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from jobs.measure.patterns import Contributed, Copied, Reduced, Segment
 from jobs.measure.timers import collective_timer, nothing
+from jobs.validate.probe.api import Flows
 from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
 from meshrun import World
 from runner.comm.api import Control
 from runner.comm.collectives.api import Call, Collectives, Pointer
 
-Flows = Sequence[tuple[int, int]]
+FlowPairs = Sequence[tuple[int, int]]
 Ranks = tuple[int, ...]
 Groups = tuple[Ranks, ...]
 Partners = tuple[int | None, int | None]  # the ranks that a rank sends to and receives from
@@ -24,7 +27,7 @@ SIGNAL = 16  # bytes of the untimed message before the timed one; not part of it
 OPEN_GROUPS = 4  # groups of a rank whose communicators stay open; each uses GPU memory
 
 
-def flow(buffers: ProbeBuffers, group: Collectives, flows: Flows, nbytes: int) -> Workload:
+def flow(buffers: ProbeBuffers, group: Collectives, flows: FlowPairs, nbytes: int) -> Workload:
     """Return this rank's workload in flows on the group of all ranks; IDLE if it has none. Collective."""
     buffers.reserve(nbytes + SIGNAL, nbytes + SIGNAL)
     partners = partners_of(group.rank, flows)
@@ -39,7 +42,7 @@ def flow(buffers: ProbeBuffers, group: Collectives, flows: Flows, nbytes: int) -
 
 
 def copy(
-    buffers: ProbeBuffers, peer_memory: IpcBuffers, group: Collectives, flows: Flows, nbytes: int
+    buffers: ProbeBuffers, peer_memory: IpcBuffers, group: Collectives, flows: FlowPairs, nbytes: int
 ) -> Workload:
     """Return this rank's workload in copies into its target's memory by its copy engine. Collective.
 
@@ -60,14 +63,14 @@ def copy(
     return transfer("copies", buffers, partners, peer_memory.array[:nbytes], run)
 
 
-def partners_of(rank: int, flows: Flows) -> Partners:
+def partners_of(rank: int, flows: FlowPairs) -> Partners:
     target = next((b for a, b in flows if a == rank), None)
     return target, next((a for a, b in flows if b == rank), None)
 
 
 def senders_receivers(flows: Flows) -> tuple[list[int], list[int]]:
     """Return senders and receivers. Raises ValueError if a rank has two of either, or sends to itself."""
-    senders, receivers = ([int(flow[end]) for flow in flows] for end in (0, 1))
+    senders, receivers = np.asarray(flows, np.int64).reshape(-1, 2).T.tolist()
     twice = any(len({*ranks}) < len(ranks) for ranks in (senders, receivers))
     if twice or any(a == b for a, b in zip(senders, receivers, strict=True)):
         raise ValueError("each rank sends to at most one other rank and receives from at most one")

@@ -14,10 +14,10 @@ import numpy as np
 from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
-from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.api import CounterKey, Flows, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
 from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
-from jobs.validate.probe.multi_rank import Flows, RingCommunicators, group_of, senders_receivers
+from jobs.validate.probe.multi_rank import FlowPairs, RingCommunicators, group_of, senders_receivers
 from jobs.validate.probe.sampling import CONNECT_GRACE, IDLE, Workload, sample, without_stolen
 from jobs.validate.verdict import Unit
 from meshrun import World
@@ -115,7 +115,7 @@ class RankProbe:
     ) -> Seconds:
         return without_stolen(self._measure("single_rank", samples, what, nbytes, ranks))
 
-    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def flows(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         """Time flows, as in `Probe`. A rank that sends and receives does both in one operation, so its two
         flows have the same time.
         """
@@ -129,7 +129,7 @@ class RankProbe:
         why: str = self._request("unreachable")
         return why
 
-    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def copies(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         senders, receivers = senders_receivers(flows)
         if not senders:
             return np.empty((0, samples))
@@ -215,7 +215,7 @@ class RankProbe:
             workload = IDLE
         return self._sample(label, samples, workload, self._grace([what]))
 
-    def _flows_here(self, samples: int, flows: Flows, nbytes: int) -> Seconds:
+    def _flows_here(self, samples: int, flows: FlowPairs, nbytes: int) -> Seconds:
         label = self._begin("flows", nbytes)
         self._latest = self.group
         workload = multi_rank.flow(self._buffers, self.group, flows, nbytes)
@@ -228,7 +228,7 @@ class RankProbe:
         self._peer_memory.reserve()
         return self._peer_memory.unreachable
 
-    def _copies_here(self, samples: int, flows: Flows, nbytes: int) -> Seconds:
+    def _copies_here(self, samples: int, flows: FlowPairs, nbytes: int) -> Seconds:
         assert self._peer_memory is not None, "copies_unavailable says that there are none"
         label = self._begin("copies", nbytes)
         self._latest = self.group

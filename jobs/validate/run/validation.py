@@ -15,7 +15,7 @@ from jobs.validate.health.alarms import add_fleet_alarms, with_not_judged
 from jobs.validate.ladder import costs
 from jobs.validate.ladder.budget import MOST_SECONDS, Deadline, TimeLimit, fit
 from jobs.validate.ladder.ladder import Ladder, OnRung
-from jobs.validate.ladder.part_rates import BestRates, PartRates, best_rates, matrices, part_rates
+from jobs.validate.ladder.part_rates import best_rates, matrices, part_rates
 from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe
@@ -108,7 +108,7 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     without = unknown_rates(report)
     if without:
         report = replace(report, verdict=replace(verdict, not_judged=(*report.verdict.not_judged, without)))
-    return _use_baseline(validation, report, part_rates(ladder), best_rates(ladder))
+    return _use_baseline(validation, report, ladder)
 
 
 def unknown_rates(report: Report) -> str:
@@ -144,19 +144,20 @@ def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> Tim
     return TimeLimit(deadline, expected)
 
 
-def _use_baseline(validation: Validation, report: Report, rates: PartRates, best: BestRates) -> Report:
+def _use_baseline(validation: Validation, report: Report, ladder: Ladder) -> Report:
     """Compare a report with earlier runs and hardware limits, and save it if it is healthy.
 
     A baseline that cannot be read or written does not prevent the report.
     """
     options, trouble = validation.options, ""
+    rates = part_rates(ladder) if options.baseline or options.save_baseline else {}
     if options.baseline is not None:
         try:
             drifts, changed = baseline.compare(options.baseline, report, rates)
             report = replace(report, baseline=str(options.baseline), drifts=drifts, changed=changed)
         except UserError as reason:
             trouble = f"not compared with earlier runs: {reason}"
-    verdict = add_fleet_alarms(report, validation.plan, best)
+    verdict = add_fleet_alarms(report, validation.plan, best_rates(ladder))
     if trouble:
         verdict = with_not_judged(verdict, trouble)
     report = replace(report, verdict=verdict)

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.api import CounterKey, Flows, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.probe.sampling import repeats_for
 from jobs.validate.simulation.coupling import coupled
 from jobs.validate.simulation.hardware import (
@@ -142,7 +142,7 @@ class SimulatedFleet:
         self._spent(seconds[active], repeats_for(nbytes))
         return np.where(active[:, None], seconds, np.nan)
 
-    def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def flows(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         """Return (flows, samples) seconds of all flows (sender, receiver) at once."""
         start = START | {"outside": TCP_START} if self.spec.fallback == "tcp" else START
         seconds = self._transfers(flows, nbytes, samples, start)
@@ -153,14 +153,12 @@ class SimulatedFleet:
     def copies_unavailable(self) -> str:
         return ""
 
-    def copies(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+    def copies(self, flows: Flows, nbytes: int, samples: int) -> Seconds:
         """Return (flows, samples) seconds, as `flows`, with the latency of a copy engine."""
         seconds = self._transfers(flows, nbytes, samples, dict.fromkeys(START, COPY))
         return self._spent(seconds, repeats_for(nbytes))
 
-    def _transfers(
-        self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int, start: dict[str, float]
-    ) -> Seconds:
+    def _transfers(self, flows: Flows, nbytes: int, samples: int, start: dict[str, float]) -> Seconds:
         sender, receiver = np.array(flows, dtype=np.int64).reshape(-1, 2).T
         routes = self._routes(sender, receiver)
         latency, kept = _latencies(routes, start), self._kept(routes)

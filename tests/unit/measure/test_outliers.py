@@ -55,7 +55,7 @@ def test_a_group_is_as_strict_as_its_better_half_allows() -> None:
 
 def test_single_samples_and_ratios() -> None:
     assert outliers.slow_sample_threshold(0.0, 0.07) == pytest.approx(0.105)
-    assert outliers.slow_sample_threshold(0.1, 0.07) == pytest.approx(0.35)
+    assert outliers.slow_sample_threshold(0.1, 0.07) == pytest.approx(0.25)
     assert outliers.ratio_threshold(0.0, 30, 0.07) == 0.07
     assert outliers.ratio_threshold(0.3, 18, 0.07) == pytest.approx(3.5 * 1.2533 * 0.1)
 

@@ -181,8 +181,9 @@ def test_what_was_slow_once_is_not_blamed() -> None:
 
     def once(flows, nbytes, samples):  # type: ignore[no-untyped-def]
         seconds = steady(flows, nbytes, samples)
-        new = np.array([tuple(flow) not in seen and 3 in flow for flow in flows])
-        seen.update(flows)
+        pairs = [(int(a), int(b)) for a, b in flows]
+        new = np.array([pair not in seen and 3 in pair for pair in pairs])
+        seen.update(pairs)
         return np.where(new[:, None], 2 * seconds, seconds)
 
     fleet.flows = once  # type: ignore[method-assign]

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
 
+from jobs.measure.outliers import MEDIAN_ERROR, samples_needed
 from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
-from jobs.validate.plan import CPU_SHARE
+from jobs.validate.plan import CPU_SHARE, Plan
 from jobs.validate.probe.api import Seconds, SingleRankOp
 
 SAMPLE = 0.1  # seconds
@@ -97,3 +98,18 @@ def test_load_of_a_neighbour_is_no_fault() -> None:
     plan = replace(PLAN, rungs=("host pairs",), retest_span=20.0)
     assert climb_ladder(Loaded(0, sigma=0.02), plan).findings == ()
     assert climb_ladder(Loaded(0, sigma=0.02), replace(plan, retest_span=0.0)).findings != ()
+
+
+def test_a_longer_measurement_takes_as_many_samples_as_the_noise_between_repeats_needs() -> None:
+    """The samples of one repeat agree, as of rings whose flows collide for a whole call."""
+    random, calls = np.random.default_rng(1), list[int]()
+
+    def measure(_: str, samples: int) -> Seconds:
+        calls.append(samples)
+        common = np.exp(random.normal(0, 0.1, (8, 1)))
+        return common * np.exp(random.normal(0, 0.01, (8, samples)))
+
+    _, noise = repeats.measure_first(measure, ["rings"], 5, Plan(), longer=True)
+    assert noise == pytest.approx(0.1 * math.sqrt(5) / MEDIAN_ERROR, rel=0.5)
+    assert sum(calls) >= samples_needed(noise, -math.log(Plan().critical)) / 2
+    assert sum(calls) <= repeats.MOST_SAMPLES + 5

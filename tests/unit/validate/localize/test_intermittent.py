@@ -1,0 +1,106 @@
+"""Parts that are slow part of the time: what looks at them show, and who is named with one partner."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_fleet import ToyFleet
+
+from jobs.measure.outliers import INTERMITTENT_FROM, intermittence
+from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.localize.observations import Observations
+from jobs.validate.localize.retest import changing_looks, confirmed_intermittent
+from jobs.validate.localize.set_cover import Suspect
+from jobs.validate.measurements.inter_node import InterNode
+from jobs.validate.plan import Plan
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.topology import topology_of
+
+ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
+
+
+def looks(*flows: tuple[int, int, int, int]) -> Observations:
+    """Retested flows (a, b, look, slow samples of 6); slow samples take 1.6 times as long."""
+    a, b, look, slow = np.array(flows, np.int64).T
+    count, size = np.full(len(a), 6), len(a)
+    return Observations(
+        a, b, np.where(slow > 3, 0.47, 0.0), np.ones(size), np.ones(size), slow, (count - slow) // 2,
+        np.where(slow > 0, 0.47, 0.0), count, np.full(size, 0.2), look, np.ones(size, bool),
+        np.full(size, 0.1), frozenset(),
+    )  # fmt: skip
+
+
+def pair(look: int, *slow: int) -> list[tuple[int, int, int, int]]:
+    """Measurements between ranks 0 and 8 in one look, there and back in turn."""
+    return [((0, 8)[way % 2], (8, 0)[way % 2], look, some) for way, some in enumerate(slow)]
+
+
+def test_a_look_at_a_part_with_one_partner_changes_if_the_part_is_slow_and_fast() -> None:
+    table = looks(*pair(0, 6, 6, 6, 6), *pair(1, 0, 0, 0, 0), *pair(2, 6, 4, 0, 0), *pair(3, 0, 2, 0, 0))
+    assert changing_looks(table, np.ones(len(table), bool)) == (1, 4)
+
+
+def test_a_look_at_a_part_with_several_partners_changes_if_two_of_them_see_it_slow() -> None:
+    load_of_one = [(0, 8, 0, 5), (8, 0, 0, 5), (0, 9, 0, 0), (9, 0, 0, 0)]
+    of_the_part = [(0, 8, 1, 4), (8, 0, 1, 0), (0, 9, 1, 0), (9, 0, 1, 5)]
+    table = looks(*load_of_one, *of_the_part)
+    assert changing_looks(table, np.ones(len(table), bool)) == (1, 2)
+
+
+def flapping(
+    partners: tuple[int, ...], others: list[tuple[int, int, int, int]]
+) -> tuple[Suspect, Observations]:
+    rows = [(0, other, look, (6, 0, 1, 3)[look % 4]) for look in range(4) for other in partners]
+    table = looks(*rows, *[(b, a, look, slow) for a, b, look, slow in rows], *others)
+    through = (table.a == 0) | (table.b == 0)
+    return Suspect("flap", 0, through, np.inf), table
+
+
+def test_of_two_that_only_met_each_other_either_may_be_the_one() -> None:
+    suspect, table = flapping((8,), [(4, 12, look, 0) for look in range(8)])
+    found = confirmed_intermittent(suspect, suspect.rows, table)
+    assert found is not None
+    assert found.ties == (("flap", 8),)
+    suspect, table = flapping((8, 9), [(4, 12, look, 0) for look in range(8)])
+    found = confirmed_intermittent(suspect, suspect.rows, table)
+    assert found is not None
+    assert found.ties == ()
+
+
+def test_slow_flows_of_other_suspects_do_not_clear_a_part() -> None:
+    healthy, slow = [(4, 12, look, 0) for look in range(8)], [(5, 13, look, 6) for look in range(6)]
+    suspect, table = flapping((8, 9), [*healthy, *slow])
+    assert confirmed_intermittent(suspect, suspect.rows, table) is not None
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault"),
+    [(3001, "flap:h0:3:0.635:0.3"), (3002, "flap:h0:4:0.65:0.3"), (3006, "stall:h1:5:10.0:0.05")],
+)
+def test_a_nic_of_two_hosts_whose_flows_across_rails_are_slower(seed: int, fault: str) -> None:
+    """Only the flows of one rail show it: it is named with its partner, and later retests change nothing."""
+    _, host, gpu, *_ = fault.split(":")
+    fleet = SimulatedFleet(parse_fleet(f"hosts=2,gpus=8,leaf=8,seed={seed},{ALL},fault={fault}"))
+    verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
+    (found,) = [one for one in verdict.findings if one.kind in ("flap", "stall")]
+    assert found.gpus == (int(gpu),)
+    assert host in found.hosts or f"host {host}, GPU {gpu}: its NIC" in found.instead
+    assert verdict.status == "critical"
+    assert found.evidence.p99 is not None
+    own, usual = found.evidence.p99
+    assert own > 1.3 * usual
+    assert f"p99 {1e3 * own:.3g} ms, siblings' {1e3 * usual:.3g} ms" in found.sentence
+
+
+def test_the_tail_is_that_of_the_flows_on_the_nics_rail() -> None:
+    fleet = ToyFleet([2] * 4)
+    measured = InterNode(fleet, topology_of(fleet), Plan(), {})
+    measured.flows = [np.array([[0, 2], [4, 6]]), np.array([[4, 0], [2, 6], [0, 3]])]
+    ramp = np.arange(100) / 100
+    measured.seconds = [np.stack([1 + ramp, 3 + ramp]), np.stack([2 + ramp, 3 + ramp, 9 + ramp])]
+    assert measured.tails(0) == pytest.approx((2.98, 3.98), abs=0.011)
+
+
+def test_five_changing_looks_of_six_are_enough() -> None:
+    assert intermittence(5, 6) >= INTERMITTENT_FROM > intermittence(5, 7)
