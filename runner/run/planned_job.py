@@ -13,6 +13,7 @@ from runner.plan.machine import Machine
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType
 from runner.report.record import Record, envelope, plain
+from runner.run.record.forecast_record import type_record
 
 SCHEMA = 1
 
@@ -57,7 +58,7 @@ def plan_job(
             "parameters": plain(parameters),
             "shape": list(arrays[0][0]),
             "dtype": str(arrays[0][1]),
-            "inputs": [{"shape": list(shape), "dtype": str(dtype)} for shape, dtype in arrays],
+            "inputs": {name: type_record(array) for name, array in zip(job.arrays, arrays, strict=True)},
             "result": {"shape": list(chosen.shape), "dtype": chosen.dtype},
             "ranks": ranks,
             "hosts": hosts,
