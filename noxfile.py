@@ -133,8 +133,10 @@ def notebook(session: nox.Session) -> None:
 
 @nox.session
 def peers(session: nox.Session) -> None:
-    """Run the same work in meshrun, Dask, JAX and mpi4py by hand: one table; JSON with `-- --json FILE`."""
+    """Check the pages docs/coming-from, and run the same work in meshrun, Dask, JAX and mpi4py by hand: one
+    table; JSON with `-- --json FILE`."""
     session.install("-r", "benchmarks/peers/requirements.txt", f".[{OPEN_MPI}]")
+    session.run("python", "benchmarks/peers/pages.py")
     session.run("python", "benchmarks/peers/run.py", *session.posargs)
 
 
