@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from runner.job.declaration import Job
     from runner.job.signature import Parameter
 
-VERIFY = ("off", "sample", "full")
-CHECKSUM = ("off", "sampled", "all")
+VERIFY = CHECKSUM = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
 
 
@@ -248,7 +247,7 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
             ["--checksum"],
             type=click.Choice(CHECKSUM),
             default="off",
-            help="Check arrays that cross ranks by checksums: 1 message in 64 (sampled), or all."
+            help="Check arrays that cross ranks by checksums: 1 message in 64 (sample), or all (full)."
             "  [default: off]",
         ),
         *grid_options(),

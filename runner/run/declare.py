@@ -50,7 +50,7 @@ class DeclaredJob(Job):
         device: DeviceChoice = "auto",
         json: str | Path | None = None,
         verify: Literal["off", "sample", "full"] | bool = "off",
-        checksum: Literal["off", "sampled", "all"] = "off",
+        checksum: Literal["off", "sample", "full"] = "off",
         grid: str | Sequence[int] | None = None,
         boundary: Boundary | None = None,
         cval: float | None = None,
@@ -98,7 +98,7 @@ class DeclaredJob(Job):
         device: device to compute on: auto, cpu or cuda.
         json: file for the record.
         verify: verify parts of the result ("sample" or True) or all of it ("full").
-        checksum: check arrays that cross ranks by checksums: one message in 64 ("sampled"), or "all".
+        checksum: check arrays that cross ranks by checksums: one message in 64 ("sample"), or all ("full").
         grid: number of blocks per axis: "2x4" or (2, 4).
         boundary, cval: cells beyond the array; the constant of "constant". None: as the job declares.
         overlap: overlap computation with communication. None: chosen by device.

@@ -448,7 +448,7 @@ RUNS = {
     "in chunks": Options(device="cpu", stream=StreamOptions(chunk_bytes=100)),
     "in steps": Options(device="cpu", steps=StepOptions(3), verify="sample"),
     "fused": Options(device="cpu", fuse="require"),
-    "checked": Options(device="cpu", checksum="all"),
+    "checked": Options(device="cpu", checksum="full"),
 }
 
 
