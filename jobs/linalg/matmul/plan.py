@@ -30,7 +30,7 @@ WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 DEEP = 2048  # length of a panel from which the sums of products run at their full rate
 PANELS = 4  # of each rank's block, if they are deep enough: a quarter is sent before the first step
 # The same where each CPU's BLAS adds products in place, at its full rate from this length: panels arrive in
-# short buffers, because memory that is touched for the first time takes as long as what arrives in it.
+# short buffers, so that less memory is touched for the first time.
 DEEP_IN_PLACE = 512
 PANELS_IN_PLACE = 16
 ROWS = 2048  # that a CPU multiplies between two looks at messages; fewer pack the second factor too often
