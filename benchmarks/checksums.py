@@ -1,4 +1,4 @@
-"""What `--checksum` costs on CPU ranks: the same work with off, sampled and all in turn.
+"""What `--checksum` costs on CPU ranks: the same work with off, sample and full in turn.
 
     python benchmarks/checksums.py [--side 2048] [--steps 200] [--bytes 16777216] [--ranks 2]
                                    [--rounds 11] [--json FILE]

@@ -1,6 +1,7 @@
 """Make the pictures of docs/gallery.md again: nox -s gallery, or python docs/pictures.py [NAME ...]
 
 Each command stands on the page, above its picture. Pages are photographed by Chromium in light and dark.
+NAME: only these pictures, or street, the film of the first page.
 """
 
 from __future__ import annotations
@@ -73,11 +74,15 @@ def only(page: str, heading: str) -> str:
     return shown.replace("</head>", f"{hidden}</head>")
 
 
-def photograph(page: Path, size: tuple[int, int], scheme: str, target: Path) -> None:
-    """Photograph a page as a browser of this size shows it, cut to what is on it, in few colours."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+def find_browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
         sys.exit(f"no browser: expected one of {', '.join(BROWSERS)}")
+    return found
+
+
+def photograph(browser: str, page: Path, size: tuple[int, int], scheme: str, target: Path) -> None:
+    """Photograph a page as a browser of this size shows it, cut to what is on it, in few colours."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     scheme_option = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
     window = f"--window-size={size[0]},{size[1]}"
@@ -143,10 +148,16 @@ def street(folder: Path) -> None:
 
 
 def main(names: list[str]) -> None:
+    known = {"street", *PAGES, *FILMS}
+    if not known.issuperset(names):
+        sys.exit(f"no such picture: expected {', '.join(sorted(known))}")
+    browser = "" if names == ["street"] else find_browser()
+    wanted = {*names} or known - {"street"}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        if names == ["street"]:
+        if "street" in wanted:
             street(folder)
+        if wanted == {"street"}:
             return
         shutil.copy(ROOT / "examples" / "rocket.jpg", folder / "photo.jpg")
         for command in commands():
@@ -155,12 +166,16 @@ def main(names: list[str]) -> None:
             plot(folder / file)
         TARGET.mkdir(exist_ok=True)
         for name, page in PAGES.items():
+            if name not in wanted:
+                continue
             text = (folder / page.file).read_text()
             shown = folder / f"{name}-shown.html"
             shown.write_text(only(text, page.section) if page.section else text)
             for scheme in SCHEMES:
-                photograph(shown, page.size, scheme, TARGET / f"{name}-{scheme}.png")
+                photograph(browser, shown, page.size, scheme, TARGET / f"{name}-{scheme}.png")
         for name, film in FILMS.items():
+            if name not in wanted:
+                continue
             with Image.open(folder / film) as frames:
                 frames.seek(frames.n_frames - 1)
                 frames.convert("RGB").quantize(128).save(TARGET / f"{name}.png", optimize=True)

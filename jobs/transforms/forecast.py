@@ -16,14 +16,19 @@ import numpy as np
 from jobs.transforms.in_parts import count_parts
 from jobs.transforms.plan import Passage, Redistribution, Transform, TransformPlan, largest
 from runner.plan.job_forecast import JobForecast, Place, Stage
+from runner.plan.machine import Rate
 from runner.region import Shape
+from runner.system.host_memory import MMAP
 
 # The part of the memory's rate at which an axis is transformed, reading and writing all cells once. GPU:
 # cuFFT, 1024^3 complex64 on an H200 in 14.9 ms; CPU: scipy.fft, one thread, of a core's copy.
 TRANSFORM_GPU, TRANSFORM_CPU = 0.72, 0.25
-# The same of a transpose, and of packing. CPU: 4096^2 float32 in tiles, one thread, 53 ms beside 4.9 ms of a
-# copy, and 13 beside 1.0 for 2048^2; packing copies rows, which is little beside it.
-TRANSPOSE_GPU, TRANSPOSE_CPU = 0.8, 0.09
+TRANSPOSE_GPU = 0.8  # the same of a transpose, and of packing
+# The memory does not limit a CPU's transpose: NumPy moves cell by cell, in one thread, in a time that hardly
+# depends on the size of a cell. A result too large for memory that the process has kept is new memory, which
+# the kernel fills with zeros. Both from 2048^2 and 4096^2 in benchmarks/results/exchange_model_1.json.
+TRANSPOSE_CELL = 3e-9  # seconds
+NEW_MEMORY = 8e9  # bytes per second
 
 
 def forecast_transform(
@@ -102,10 +107,10 @@ def forecast_transpose(
     """Return the forecast of a transpose in so many passes. split: the axis along which the input is split.
     copies: of a block that fit the memory."""
     block = largest(shape, (place.ranks,), [split]) * dtype.itemsize
-    rate = place.memory_rate(TRANSPOSE_GPU if place.gpu else TRANSPOSE_CPU)
     several = place.ranks > 1 and order[0] != split
     moved = 2 * block * (2 if several and place.gpu else 1)  # packed, and transposed
     stages = place.files("read", block)
+    rate = _transpose_rate(place, block // passes, dtype.itemsize)
     stages.append(Stage("transpose", moved, rate, moved / rate.value, beside=several and place.overlaps))
     pieces = count_parts(shape, split, order[0], order[0], place.ranks, max(dtype.itemsize // passes, 1))
     if several:
@@ -115,3 +120,11 @@ def forecast_transpose(
     facts = {"axes": list(order), "passes": passes}
     result = tuple(shape[axis] for axis in order)
     return JobForecast(result, str(dtype), facts, copies * -(-block // passes), stages, pieces)
+
+
+def _transpose_rate(place: Place, result: int, itemsize: int) -> Rate:
+    """Return the bytes per second, read plus written, of a rank's transpose. result: bytes of each pass."""
+    if place.gpu:
+        return place.memory_rate(TRANSPOSE_GPU)
+    seconds = TRANSPOSE_CELL / itemsize + (1 / NEW_MEMORY if result > MMAP else 0.0)  # of a byte
+    return Rate(2 / seconds)

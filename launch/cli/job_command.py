@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from runner.job.declaration import Job
     from runner.job.signature import Parameter
 
-VERIFY = ("off", "sample", "full")
-CHECKSUM = ("off", "sampled", "all")
+VERIFY = CHECKSUM = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
 
 
@@ -137,9 +136,12 @@ class JobsShown(Jobs):
         job = find(cmd_name)
         own = [job_option(parameter) for parameter in job.parameters]
         taken = {parameter.name for parameter in job.parameters}
+        several = "; RxC,RxC for two" if len(job.arrays) > 1 else ""
+        shape_help = f"Shape of a raw INPUT, or instead of INPUT{several}."
         ours = [
-            input_option("shape", taken, metavar="RxC", help="Shape of a raw INPUT, or instead of INPUT."),
+            input_option("shape", taken, metavar="RxC", help=shape_help),
             input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
+            order_option(taken),
             *self.options(),
             debug_option(),
         ]
@@ -245,20 +247,20 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
             ["--checksum"],
             type=click.Choice(CHECKSUM),
             default="off",
-            help="Check arrays that cross ranks by checksums: 1 message in 64 (sampled), or all."
+            help="Check arrays that cross ranks by checksums: 1 message in 64 (sample), or all (full)."
             "  [default: off]",
         ),
         *grid_options(),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
-        input_option("shape", taken, metavar="RxC", help="Shape of an input without a header, such as .raw."),
-        input_option("dtype", taken, metavar="NAME", help="Dtype of such an input: float32."),
         input_option(
-            "order",
+            "shape",
             taken,
-            type=click.Choice(("C", "F")),
-            help="Order of such an input; F: the first index varies fastest.",
+            metavar="RxC",
+            help="Shape of an input without a header, such as .raw; RxC,RxC for two.",
         ),
+        input_option("dtype", taken, metavar="NAME", help="Dtype of such an input: float32."),
+        order_option(taken),
         *((fuse_option(), fuse_math_option(), *step_options()) if steps else ()),
         *stream_options(),
         debug_option(),
@@ -274,6 +276,12 @@ def grid_options() -> list[click.Option]:
         click.Option(["--boundary"], type=click.Choice(BOUNDARIES), help="Values beyond the array's edges."),
         click.Option(["--cval"], type=float, help="The constant of --boundary constant."),
     ]
+
+
+def order_option(taken: Container[str]) -> click.Option:
+    """The order of a raw input."""
+    text = "Order of such an input; F: the first index varies fastest."
+    return input_option("order", taken, type=click.Choice(("C", "F")), help=text)
 
 
 def input_option(name: str, taken: Container[str], **details: Any) -> click.Option:

@@ -19,6 +19,7 @@ def show(
     *,
     input_shape: str | None,
     input_dtype: str | None,
+    input_order: str | None,
     boundary: str | None,
     cval: float | None,
     fuse_math: str,
@@ -34,7 +35,7 @@ def show(
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")
-    arrays, _, _ = describe_inputs(job, inputs, input_shape, input_dtype)
+    arrays, _, _ = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
     task = plan_task(job, given, arrays, 1, boundary=boundary, cval=cval)

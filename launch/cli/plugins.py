@@ -25,10 +25,10 @@ SUMMARIES = {
     "jobs.validate.cli:validate": "Check whether GPUs and links are healthy.",
 }
 ARGUMENTS = "meshrun.words"  # in click's meta: the command and its arguments
-# Commands that no ranks run.
+# Commands that no ranks run, or not with an option.
 WITHOUT_RANKS = (
-    ("jobs",), ("completion",), ("help",), ("launch",), ("plan",), ("status",),
-    ("bench", "compare"), ("bench", "plot"),
+    ("jobs",), ("completion",), ("help",), ("kernel",), ("launch",), ("plan",), ("status",),
+    ("bench", "compare"), ("bench", "plot"), ("validate", "--simulate"),
 )  # fmt: skip
 VALUES = {"--colour": 0, "--expect": 2}  # number of values of options before the command; others have one
 
@@ -114,8 +114,13 @@ def _load(name: str) -> click.Command | None:
 
 
 def without_ranks(words: Sequence[str]) -> str | None:
-    """The command at the beginning of `words`, if no ranks run it."""
-    return next((" ".join(name) for name in WITHOUT_RANKS if tuple(words[: len(name)]) == name), None)
+    """The command at the beginning of `words`, with its option if there is one, if no ranks run it."""
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    for name in WITHOUT_RANKS:
+        begin = tuple(word for word in name if not word.startswith("--"))
+        if tuple(words[: len(begin)]) == begin and options.issuperset(name[len(begin) :]):
+            return " ".join(name)
+    return None
 
 
 def check_words(root: click.Command, words: Sequence[str]) -> None:

@@ -160,7 +160,10 @@ def _headline(record: Mapping[str, Any]) -> str:
         if machine["measured"]
         else "nominal rates"
     )
-    arrays = " to ".join(f"{_shape(each['shape'])} {each['dtype']}" for each in (record, record["result"]))
+    *inputs, result = (
+        f"{_shape(each['shape'])} {each['dtype']}" for each in (*record["inputs"].values(), record["result"])
+    )
+    arrays = f"{' and '.join(dict.fromkeys(inputs))} to {result}"
     where = f"{counted(record['ranks'], 'rank')} on {counted(record['hosts'], 'host')}"
     return f"{record['job']} on {arrays}: {where} ({kind}; {rates})"
 

@@ -156,7 +156,7 @@ def _halo_notes(steps: Record) -> list[str]:
 
 
 def _checksum_notes(found: Record) -> list[str]:
-    which = "1 in 64" if found["mode"] == "sampled" else "all"
+    which = "1 in 64" if found["mode"] == "sample" else "all"
     if not found["messages"]:
         return [f"  checksums ({which}): no message between ranks was checked"]
     arrays = f"{counted(found['messages'], 'message')} between ranks, {bytes_text(found['bytes'])}"

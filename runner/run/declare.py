@@ -50,7 +50,7 @@ class DeclaredJob(Job):
         device: DeviceChoice = "auto",
         json: str | Path | None = None,
         verify: Literal["off", "sample", "full"] | bool = "off",
-        checksum: Literal["off", "sampled", "all"] = "off",
+        checksum: Literal["off", "sample", "full"] = "off",
         grid: str | Sequence[int] | None = None,
         boundary: Boundary | None = None,
         cval: float | None = None,
@@ -58,7 +58,7 @@ class DeclaredJob(Job):
         fuse: Literal["auto", "require", "off"] | None = None,
         fuse_math: Literal["strict", "fast"] = "strict",
         oversubscribe: bool = False,
-        input_shape: str | Sequence[int] | None = None,
+        input_shape: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
         input_dtype: Any = None,
         input_order: Literal["C", "F"] | None = None,
         chunk_bytes: int | str | None = None,
@@ -98,7 +98,7 @@ class DeclaredJob(Job):
         device: device to compute on: auto, cpu or cuda.
         json: file for the record.
         verify: verify parts of the result ("sample" or True) or all of it ("full").
-        checksum: check arrays that cross ranks by checksums: one message in 64 ("sampled"), or "all".
+        checksum: check arrays that cross ranks by checksums: one message in 64 ("sample"), or all ("full").
         grid: number of blocks per axis: "2x4" or (2, 4).
         boundary, cval: cells beyond the array; the constant of "constant". None: as the job declares.
         overlap: overlap computation with communication. None: chosen by device.
@@ -107,7 +107,8 @@ class DeclaredJob(Job):
         fuse_math: "fast" lets that kernel contract a * b + c, which changes the last bits.
         oversubscribe: let ranks share a GPU.
         input_shape, input_dtype, input_order: for an input without a header: "1000x512" or (1000, 512); a
-            dtype or its name; "C" or "F". Also shape, dtype and order, if the job has no such parameter.
+            dtype or its name; "C" or "F". Lists describe several inputs. Also shape, dtype and order, if
+            the job has no such parameter.
         chunk_bytes, host_memory, device_memory: bytes, or a text such as "64M". The run is streamed if any
             of these, or of the next four, is given.
         depth: chunks in flight. None: 3.
@@ -164,8 +165,9 @@ class DeclaredJob(Job):
         ranks: int,
         hosts: int | None = None,
         gpu: str | None = None,
-        input_shape: str | Sequence[int] | None = None,
+        input_shape: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
         input_dtype: Any = None,
+        input_order: Literal["C", "F"] | None = None,
         grid: str | Sequence[int] | None = None,
         boundary: Boundary | None = None,
         cval: float | None = None,
@@ -183,38 +185,29 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". The others are as in `run`.
         Raises UserError where the job cannot be planned or a value is wrong.
         """
-        import numpy
-
-        from runner.plan.stream_options import parse_size
+        from runner.run.options import checked
         from runner.run.planned import plan_record
         from runner.run.record.run_record import PlanRecord
 
-        def joined(lengths: str | Sequence[int] | None) -> str | None:
-            return lengths if lengths is None or isinstance(lengths, str) else "x".join(map(str, lengths))
-
-        def size(value: int | str | None) -> int | None:
-            return parse_size(value) if isinstance(value, str) else value
-
         self.complete(parameters)
-        named = input_dtype is None or isinstance(input_dtype, str)
-        element = input_dtype if named else str(numpy.dtype(input_dtype))
         return PlanRecord(
             plan_record(
                 self,
                 [str(path) for path in inputs],
                 parameters,
-                input_shape=joined(input_shape),
-                input_dtype=element,
+                input_shape=checked("input_shape", input_shape),
+                input_dtype=checked("input_dtype", input_dtype),
+                input_order=checked("input_order", input_order),
                 ranks=ranks,
                 hosts=hosts,
                 gpu=gpu,
-                grid=joined(grid),
+                grid=checked("grid", grid),
                 boundary=boundary,
                 cval=cval,
                 depth=depth,
-                chunk_bytes=size(chunk_bytes),
-                host_memory=size(host_memory),
-                device_memory=size(device_memory),
+                chunk_bytes=checked("chunk_bytes", chunk_bytes),
+                host_memory=checked("host_memory", host_memory),
+                device_memory=checked("device_memory", device_memory),
                 copies=copies,
             )
         )

@@ -25,7 +25,7 @@ from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.units import counted
 from runner.run.map_run import run_map
-from runner.run.options import VERIFY, Options, RunContext
+from runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
 from runner.run.record.forecast_record import type_record
 from runner.run.record.record_builder import checksum_record, phase_table, places, versions
 from runner.run.services.created_output import CreateOutput
@@ -123,7 +123,7 @@ def execute(
     else:
         with phases("read"):
             sources: list[Source] = world.on_root(
-                lambda: [open_source(path, options.form) for path in opened]
+                lambda: [*map(open_source, opened, forms_of_inputs(options.form, len(opened)))]
             )
         run = RunContext(
             world,

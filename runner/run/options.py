@@ -63,9 +63,9 @@ COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
 class Options:
     """Values of the command's options with the same names.
 
-    overlap: None: chosen by device. boundary, cval, fuse: None: the job's own. form: declared form of an
-    input without a header. stream, steps: options of streamed runs, and of runs that take steps. rates: file
-    of this machine's measured rates.
+    overlap: None: chosen by device. boundary, cval, fuse: None: the job's own. form: declared form of inputs
+    without a header, one for all or one for each. stream, steps: options of streamed runs, and of runs that
+    take steps. rates: file of this machine's measured rates.
     """
 
     device: DeviceChoice = "auto"
@@ -80,7 +80,7 @@ class Options:
     fuse_math: str = "strict"
     oversubscribe: bool = False
     debug: bool = False
-    form: Form | None = None
+    form: Form | tuple[Form, ...] | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)
     steps: StepOptions = field(default_factory=StepOptions)
     rates: Path | None = None
@@ -91,7 +91,7 @@ def read_options(keywords: Mapping[str, Any], rates: Path | None = None) -> Opti
 
     keywords: every option of `meshrun run` by its name, with underscores; None if it is not given.
     """
-    values = {name: _checked(name, value) for name, value in keywords.items()}
+    values = {name: checked(name, value) for name, value in keywords.items()}
     form = form_of(*(values.pop(f"input_{name}") for name in FORM))
     stream = StreamOptions(**{name: values.pop(name) for name in StreamOptions.__dataclass_fields__})
     given = {name: values.pop(name) for name in StepOptions.__dataclass_fields__}
@@ -99,7 +99,8 @@ def read_options(keywords: Mapping[str, Any], rates: Path | None = None) -> Opti
     return Options(**values, form=form, stream=stream, steps=steps, rates=rates)
 
 
-def _checked(name: str, value: Any) -> Any:
+def checked(name: str, value: Any) -> Any:
+    """Return the value of an option as the command would have it; UserError where it would refuse it."""
     if value is None:
         return None
     if name == "verify" and isinstance(value, bool):
@@ -170,7 +171,9 @@ def _number(name: str, value: Any) -> float:
 
 
 def _joined(name: str, value: Any) -> str:
-    """Join axis lengths as the command line writes them: 2x4 for (2, 4)."""
+    """Join axis lengths as the command line writes them: 2x4 for (2, 4), 2x4,4x3 for [(2, 4), (4, 3)]."""
+    if isinstance(value, (tuple, list)) and value and all(isinstance(one, (tuple, list)) for one in value):
+        return ",".join(_joined(name, one) for one in value)
     numbers = [_integer(one) for one in (value if isinstance(value, Sequence) else [value])]
     if None in numbers:
         raise _invalid(name, f"{value!r} is neither a text such as '2x4' nor numbers such as (2, 4)")
@@ -178,6 +181,8 @@ def _joined(name: str, value: Any) -> str:
 
 
 def _dtype(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(_dtype(name, one) for one in value)
     try:
         return str(np.dtype(value))
     except TypeError:
@@ -197,11 +202,37 @@ READERS: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | None:
-    """Build a Form from --shape, --dtype and --order; None if none of them is given."""
+def form_of(shape: str | None, dtype: str | None, order: str | None) -> Form | tuple[Form, ...] | None:
+    """Build a Form from --shape, --dtype and --order; None if none of them is given.
+
+    Commas separate the shapes and the dtypes of several inputs: a Form for each.
+    """
     if shape is None and dtype is None and order is None:
         return None
-    return Form(None if shape is None else parse_shape(shape), dtype, order)
+    shapes = [None] if shape is None else [parse_shape(text) for text in shape.split(",")]
+    dtypes = [None] if dtype is None else dtype.split(",")
+    count = max(len(shapes), len(dtypes))
+    if not {len(shapes), len(dtypes)} <= {1, count}:
+        raise UserError(
+            "--shape and --dtype describe different numbers of inputs",
+            got=f"{len(shapes)} shapes and {len(dtypes)} dtypes",
+        )
+    each = zip(shapes * (count // len(shapes)), dtypes * (count // len(dtypes)), strict=True)
+    forms = tuple(Form(one, element, order) for one, element in each)
+    return forms[0] if count == 1 else forms
+
+
+def forms_of_inputs(form: Form | tuple[Form, ...] | None, count: int) -> list[Form | None]:
+    """Return the Form of each of `count` inputs; UserError if there are Forms of another number of them."""
+    if not isinstance(form, tuple):
+        return [form] * count
+    if len(form) != count:
+        raise UserError(
+            "--shape and --dtype describe another number of inputs",
+            got=len(form),
+            expected="1" if count == 1 else f"{count}, or 1 for all",
+        )
+    return list(form)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -21,11 +21,11 @@ from runner.plan.step_options import Copies
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType, Task, plan_task
 from runner.report.record import Record
-from runner.run.options import form_of
+from runner.run.options import form_of, forms_of_inputs
 from runner.run.planned_job import plan_job
 from runner.run.planned_steps import plan_steps
 from runner.run.record.forecast_record import SCHEMA, record
-from runner.storage.formats.registry import open_source
+from runner.storage.formats.registry import Form, open_source
 from runner.storage.paths import named
 from runner.system.host_memory import host_memory
 
@@ -53,6 +53,7 @@ def plan_record(
     *,
     input_shape: str | None,
     input_dtype: str | None,
+    input_order: str | None,
     ranks: int,
     hosts: int | None,
     gpu: str | None,
@@ -84,6 +85,7 @@ def plan_record(
             {
                 "--input-shape": input_shape,
                 "--input-dtype": input_dtype,
+                "--input-order": input_order,
                 "--boundary": boundary,
                 "--cval": cval,
                 "--depth": depth,
@@ -104,7 +106,7 @@ def plan_record(
             "--chunk-bytes": chunk_bytes,
         }
         _refuse(job, of_maps)
-        arrays, _, notes = describe_inputs(job, inputs, input_shape, input_dtype)
+        arrays, _, notes = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
         machine, options = _machine(gpu), StreamOptions(None, host_memory, device_memory, None)
         _check_memory(machine, options)
         hosts = _hosts(hosts, ranks, machine)
@@ -117,7 +119,7 @@ def plan_record(
             expected="a job made by map_blocks, one that takes steps, or one with forecast=",
         )
     _refuse(job, {"--exchange-rate": exchange_rate, "--network-rate": network_rate})
-    arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype)
+    arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
     machine = _machine(gpu)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
@@ -187,13 +189,14 @@ def _refuse(job: Job, options: dict[str, Any]) -> None:
 
 
 def describe_inputs(
-    job: Job, inputs: Sequence[str], shape: str | None, dtype: str | None
+    job: Job, inputs: Sequence[str], shape: str | None, dtype: str | None, order: str | None = None
 ) -> tuple[list[ArrayType], Files, list[str]]:
     """Shape and dtype of each array, what chunks depend on of their files, and notes about them.
 
-    shape, dtype: of files without a header, or of every array where there are no files.
+    shape, dtype, order: of files without a header, or of every array where there are no files; commas
+    separate the shapes and dtypes of several.
     """
-    form = form_of(shape, dtype, None)
+    form = form_of(shape, dtype, order)
     if inputs:
         if len(inputs) != len(job.arrays):
             raise UserError(
@@ -201,19 +204,25 @@ def describe_inputs(
                 got=f"{len(inputs)} file{'s' if len(inputs) > 1 else ''}: {', '.join(inputs)}",
                 expected=" ".join(name.upper() for name in job.arrays),
             )
-        sources = [open_source(named("INPUT", input), form) for input in inputs]
+        paths = [named("INPUT", input) for input in inputs]
+        sources = [*map(open_source, paths, forms_of_inputs(form, len(paths)))]
         serial = next((str(source.path) for source in sources if not source.parallel), None)
         files = Files(serial is None, source_chunks=file_chunks(sources))
         notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
         return [(source.shape, source.dtype) for source in sources], files, notes if serial else []
+    return [_described(form) for form in forms_of_inputs(form, len(job.arrays))], PLAIN, []
+
+
+def _described(form: Form | None) -> ArrayType:
+    """Return the shape and dtype of an array that options describe instead of a file."""
     if form is None or form.shape is None:
         raise UserError("no array to plan for", got="neither INPUT nor --shape", expected="one of them")
-    if dtype is None:
+    if form.dtype is None:
         raise UserError("--shape needs an element type", hint="--input-dtype float32")
     try:
-        return [(form.shape, np.dtype(dtype))] * len(job.arrays), PLAIN, []
+        return form.shape, np.dtype(form.dtype)
     except (TypeError, ValueError) as reason:
-        raise UserError("unknown --input-dtype", got=dtype, expected="uint8, float32, ...") from reason
+        raise UserError("unknown --input-dtype", got=form.dtype, expected="uint8, float32, ...") from reason
 
 
 def _machine(gpu: str | None) -> Machine:

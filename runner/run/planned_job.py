@@ -56,7 +56,7 @@ def plan_job(
         ranks,
         hosts,
         {
-            "inputs": [type_record(array) for array in arrays],
+            "inputs": {name: type_record(array) for name, array in zip(job.arrays, arrays, strict=True)},
             "result": {"shape": list(chosen.shape), "dtype": chosen.dtype},
             "facts": dict(chosen.facts),
             "memory": chosen.memory,

@@ -353,4 +353,5 @@ def test_bad_words_are_unknown(site: Site, words: list[str], says: str) -> None:
 def test_ranks_of_a_rehearsal(site: Site) -> None:
     status, errors = site.run("-n", "2", "validate", "--simulate", "hosts=2,gpus=2")
     assert status == 3
-    assert "--simulate starts no ranks" in errors
+    assert "`meshrun validate --simulate` starts no ranks; remove -n" in errors
+    assert re.match(r"UNKNOWN: .*starts no ranks", site.answer)

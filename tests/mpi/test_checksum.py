@@ -40,7 +40,7 @@ class Damaging(MpiComm):
 
 def test_nothing_is_flagged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "PIECE", 1000)
-    checked = with_checksums(world, "all")
+    checked = with_checksums(world, "full")
     for dtype in DTYPES:
         for count in (0, 1, 33, 4001):
             mine = np.random.default_rng(world.rank).integers(0, 2, count).astype(dtype)
@@ -60,7 +60,7 @@ def test_a_damaged_message_and_result_are_found(world: World) -> None:
         pytest.skip("nothing crosses one rank")
     control = Damaging()
     names = [f"rank {rank}" for rank in range(world.size)]
-    checks = with_checksums(world, "all").checksums
+    checks = with_checksums(world, "full").checksums
     assert checks is not None
     checks.names = names
     checked = CheckedControl(control, checks)

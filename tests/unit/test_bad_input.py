@@ -21,6 +21,7 @@ from PIL import Image
 from typed import LAUNCHERS, typed
 
 from jobs.filters.laplacian import laplacian
+from launch.cli.main import main
 from launch.mpi.rank_command import PROGRAM
 
 DEADLOCK = 60  # seconds; nothing here takes a twentieth of it
@@ -403,11 +404,24 @@ def test_measuring_gpus_where_there_are_none(run_apart: Run) -> None:
     one_sentence(ended.stderr, "[rank 0, host ", "cuda")
 
 
-@pytest.mark.parametrize("words", ["jobs", "bench compare a b", "bench plot a --to b.svg"])
+@pytest.mark.parametrize(
+    "words", ["jobs", "kernel laplacian a", "bench compare a b", "bench plot a --to b.svg"]
+)
 def test_ranks_for_what_no_rank_does(run: Run, words: str) -> None:
     ended = run(["-n", "2", *words.split()])
     assert (ended.returncode, ended.stdout) == (2, "")
     one_sentence(ended.stderr, "starts no ranks; remove -n", "Try: ")
+
+
+@pytest.mark.parametrize("words", ["--simulate hosts=2,gpus=2", "--quick --simulate=hosts=2,gpus=2"])
+def test_a_rehearsal_starts_no_ranks(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launch.mpi.local.start", lambda *_, **__: pytest.fail("ranks were started"))
+    assert main(["-n", "2", "validate", *words.split()]) == 3
+    written = capsys.readouterr()
+    one_sentence(written.err, "`meshrun validate --simulate` starts no ranks; remove -n", "Try: ")
+    assert written.out.startswith("UNKNOWN: ")
 
 
 def one_sentence(errors: str, *says: str) -> None:

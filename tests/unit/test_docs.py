@@ -289,6 +289,21 @@ def test_the_commands_of_tutorials_succeed(tmp_path: Path, page: Path) -> None:
         np.testing.assert_allclose(ours, by_hand, rtol=1e-5)
 
 
+def test_what_pages_say_of_peers_was_tried() -> None:
+    """By benchmarks/peers/pages.py, which needs the peers; its record has every claim, and their versions."""
+    record = json.loads((ROOT / "benchmarks" / "results" / "coming_from.json").read_text())
+    assert [one["claim"] for one in record["claims"] if not one["holds"]] == []
+    assert {one["page"] for one in record["claims"]} == {"dask.md", "jax.md"}
+    for name, words in (("dask", "Dask"), ("jax", "JAX")):
+        page = " ".join((DOCS / "coming-from" / f"{name}.md").read_text().split())
+        assert f"{words} {record['versions'][name]}" in page
+    table = (DOCS / "coming-from" / "dask.md").read_text()
+    for claim in (one["claim"] for one in record["claims"] if one["claim"].startswith("boundary ")):
+        theirs, ours = re.findall(r"boundary (\w+) is (\w+)", claim)[0]
+        assert f"`{ours}`" in table
+        assert theirs == "3" or f"`{theirs}`" in table
+
+
 def documented(heading: str) -> set[str]:
     """The keys in the first column of the table that follows `heading` in the record's page."""
     text = (ROOT / "docs" / "record.md").read_text().split(heading, 1)[1]
@@ -433,7 +448,7 @@ RUNS = {
     "in chunks": Options(device="cpu", stream=StreamOptions(chunk_bytes=100)),
     "in steps": Options(device="cpu", steps=StepOptions(3), verify="sample"),
     "fused": Options(device="cpu", fuse="require"),
-    "checked": Options(device="cpu", checksum="all"),
+    "checked": Options(device="cpu", checksum="full"),
 }
 
 

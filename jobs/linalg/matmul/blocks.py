@@ -7,11 +7,12 @@ from typing import Any, Literal
 import numpy as np
 
 from jobs.linalg.matmul.job import shapes_of
-from jobs.linalg.matmul.plan import DEEP, PANELS, MatmulLayout, panel_cuts
+from jobs.linalg.matmul.plan import MatmulLayout, panel_cuts, panels_of
 from jobs.linalg.matmul.precision import choose
 from jobs.linalg.matmul.products import open_products, share_of_cores
 from jobs.linalg.matmul.summa import Schedule, multiply_summa
 from runner.device.cpu import CpuBackend
+from runner.device.host_blas import adds_products
 from runner.errors import UserError
 from runner.plan.grid import bounds
 from runner.region import Array
@@ -52,7 +53,8 @@ def _multiply(world: World, a: Any, b: Any, word: Word) -> Array:
     )
     products = open_products(backend, rounding)
     size, rank = world.size, world.rank
-    panels = size * max(min(PANELS, shapes.length // (size * DEEP)), 1) if size > 1 else 1
+    in_place = all(world.control.allgather(not backend.asynchronous and adds_products(rounding.sums)))
+    panels = panels_of(shapes.length, size, in_place=in_place) if size > 1 else 1
     layout = MatmulLayout("summa", (size, 1), 1, 1, panels, (1, 1), 0, 0)
     left = products.stored(a if a.ndim == 2 else a[None, :])
     right = products.stored(b if b.ndim == 2 else b[:, None])

@@ -19,6 +19,7 @@ from jobs.linalg.matmul.precision import Precision, choose
 from jobs.linalg.matmul.products import Products, open_products, share_of_cores
 from jobs.linalg.matmul.ring import multiply_ring
 from jobs.linalg.matmul.summa import Schedule, multiply_summa
+from runner.device.host_blas import adds_products
 from runner.errors import UserError
 from runner.plan.job_forecast import JobForecast, Place, Stage
 from runner.plan.task import ArrayType
@@ -69,7 +70,13 @@ def shapes_of(left: Shape, right: Shape) -> Shapes:
 
 
 def problem_of(
-    shapes: Shapes, precision: Precision, left: np.dtype[Any], right: np.dtype[Any], *, queued: bool
+    shapes: Shapes,
+    precision: Precision,
+    left: np.dtype[Any],
+    right: np.dtype[Any],
+    *,
+    queued: bool,
+    in_place: bool,
 ) -> MatmulProblem:
     """Return what the choice of the algorithm depends on. left, right: dtypes of A and B in their files.
 
@@ -86,7 +93,8 @@ def problem_of(
     return MatmulProblem(
         shapes.rows, shapes.length, shapes.columns, precision.stored.itemsize, precision.sums.itemsize,
         precision.result.itemsize, (of_a, of_b),
-        precision.stored.itemsize if queued or precision.rounds else 0, queued,
+        precision.stored.itemsize if queued or precision.rounds else 0,
+        queued, in_place,
     )  # fmt: skip
 
 
@@ -94,7 +102,8 @@ def _forecast(place: Place, inputs: Sequence[ArrayType], *, algorithm: str, prec
     (left, of_a), (right, of_b) = ((shape, np.dtype(dtype)) for shape, dtype in inputs)
     shapes = shapes_of(left, right)
     rounding = choose(of_a, of_b, precision, gpu=place.gpu)
-    problem = problem_of(shapes, rounding, of_a, of_b, queued=place.gpu)
+    in_place = not place.gpu and adds_products(rounding.sums)
+    problem = problem_of(shapes, rounding, of_a, of_b, queued=place.gpu, in_place=in_place)
     layout, other = plan.choose(problem, place.ranks, place.memory, algorithm)
     operations = 2 * math.prod((problem.rows, problem.length, problem.columns))
     size = math.prod(left) * of_a.itemsize + math.prod(right) * of_b.itemsize * layout.turns  # turns read B
@@ -137,7 +146,9 @@ def matmul(
     rounding = world.collective_call(
         lambda: choose(left.dtype, right.dtype, precision, gpu=backend.device.kind == "cuda")
     )
-    problem = problem_of(shapes, rounding, left.dtype, right.dtype, queued=backend.asynchronous)
+    queued = backend.asynchronous
+    in_place = all(world.control.allgather(not queued and adds_products(rounding.sums)))  # hosts may differ
+    problem = problem_of(shapes, rounding, left.dtype, right.dtype, queued=queued, in_place=in_place)
     tile = plan.chunks_of(problem, world.size)
     sink = create(shapes.result, rounding.result, tuple(
         n for axis, n in enumerate(tile) if axis not in shapes.dropped

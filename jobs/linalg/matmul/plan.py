@@ -28,10 +28,12 @@ from runner.report.units import bytes_text
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 DEEP = 2048  # length of a panel from which the sums of products run at their full rate
-PANELS = (
-    4  # of each rank's block, where they are deep enough: a quarter of a block is sent before the first step
-)
-ROWS = 1024  # that a CPU multiplies between two looks at messages; fewer pack the second factor too often
+PANELS = 4  # of each rank's block, if they are deep enough: a quarter is sent before the first step
+# The same where each CPU's BLAS adds products in place, at its full rate from this length: panels arrive in
+# short buffers, so that less memory is touched for the first time.
+DEEP_IN_PLACE = 512
+PANELS_IN_PLACE = 16
+ROWS = 2048  # that a CPU multiplies between two looks at messages; fewer pack the second factor too often
 TILE = 1024  # rows and columns of the chunks of an output that has chunks
 RANKS_MOST = 1 << 17
 Algorithm = Literal["ring", "summa"]
@@ -42,7 +44,8 @@ class MatmulProblem:
     """rows, length, columns: of A and B. factor, sums, result: bytes of a value of the stored factors, of the
     sums and of the result. converted: bytes of a value of A and of B in their files; 0: as it is stored, and
     read straight into place. rounded: bytes of a converted value beside both. queued: whether the device
-    computes while results are written."""
+    computes while results are written. in_place: whether the ranks are CPUs whose BLAS adds products to
+    sums."""
 
     rows: int
     length: int
@@ -53,6 +56,7 @@ class MatmulProblem:
     converted: tuple[int, int] = (0, 0)
     rounded: int = 0
     queued: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,12 @@ def panel_cuts(length: int, grid: tuple[int, int], panels: int) -> list[tuple[in
         inside = (bounds(stop - start, panels // groups, index) for index in range(panels // groups))
         cuts += [(start + first, start + last) for first, last in inside]
     return cuts
+
+
+def panels_of(length: int, groups: int, *, in_place: bool) -> int:
+    """Return into how many panels `length` is cut: as many in each of the `groups` that ranks hold."""
+    deep, most = (DEEP_IN_PLACE, PANELS_IN_PLACE) if in_place else (DEEP, PANELS)
+    return groups * max(min(most, length // (groups * deep)), 1)
 
 
 def chunks_of(problem: MatmulProblem, ranks: int) -> tuple[int, int]:
@@ -195,7 +205,7 @@ def summas(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int])
     rows, length, columns = problem.rows, problem.length, problem.columns
     for down, across in factorizations(ranks, 2):
         groups = math.lcm(down, across)
-        panels = groups * max(min(PANELS, length // (groups * DEEP)), 1)
+        panels = panels_of(length, groups, in_place=problem.in_place)
         deep = -(-length // panels)
         high, wide = longest(rows, down, unit[0]), longest(columns, across, unit[1])
         of_a, of_b = high * _held(length, groups, across)[0], wide * _held(length, groups, down)[0]
@@ -203,7 +213,7 @@ def summas(problem: MatmulProblem, ranks: int, room: int, unit: tuple[int, int])
         memory = problem.factor * (of_a + of_b + arriving)
         memory += _conversion(problem, (high, deep), (deep, wide))
         memory += (problem.sums + _rounded(problem)) * high * wide
-        if panels > 1 and not problem.queued:
+        if panels > 1 and not (problem.queued or problem.in_place):
             memory += problem.sums * min(high, ROWS) * wide
         received = problem.factor * _received(problem, down, across, unit)
         if memory <= room:

@@ -11,7 +11,7 @@ import numpy as np
 from jobs.linalg.matmul.plan import ROWS
 from jobs.linalg.matmul.precision import Precision
 from runner.device.api import Backend
-from runner.device.blas_threads import at_most_blas_threads
+from runner.device.host_blas import add_product, adds_products, at_most_blas_threads
 from runner.region import Array
 from runner.world.world import World
 
@@ -45,7 +45,7 @@ class NumpyProducts:
         self, precision: Precision, backend: Backend, between: Callable[[], None] = lambda: None
     ) -> None:
         self.precision, self.backend, self.between = precision, backend, between
-        self._part: Array | None = None  # of a product that is added to others
+        self._part: Array | None = None  # of a product that no BLAS adds in place
 
     def stored(self, array: Array) -> Array:
         with np.errstate(over="ignore"):
@@ -56,10 +56,13 @@ class NumpyProducts:
             out[...] = self.precision.factor(array)
 
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
+        in_place = adds_products(self.precision.sums)
         with np.errstate(all="ignore"):  # infinities propagate
             for first in range(0, a.shape[0], ROWS):
                 rows = slice(first, first + ROWS)
-                if add:
+                if add and in_place:
+                    add_product(a[rows], b, out[rows])
+                elif add:
                     out[rows] += np.matmul(a[rows], b, out=self._part_like(out[rows]))
                 else:
                     np.matmul(a[rows], b, out=out[rows])

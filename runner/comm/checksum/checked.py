@@ -29,8 +29,8 @@ from runner.comm.checksum.sums import HostSums, Sums
 from runner.errors import RunError
 from runner.region import Array, HostArray
 
-Checksum = Literal["off", "sampled", "all"]
-SHARE = {"sampled": 64, "all": 1}  # one of so many messages is checked
+Checksum = Literal["off", "sample", "full"]
+SHARE = {"sample": 64, "full": 1}  # one of so many messages is checked
 HINT = "another GPU or host in place of these; `meshrun validate` tests the links between them"
 
 

@@ -79,7 +79,7 @@ def test_nothing_is_flagged_and_the_bits_are_the_same(data: st.DataObject) -> No
                 found.append(world.all_reduce(one.astype(one.dtype.newbyteorder("=")), "sum").tobytes())
         return found
 
-    choices: tuple[Checksum, ...] = ("off", "sampled", "all")
+    choices: tuple[Checksum, ...] = ("off", "sample", "full")
     off, sampled, checked = (
         run_ranks(size, lambda control, choice=choice: work(opened(control, choice))) for choice in choices
     )
@@ -96,7 +96,7 @@ def test_groups_along_a_grid_are_checked() -> None:
         assert world.checksums is not None
         return world.checksums.messages
 
-    assert run_ranks(4, lambda control: work(opened(control, "all"))) == [1, 1, 1, 1]
+    assert run_ranks(4, lambda control: work(opened(control, "full"))) == [1, 1, 1, 1]
 
 
 def test_messages_may_be_grouped_differently_on_both_sides() -> None:
@@ -108,7 +108,7 @@ def test_messages_may_be_grouped_differently_on_both_sides() -> None:
             for part in parts:
                 assert np.array_equal(world.receive(np.empty(5, "i4"), 0), part)
 
-    run_ranks(2, lambda control: work(opened(control, "all")))
+    run_ranks(2, lambda control: work(opened(control, "full")))
 
 
 def test_a_share_is_chosen_by_both_ranks_and_differs_between_runs() -> None:
@@ -135,7 +135,7 @@ def test_all_reduce_may_differ_in_a_zeros_sign_and_a_nans_payload() -> None:
 
         def work(control: ThreadComm, dtype: str = dtype) -> Any:
             array = values[control.rank].astype(dtype)
-            opened(Different(control.hub, control.rank), "all").all_reduce(array)
+            opened(Different(control.hub, control.rank), "full").all_reduce(array)
             return array.tobytes()
 
         found = run_ranks(2, work)
@@ -161,7 +161,7 @@ def exchange_three(world: World) -> list[Any]:
 def test_a_damaged_message_is_found_by_its_receiver(size: int, fault: str) -> None:
     found = caught(size, exchange_three, "off", fault)
     assert found == [[True, rank != 1, True] for rank in range(size)]
-    found = caught(size, exchange_three, "all", fault)
+    found = caught(size, exchange_three, "full", fault)
     failure = found[1]
     assert isinstance(failure, Damaged)
     assert failure.exit_code == 1
@@ -177,7 +177,7 @@ def test_a_damaged_message_is_found_by_its_receiver(size: int, fault: str) -> No
 
 def test_a_message_sent_again_with_its_trailer_is_found() -> None:
     """All of the message before, the trailer too: its number differs."""
-    found = caught(2, exchange_three, "all", "old", least=0, number=4)  # the second trailer
+    found = caught(2, exchange_three, "full", "old", least=0, number=4)  # the second trailer
     assert "message 2" in str(found[1].got)
     assert "message 1" in str(found[1].expected)
 
@@ -193,7 +193,7 @@ COLLECTIVES: dict[str, Callable[[World], Any]] = {
 @pytest.mark.parametrize("name", [*COLLECTIVES])
 def test_a_damaged_collective_is_named(name: str) -> None:
     assert not any(isinstance(one, Damaged) for one in caught(3, COLLECTIVES[name], "off", "bit", number=1))
-    failure = caught(3, COLLECTIVES[name], "all", "bit", number=1)[1]
+    failure = caught(3, COLLECTIVES[name], "full", "bit", number=1)[1]
     assert isinstance(failure, Damaged)
     assert failure.what.endswith(f"in {name}")
 
@@ -207,7 +207,7 @@ def test_a_result_of_all_reduce_that_differs_is_found_by_all(size: int, dtype: s
         return result.tolist()
 
     assert not any(isinstance(one, Damaged) for one in caught(size, work, "off", "result"))
-    found = caught(size, work, "all", "result")
+    found = caught(size, work, "full", "result")
     assert all(isinstance(one, Damaged) for one in found)
     assert len({str(one) for one in found}) == 1
     what = found[0].what
@@ -239,7 +239,7 @@ def test_sampled_checks_some_messages() -> None:
 
 
 def test_collectives_on_raw_memory_are_refused() -> None:
-    world = opened(ThreadComm(), "all")
+    world = opened(ThreadComm(), "full")
     with pytest.raises(UserError, match="--checksum does not check collectives on raw memory"):
         world.collectives(world.control)
 
@@ -263,7 +263,7 @@ def test_a_message_in_pieces_has_one_trailer(monkeypatch: pytest.MonkeyPatch) ->
             )
 
     def work(control: ThreadComm) -> bool:
-        world = opened(InPieces(control.hub, control.rank), "all")
+        world = opened(InPieces(control.hub, control.rank), "full")
         sent, arrived = np.arange(5001.0), np.empty(5001)
         world.exchange([(1 - world.rank, sent)], [(1 - world.rank, arrived)])
         return np.array_equal(sent, arrived)
@@ -337,7 +337,7 @@ def test_swapped_words_and_any_flipped_bit_change_both_checksums(library: Path) 
 @pytest.mark.parametrize("fault", ["none", "bit", "old", "result"])
 def test_device_arrays_are_checked_by_the_kernel(library: Path, fault: str) -> None:
     def rank(control: ThreadComm) -> Any:
-        world = opened(control, "all")
+        world = opened(control, "full")
         assert isinstance(world.control, CheckedControl)
         arrays = world.control.checked(
             DamagingComm(control.hub, control.rank, fault), DeviceSums(QueuedBackend(), HostTables(library))

@@ -38,19 +38,33 @@ def on_ranks(ranks: int, a: Array, b: Array, **options: Any) -> list[Array]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
 def test_blocks_of_rows(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.blocks.DEEP", 2)  # several panels on each rank
+    monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)  # several panels on each rank
     for shape in ((7, 5, 3), (1, 1, 1), (17, 64, 9), (3, 0, 4), (0, 3, 2), (601, 8, 5)):
         a, b = made(*shape[:2]), made(*shape[1:])
         np.testing.assert_allclose(np.concatenate(on_ranks(ranks, a, b)), a @ b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "complex64"])
-def test_dtypes_are_numpys(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "complex64", "complex128", "g"])
+@pytest.mark.parametrize("known", [True, False], ids=["blas", "no blas"])
+def test_dtypes_are_numpys(dtype: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels are added by NumPy's BLAS or, where that is unknown, by NumPy."""
+    for name in ("DEEP", "DEEP_IN_PLACE"):
+        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 3)
+    if not known:
+        monkeypatch.setattr("jobs.linalg.matmul.products.adds_products", lambda dtype: False)
     a, b = made(9, 30, dtype=dtype), made(30, 4, dtype=dtype)
     found = np.concatenate(on_ranks(3, a, b))
     assert found.dtype == np.matmul(a, b).dtype
     expected = np.matmul(a.astype("complex128"), b.astype("complex128")) if a.dtype.kind != "i" else a @ b
     np.testing.assert_allclose(found, expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-3)
+
+
+def test_ranks_of_which_one_has_an_unknown_blas_cut_the_same_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)
+    known = iter((True, False, True))
+    monkeypatch.setattr("jobs.linalg.matmul.blocks.adds_products", lambda dtype: next(known))
+    a, b = made(9, 30), made(30, 4)
+    np.testing.assert_allclose(np.concatenate(on_ranks(3, a, b)), a @ b, rtol=1e-12, atol=1e-12)
 
 
 def test_vectors() -> None:

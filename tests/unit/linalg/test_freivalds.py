@@ -170,7 +170,8 @@ MUTANTS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
 def test_broken_algorithms_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Any, algorithm: str, ranks: int, dtype: str
 ) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP", 4)  # several panels on each rank
+    for name in ("DEEP", "DEEP_IN_PLACE"):
+        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 4)  # several panels on each rank
     a, b, _ = factors(dtype, (24, 32, 24))
     np.save(tmp_path / "a.npy", a)
     np.save(tmp_path / "b.npy", b)

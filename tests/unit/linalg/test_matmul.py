@@ -10,6 +10,7 @@ import pytest
 from stream_cases import run_on
 
 from jobs.linalg.matmul.job import matmul
+from launch.cli.main import main
 from runner.errors import UserError
 from runner.region import Region
 from runner.storage.formats.registry import open_source
@@ -150,6 +151,22 @@ def test_little_memory_streams_pieces_and_turns(
     assert "turns" in record["result"]["algorithm"]
     whole, _ = product(tmp_path, a, b, ranks, suffix)
     np.testing.assert_allclose(got, whole, atol=1e-13)
+
+
+def test_raw_factors_have_a_shape_and_a_dtype_each(tmp_path: Path) -> None:
+    a, b = made((13, 10), "float32"), made((10, 7), "float64", 2)
+    a.tofile(tmp_path / "a.raw")
+    b.tofile(tmp_path / "b.raw")
+    files = [tmp_path / "a.raw", tmp_path / "b.raw"]
+    matmul.run(files, tmp_path / "c.npy", input_shape=[(13, 10), (10, 7)], input_dtype=["float32", float])
+    same(read(tmp_path / "c.npy"), a, b)
+    words = ["matmul", *map(str, files), str(tmp_path / "d.npy"), "--shape", "13x10,10x7", "--dtype", "f4,f8"]
+    assert main(["run", *words]) == 0
+    np.testing.assert_array_equal(read(tmp_path / "d.npy"), read(tmp_path / "c.npy"))
+    plan = matmul.plan(ranks=2, gpu="cpu", input_shape=[(13, 10), (10, 7)], input_dtype=["float32", float])
+    assert plan["result"] == {"shape": [13, 7], "dtype": "float64"}
+    with pytest.raises(UserError, match=r"another number of inputs: got 3, expected 2, or 1 for all"):
+        matmul.run(files, tmp_path / "c.npy", input_shape=[(13, 10), (10, 7), (1,)], input_dtype="f4")
 
 
 def test_the_same_ranks_give_the_same_bits(tmp_path: Path) -> None:

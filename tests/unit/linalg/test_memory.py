@@ -58,7 +58,8 @@ def test_the_memory_is_what_one_rank_allocates(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All that Python and NumPy allocate; reading short rows takes a buffer of 256 KiB."""
-    monkeypatch.setattr(plan, "DEEP", 30)  # several panels, as of large products
+    for name in ("DEEP", "DEEP_IN_PLACE"):
+        monkeypatch.setattr(plan, name, 30)  # several panels, as of large products
     measured: list[int] = []
     open_products, recorded = job.open_products, job._record
 
@@ -91,7 +92,7 @@ def test_the_memory_is_what_each_of_several_ranks_allocates(
     tmp_path: Path, ranks: int, algorithm: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the device's allocator: ranks that are threads copy their messages, which MPI's do not."""
-    monkeypatch.setattr(plan, "DEEP", 30)
+    monkeypatch.setattr(plan, "DEEP_IN_PLACE", 30)
     allocated: Counter[int] = Counter()
     empty = CpuBackend.empty
 

@@ -49,13 +49,13 @@ def test_the_bytes_are_the_same_and_the_record_says_what_was_checked(
     tmp_path: Path, ranks: int, more: dict[str, Any]
 ) -> None:
     off = stepped(tmp_path, ranks, "off", **more)[0]
-    checked = stepped(tmp_path, ranks, "all", **more)[0]
-    sampled = stepped(tmp_path, ranks, "sampled", **more)[0]
-    written = [(tmp_path / f"{one}.npy").read_bytes() for one in ("off", "all", "sampled")]
+    checked = stepped(tmp_path, ranks, "full", **more)[0]
+    sampled = stepped(tmp_path, ranks, "sample", **more)[0]
+    written = [(tmp_path / f"{one}.npy").read_bytes() for one in ("off", "full", "sample")]
     assert written[0] == written[1] == written[2]
     assert off["checksum"] is None
-    assert checked["checksum"]["mode"] == "all"
-    assert sampled["checksum"]["mode"] == "sampled"
+    assert checked["checksum"]["mode"] == "full"
+    assert sampled["checksum"]["mode"] == "sample"
     exchanged = {1: 0, 3: 4, 4: 8}[ranks]  # messages of one exchange of all ranks; one is of the input
     assert checked["checksum"]["messages"] >= exchanged * STEPS
     assert sampled["checksum"]["messages"] <= checked["checksum"]["messages"]
@@ -75,7 +75,7 @@ def test_a_damaged_halo_ends_the_run_on_all_ranks(
     assert not any(isinstance(one, RunError) for one in stepped(tmp_path, 3, "off", fault))
     assert not np.array_equal(np.load(tmp_path / "off.npy"), before)  # wrong, and nobody knows
     capfd.readouterr()
-    found = stepped(tmp_path, 3, "all", fault)
+    found = stepped(tmp_path, 3, "full", fault)
     assert all(isinstance(one, RunError) for one in found)
     assert isinstance(found[1], Damaged)
     said = capfd.readouterr().err

@@ -14,6 +14,7 @@ from stream_cases import run_on
 
 from jobs.transforms import in_parts
 from jobs.transforms.fft_job import fft
+from jobs.transforms.forecast import forecast_transpose
 from jobs.transforms.transpose_job import transpose_job
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
@@ -153,3 +154,21 @@ def test_the_models_bytes_and_messages_are_those_that_move(
         assert most == amount
     else:  # the largest block's share of the others
         assert 0.8 * amount <= most <= 1.1 * amount
+
+
+def test_a_cpus_transpose_takes_a_time_of_each_cell_and_of_new_memory() -> None:
+    """Of a cell of any size, in one thread, however many cores a rank has; a GPU's takes one of each byte."""
+
+    def seconds(shape: tuple[int, int], dtype: str, cores: int = 2, passes: int = 1) -> float:
+        machine = nominal_cpu(cores, AMPLE)
+        place = Place(machine, links_of(machine, 1, None, None), 1, 1, AMPLE)
+        found = forecast_transpose(place, shape, np.dtype(dtype), (1, 0), 0, passes, 2)
+        (stage,) = [one for one in found.stages if one.name == "transpose"]
+        return stage.seconds
+
+    small = seconds((1024, 1024), "f4")
+    assert small == pytest.approx(3e-9 * 1024**2)
+    assert seconds((1024, 1024), "c16", cores=64) == pytest.approx(small)
+    large = seconds((4096, 4096), "f8")
+    assert large == pytest.approx(3e-9 * 4096**2 + 8 * 4096**2 / 8e9)
+    assert seconds((4096, 4096), "f8", passes=8) == pytest.approx(3e-9 * 4096**2)  # each in kept memory

@@ -177,6 +177,7 @@ COMMANDS = [
     (["bench", "nosuch"], "No such command 'nosuch'"),
     (["bench", "compare", "a", "b"], "`meshrun bench compare` starts no ranks"),
     (["bench", "plot", "a", "--to", "b.svg"], "`meshrun bench plot` starts no ranks"),
+    (["kernel", "laplacian", "a"], "`meshrun kernel` starts no ranks"),
 ]
 # Mistakes in the words of bench end with nccl-tests' exit status, whoever starts it.
 OF_BENCH = [

@@ -6,12 +6,14 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from launch.cli.main import main
 from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
+from runner.report.plan_table import render
 from runner.run.installation import calibrate
 from runner.system import launcher
 from runner.world import binding
@@ -176,6 +178,15 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("fft in.npy --ranks 2 --host-memory 1K --gpu cpu", "does not fit the memory of 2 rank(s)"),
         ("transpose in.npy --ranks 2 --axes 1", "the axes are no permutation"),
         ("matmul in.npy --ranks 2", "job matmul takes 2 inputs: got 1 file"),
+        ("matmul --shape 3x4,5x6 --dtype f4 --ranks 2", "do not multiply: got A of shape (3, 4) and B of"),
+        (
+            "matmul --shape 3x4,4x6,2 --dtype f4 --ranks 2",
+            "number of inputs: got 3, expected 2, or 1",
+        ),
+        ("matmul --shape 3x4,4x6,2 --dtype f4,f8 --ranks 2", "of inputs: got 3 shapes and 2 dtypes"),
+        ("matmul --shape 3x4,4x6 --dtype f4,f99 --ranks 2", "unknown --input-dtype: got f99"),
+        ("matmul --shape 3x4, --dtype f4 --ranks 2", "--shape does not parse"),
+        ("laplacian --shape 5x5,6x6 --input-dtype f4 --ranks 2", "number of inputs: got 2, expected 1"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
         ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
@@ -249,6 +260,29 @@ def test_a_transpose_and_a_product_are_planned(capsys: pytest.CaptureFixture[str
     assert "multiply" not in unknown  # no rate of its products is known
     one = planned(capsys, *words.replace("ranks 4", "ranks 1").replace("h200", "cpu").split())
     assert "exchange" not in one
+
+
+def test_each_factor_of_a_product_has_its_shape_and_dtype(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the plan of files has them; also vectors, and one dtype for both."""
+    np.save("a.npy", np.ones((300, 200), np.float32))
+    np.save("b.npy", np.ones((200, 250)))
+    words = "--ranks 4 --gpu cpu --json"
+
+    def plan(arguments: str) -> dict[str, Any]:
+        assert main(["plan", *f"matmul {arguments} {words} plan.json".split()]) == 0
+        capsys.readouterr()
+        found: dict[str, Any] = json.loads(Path("plan.json").read_text())
+        return found
+
+    described = plan("--shape 300x200,200x250 --dtype float32,float64")
+    assert described == plan("a.npy b.npy")
+    assert "on 300x200 float32 and 200x250 float64 to 300x250 float64: 4 ranks" in render(described)
+    assert plan("--shape 200,200x250 --dtype float32")["result"] == {"shape": [250], "dtype": "float32"}
+
+
+def test_a_raw_file_in_fortran_order_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--shape", "80x100", "--input-dtype", "float32", "--order", "F", "--ranks", "2")
+    assert "laplacian on 80x100 float32" in planned(capsys, "laplacian", "in.raw", *words)
 
 
 def test_where_two_copies_do_not_fit_one_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
