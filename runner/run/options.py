@@ -231,6 +231,7 @@ def forms_of_inputs(form: Form | tuple[Form, ...] | None, count: int) -> list[Fo
             "--shape and --dtype describe another number of inputs",
             got=len(form),
             expected="1" if count == 1 else f"{count}, or 1 for all",
+            hint="a comma is between inputs; the lengths of one are joined by x, as in 10x6",
         )
     return list(form)
 

@@ -191,11 +191,19 @@ def test_the_form_of_a_file_is_said_by_options(ran: Ran, words: list[str], form:
     assert ran(*words)[1].form == form
 
 
-@pytest.mark.parametrize("text", ["10x", "x", "axb", "-1x2", "1.5x2", "10 6", "10,6", "٣x3", "³"])
+@pytest.mark.parametrize("text", ["10x", "x", "axb", "-1x2", "1.5x2", "10 6", "10;6", "٣x3", "³"])
 def test_a_shape_that_does_not_parse_is_refused(refused: Callable[..., str], text: str) -> None:
     assert refused("--shape", text) == (
         f"meshrun: --shape does not parse: got {text!r}, expected lengths joined by x: 1000x512\n"
     )
+
+
+def test_more_shapes_than_inputs_are_refused(refused: Callable[..., str]) -> None:
+    message = refused("--shape", "10,6")
+    assert message.startswith(
+        "meshrun: --shape and --dtype describe another number of inputs: got 2, expected 1"
+    )
+    assert "10x6" in message
 
 
 def test_an_order_is_c_or_f(refused: Callable[..., str]) -> None:
