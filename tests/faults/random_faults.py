@@ -877,7 +877,11 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 def kind(name: str) -> str:
     """A file's name without the run's."""
-    return re.sub(r"(?<=/meshrun_)\S+|(?<=/meshrun-)\S+(?=-failure)", "*", name)
+    return re.sub(
+        r"(?<=/meshrun_)\S+|(?<=/meshrun-)\S+(?=-failure)|(?<=^\.out\.npy\.)(?!stream)\S+(?=\.partial)",
+        "*",
+        name,
+    )
 
 
 def share(results: Sequence[dict[str, Any]]) -> str:

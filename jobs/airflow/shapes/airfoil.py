@@ -61,7 +61,10 @@ def parse(word: str) -> Airfoil:
     hint = "airfoil:2412@8"
     if not re.fullmatch(r"[0-9]{4}", digits, re.ASCII):
         raise UserError(
-            "the airfoil has no NACA number of four digits", got=digits, expected="four digits", hint=hint
+            "the airfoil has no NACA number of four digits",
+            got=repr(digits),
+            expected="four digits",
+            hint=hint,
         )
     camber, position, thickness = int(digits[0]) / 100, int(digits[1]) / 10, int(digits[2:]) / 100
     if thickness == 0:

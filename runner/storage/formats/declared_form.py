@@ -38,7 +38,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     try:
         dtype = np.dtype(text)
     except (TypeError, ValueError, SyntaxError) as reason:
-        raise UserError("--input-dtype is not a dtype", got=text, hint="float32, or >f4") from reason
+        raise UserError("--input-dtype is not a dtype", got=repr(text), hint="float32, or >f4") from reason
     if dtype.kind not in NUMBERS:
-        raise UserError("--input-dtype is not numeric", got=text, expected="a numeric dtype")
+        raise UserError("--input-dtype is not numeric", got=repr(text), expected="a numeric dtype")
     return dtype

@@ -268,6 +268,9 @@ def test_words_that_are_refused(word: str, placement: Placement, what: str) -> N
 def test_airfoils_that_are_refused(number: str) -> None:
     with pytest.raises(UserError, match="airfoil"):
         parse(number)
+    with pytest.raises(UserError, match="NACA") as failure:
+        read("airfoil:[\n[", Placement(size="300x100"))
+    assert "\n" not in str(failure.value)
     with pytest.raises(UserError, match="Try: airfoil:2412@8"):
         read(f"airfoil:{number}")
 

@@ -296,6 +296,9 @@ def test_what_is_said_of_a_file_must_agree_with_it(tmp_path: Path, suffix: str) 
             open_source(path, form)
     with pytest.raises(UserError, match="is not a dtype"):
         open_source(path, Form((4, 6), "zebra"))
+    with pytest.raises(UserError, match="is not a dtype") as failure:
+        open_source(path, Form((4, 6), "f\n["))
+    assert "\n" not in str(failure.value)
     with pytest.raises(UserError, match="is not numeric"):
         open_source(path, Form((4, 6), "U3"))
 
