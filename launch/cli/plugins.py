@@ -125,8 +125,6 @@ def without_ranks(words: Sequence[str]) -> str | None:
 
 def check_words(root: click.Command, words: Sequence[str]) -> None:
     """UsageError unless every rank would accept these arguments. root: the command `meshrun`."""
-    if single := without_ranks(words):
-        raise click.UsageError(f"`meshrun {single}` starts no ranks")
     group: click.Command | None = root
     name, rest = "meshrun", list(words)
     ctx: click.Context | None = None
@@ -142,6 +140,8 @@ def check_words(root: click.Command, words: Sequence[str]) -> None:
         name = found or name
     assert group is not None
     group.make_context(name, rest, parent=ctx)
+    if single := without_ranks(words):
+        raise click.UsageError(f"`meshrun {single}` starts no ranks")
 
 
 def command_in(words: Sequence[str]) -> Sequence[str]:
