@@ -42,7 +42,7 @@ def test_a_rank_moves_before_its_communicators_are_opened(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         "runner.world.preflight.inspection.survey", lambda *_, **__: survey(range(8), range(4, 8))
     )
-    monkeypatch.setattr("runner.world.preflight.checks.check_surveys", lambda *_: [])
+    monkeypatch.setattr("runner.world.preflight.checks.check_surveys", lambda *_, **__: [])
 
     def body(control: ThreadComm) -> None:
         backend = CpuBackend()

@@ -165,7 +165,7 @@ def test_an_image_of_a_folder_is_computed_in_halves(tmp_path: Path) -> None:
     run_on(1, greedy, tmp_path / "in", tmp_path / "whole")
     for name in ("a.png", "b.png"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert sum("greedy on a.png gets" in said for said in record["warnings"]) == 1
+    assert sum(".png gets" in said for said in record["warnings"]) == 1  # of the image that comes first
 
 
 def test_steps_of_a_chunk_are_taken_in_halves(source: Path) -> None:
