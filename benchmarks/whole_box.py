@@ -94,6 +94,7 @@ def parts_of_one() -> list[Part]:
     return [
         Part("tests", pytest("tests/gpu"), json=False),
         Part("airflow", script("airflow_device")),
+        Part("airflow peers", script("airflow_peers")),
         Part("fused steps", script("fuse_steps_device", "--quick")),
         Part("fused pass", script("fuse_device", "--seconds", "60")),
         Part("transforms", script("transforms_device", "--gpus", "1")),
