@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -171,7 +171,8 @@ def _in_order(results: Iterable[V], needs: Callable[[V], Sequence[V]]) -> list[V
     return list(found)
 
 
-def branches_of(program: Program) -> dict[Node, Branch[Node]]:
+@lru_cache(maxsize=16)  # the choices of a kernel ask for those of one program again and again
+def branches_of(program: Program) -> Mapping[Node, Branch[Node]]:
     """Return the branch of each `where` of a program that has one, for a kernel of single cells."""
 
     def condition(node: Node) -> Node | None:

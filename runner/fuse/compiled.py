@@ -99,13 +99,14 @@ class DeviceKernel:
         self._tile = single_pass.choose_tile(self._merged)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
-        most, around = single_pass.MOST_ROWS, sum(self.widths[0])
-        if self._merged.axes > 1 and len(outs[0]) > most:
+        merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
+        if merged.axes > 1 and len(outs[0]) > most:
             for first in range(0, len(outs[0]), most):
                 rows = slice(first, first + most), slice(first, first + most + around)
                 self([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
             return
-        apart = not all(map(single_pass.have_equal_pitches, (blocks, outs)))
+        sides = (merged.inputs, blocks), (merged.outputs, outs)
+        apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
         kernel, launch = self._pass(outs[0].shape, apart)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
         if call.grid != (0,):

@@ -18,6 +18,7 @@ import numpy as np
 from runner.fuse.branches import branches_of
 from runner.fuse.graph import Extents, Offset, Operand, Program, in_order
 from runner.fuse.operations import HEADER, KERNELS, compiler_options, ctype
+from runner.fuse.steps.layout import LANES
 from runner.fuse.strips import WORD, PlacedStrip, Strips, find_places
 from runner.fuse.values import Row, Value, Values, element_name
 from runner.region import Array, Shape
@@ -33,7 +34,7 @@ BRANCH_THREADS, BRANCH_REGISTERS = (
     64,
 )  # of a processor at least, if a thread's loads take no more of these
 TURNS = 64  # of a thread that marches through planes
-WARP, WASTED = 32, 0.95  # threads; those of smaller blocks over those of larger ones that are worth it
+WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
 FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
@@ -284,10 +285,10 @@ def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
     ]
 
 
-def have_equal_pitches(arrays: Sequence[Array]) -> bool:
-    """Return whether inputs, or outputs, of the same dtype lie in memory alike."""
-    first: dict[object, tuple[int, ...]] = {}
-    return all(first.setdefault(one.dtype, one.strides[:-1]) == one.strides[:-1] for one in arrays)
+def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axes: int) -> bool:
+    """Return whether all inputs, or all outputs, have the pitches of their leaders. axes: of the grid."""
+    pitches = [one.strides[: axes - 1] for one in arrays]
+    return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
 
 
 def _parameters(program: Program, apart: bool) -> Iterator[tuple[str, str, type[np.generic]]]:
@@ -548,12 +549,13 @@ def launch_arguments(
         tiles[last - 1] = -(-tiles[last - 1] // block[1])
     if math.prod(tiles) > MOST_BLOCKS:
         raise ValueError(f"{math.prod(tiles)} blocks of threads, more than {MOST_BLOCKS}")
+    sides = (program.inputs, blocks), (program.outputs, outs)
+    if not kernel.apart and not all(have_equal_pitches(*side, program.axes) for side in sides):
+        raise ValueError("operands of different pitches, for a kernel with common ones")
     values: list[int] = []
     for operands, arrays in ((program.inputs, sources), (program.outputs, targets)):
         for number, leader in enumerate(leaders(operands, kernel.apart)):
-            rows, first = arrays[number], arrays[leader]
-            if rows.strides[:last] != first.strides[:last]:
-                raise ValueError(f"strides {rows.strides} and {first.strides} of a kernel with common ones")
+            rows = arrays[number]
             pitches = (stride // rows.itemsize for stride in rows.strides[:last])
             values += [rows.address, *(pitches if leader == number else ())]
     values += [*lengths, *tiles[1:], shift]
@@ -625,7 +627,7 @@ def _block(most: tuple[int, int], tiles: Sequence[int]) -> tuple[int, int]:
 
     while along > 1 and (
         along // 2 >= tiles[-1]
-        or (along > WARP and len(tiles) > 1 and threads(along // 2) < WASTED * threads(along))
+        or (along > LANES and len(tiles) > 1 and threads(along // 2) < WASTED * threads(along))
     ):
         along //= 2
         across *= 2 if len(tiles) > 1 else 1

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
+from runner.fuse.strips import WORD
 from runner.pipeline.block_layout import LINE, SECTOR
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
@@ -43,7 +44,6 @@ MEASURED = 256  # exchanges of a device that are timed; the others are assumed t
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
 ONE_COPY = "the fields are in memory once"
-WORD = 4  # bytes; elements smaller than that are small
 PENDING = 64  # spans of device work that are not yet added to the phases
 
 

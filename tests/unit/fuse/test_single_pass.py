@@ -248,8 +248,8 @@ def test_operands_may_have_pitches_of_their_own(tmp_path: Path) -> None:
     apart(kernels[1], blocks, outs, widths)
     for out, expected in zip(outs, evaluate(program, blocks, widths), strict=True):
         same(out, expected)
-    assert have_equal_pitches(blocks[:1])
-    assert not have_equal_pitches(blocks)
+    assert have_equal_pitches(program.inputs[:1], blocks[:1], 2)
+    assert not have_equal_pitches(program.inputs, blocks, 2)
 
 
 @needs_compiler
