@@ -3,13 +3,12 @@ runs on; broken kernels."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_folder import shared_folder
 
 import meshrun
 from jobs.bench.lessons.protocol import Context
@@ -46,11 +45,7 @@ def world() -> Iterator[World]:
 @pytest.fixture
 def folder(world: World) -> Iterator[Path]:
     """A folder that all of them see."""
-    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="gpu-")))
-    yield made
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
+    yield from shared_folder(world, "gpu-")
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from shared_folder import shared_folder
 
 from runner.comm.mpi import MpiComm
 from runner.world.world import World, open_world
@@ -30,8 +29,4 @@ def world() -> Iterator[World]:
 @pytest.fixture
 def folder(world: World) -> Iterator[Path]:
     """A folder that all ranks see."""
-    made = Path(world.on_root(lambda: tempfile.mkdtemp(prefix="mpi-")))
-    yield made
-    world.control.barrier()
-    if world.rank == 0:
-        shutil.rmtree(made)
+    yield from shared_folder(world, "mpi-")
