@@ -15,6 +15,7 @@ GPUs exchange halos by `halo_path`; CPUs by `halo.exchange`, as before the first
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
-from runner.fuse.strips import WORD
 from runner.pipeline.block_layout import LINE, SECTOR
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
@@ -99,11 +99,9 @@ class Stepper(StepBlocks):
             HaloPlan(one.partition, rank, wide_widths(one, steps), task.boundary, task.cval)
             for one in task.fields
         ]
-        # Of small elements, what a warp writes at any address of a row is in half as many sectors again.
-        small = all(field.dtype.itemsize < WORD for field in task.fields if field.name in task.job.feeds)
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
-                plan.aligned = LINE if fused > 1 else SECTOR if small else 0
+                plan.aligned = LINE if fused > 1 else SECTOR
         read = [
             plan if widths == plan.widths else HaloPlan(one.partition, rank, widths, task.boundary, task.cval)
             for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
@@ -304,8 +302,8 @@ class Stepper(StepBlocks):
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)
         if backend.asynchronous and self._exchange_spans:
-            seconds = sum(backend.elapsed(begin, end) for begin, end in self._exchange_spans)
-            self.phases.add("exchange", seconds * self.exchanges / len(self._exchange_spans))
+            spans = [backend.elapsed(*span) for span in self._exchange_spans]
+            self.phases.add("exchange", seconds_of_all(spans, self.exchanges))
         self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
@@ -474,6 +472,14 @@ class Stepper(StepBlocks):
             exchange.receive()
         self._halos.fill_own(read)
         exchange.fill_corners()
+
+
+def seconds_of_all(spans: Sequence[float], count: int) -> float:
+    """Return the seconds of `count` exchanges, some of which took `spans`.
+
+    By their median: in the first ones, ranks wait for those that began their loop later.
+    """
+    return statistics.median(spans) * count
 
 
 class _DeviceSpan:
