@@ -123,9 +123,10 @@ def test_a_measured_choice_is_one_of_the_fastest_as_predicted() -> None:
 
     program = trace(heat, [Operand("u", np.dtype("f4"))], ((1, 1),) * 2, {}, frozenset(), ["v"])
     kernel = DeviceKernel(program, ((1, 1),) * 2, feeds=(0,))
-    found = kernel.measured(CudaBackend(0), (512, 512), 10**12)
-    assert found in choices(program, [0])[:MEASURED]
-    assert kernel.measured(CudaBackend(0), (512, 512), 2) == found
+    shape = (512, 512)
+    found = kernel.measured(CudaBackend(0), shape, 10**12)
+    assert found in choices(program, [0], shape)[:MEASURED]
+    assert kernel.measured(CudaBackend(0), shape, 2) == found
 
 
 ROOTS = """

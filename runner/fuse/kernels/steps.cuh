@@ -59,9 +59,6 @@ struct Axis {
         return clamped(source(place));
     }
     INLINE_MEMBER int clamped(int place) const { return most(-before, least(place, own + after - 1)); }
-    // The place before the first cell that is a copy of another, and that of the first one after the last.
-    INLINE_MEMBER int low() const { return BOUNDARY != WRAP ? -start : whole() ? 0 : NEVER; }
-    INLINE_MEMBER int high() const { return BOUNDARY != WRAP ? length - start : whole() ? own : NEVER; }
     // Whether the places from `first` to before `last` are cells of the array and valid in memory.
     INLINE_MEMBER bool inside(int first, int last) const {
         return first >= -before && last <= own + after && !beyond(first) && !beyond(last - 1);
@@ -179,25 +176,6 @@ INLINE void fill_ring(T (&ring)[SIZE][CELLS], const Axis& axis, int place, int h
         UNROLL for (int e = -R; e <= R; ++e)
             if (e != d && from == e)
                 UNROLL for (int c = 0; c < CELLS; ++c) target[c] = ring[modulo(here + e, SIZE)][c];
-    }
-}
-
-// Fill the columns beyond the array, as far as they are read, of a row of a tile that starts at column `x0`.
-template <typename T> INLINE void fill_columns(T* row, const Axis& x, int x0, T constant) {
-    const int lane = threadIdx.x % LANES;
-    UNROLL for (int side = 0; side < 2; ++side) {
-        UNROLL for (int m = 1; m <= RX; ++m) {
-            const int place = (side ? x.length - 1 + m : -m) - x.start;
-            const int target = place - x0;
-            if (target < 0 || target >= LANES * C) continue;
-            T value = constant;
-            if (BOUNDARY != CONSTANT) {
-                const int source = most(0, least(x.source(place) - x0, LANES * C - 1));
-                value = from_lane(pick(row, source % C), source / C);
-            }
-            UNROLL for (int c = 0; c < C; ++c)
-                if (lane == target / C && c == target % C) row[c] = value;
-        }
     }
 }
 

@@ -8,6 +8,8 @@
 // Inside the array, rows of level 0 come from memory through shared memory, AHEAD - 1 rows before they are used,
 // and the loop is unrolled SLOTS times, so that no row moves from register to register. A row is live until the
 // last level that reads it has. A tile or row at an edge of the array takes a loop that fills the cells beyond.
+// An array that wraps around has no edges along an axis that is not split: cells beyond are read where they are,
+// if the columns of each lane are side by side.
 #pragma once
 
 namespace steps {
@@ -15,6 +17,7 @@ namespace steps {
 constexpr int SLOTS = 2 * RY + 1;
 constexpr int TILE = LANES * C;
 constexpr int VALID = TILE - 2 * MARGIN;
+constexpr int FURTHEST = 2 * K * RY + RY + BEYOND + SLOTS;  // rows beyond those of a strip that are read, at most
 
 struct Rows {  // the state: rows of each level
 #define X(n, T, constant) T w##n[K][SLOTS][C];
@@ -34,7 +37,35 @@ struct Place {
     int column, row;
 };
 
-// The lane's columns of an input that no output feeds, dy rows away.
+// Whether a lane's columns are cells of the array, and side by side in memory at addresses of vectors.
+INLINE bool reads_vectors(const Place& at) { return VECTOR > 1 && at.all.x.inside(at.column, at.column + C); }
+
+// Whether columns, or rows, beyond the array are read on its other side by the loop inside: the columns of a lane
+// are then side by side, and no row that is read is further beyond than the array is long.
+INLINE bool turns(const Axis& columns) {
+    return BOUNDARY == WRAP && VECTOR > 1 && columns.whole() && columns.length % C == 0;
+}
+INLINE bool rows_turn(const Axis& rows) { return BOUNDARY == WRAP && rows.whole() && rows.length >= FURTHEST; }
+
+// The place in memory of a row that the loop inside reads. If the boundary wraps around, the rows in memory follow
+// each other in a circle: of a whole array they are the right ones, otherwise rows beyond are of no use.
+INLINE int rows_in_memory(const Axis& rows) { return rows.before + rows.own + rows.after; }
+INLINE int memory_inside(const Axis& rows, int row) {
+    if (BOUNDARY != WRAP) return rows.clamped(row);
+    const int all = rows_in_memory(rows);
+    return row < -rows.before ? row + all : row >= rows.own + rows.after ? row - all : row;
+}
+
+// The row before the first one that is a copy of another, and the first one after the last: NEVER if there is none
+// for the loop inside.
+INLINE int low_edge(const Axis& rows) {
+    return BOUNDARY != WRAP ? -rows.start : rows.whole() && !rows_turn(rows) ? 0 : NEVER;
+}
+INLINE int high_edge(const Axis& rows) {
+    return BOUNDARY != WRAP ? rows.length - rows.start : rows.whole() && !rows_turn(rows) ? rows.own : NEVER;
+}
+
+// The lane's columns of an input that no output feeds, dy rows away. Inside, at.column is a place in memory.
 template <bool EDGE, typename T>
 INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, int dy, T constant) {
     const Axis &rows = at.all.y, &columns = at.all.x;
@@ -42,13 +73,18 @@ INLINE Lane<T> fixed(const T* cell, int64 pitch, int stride, const Place& at, in
     Lane<T> found;
     if constexpr (EDGE) {
         const T* line = cell + rows.memory(row) * pitch;
+        if (reads_vectors(at) && !(BOUNDARY == CONSTANT && rows.beyond(row))) {
+            read(found.v, line + at.column);
+            return found;
+        }
+        const int first = opaque(at.column);
         UNROLL for (int c = 0; c < C; ++c) {
-            const int column = at.column + c;
+            const int column = first + c;
             const bool beyond = BOUNDARY == CONSTANT && (rows.beyond(row) || columns.beyond(column));
             found.v[c] = beyond ? constant : line[int64(columns.memory(column)) * stride];
         }
     } else {
-        const T* line = cell + rows.clamped(row) * pitch + int64(at.column) * stride;
+        const T* line = cell + memory_inside(rows, row) * pitch + int64(at.column) * stride;
         if constexpr (VECTOR > 1) read(found.v, line);
         else UNROLL for (int c = 0; c < C; ++c) found.v[c] = line[c * stride];
     }
@@ -61,8 +97,13 @@ INLINE void load(T (&into)[C], const T* cell, int64 pitch, int stride, const Pla
     const Axis &rows = at.all.y, &columns = at.all.x;
     const bool outside = BOUNDARY == CONSTANT && rows.beyond(at.row);
     const T* row = cell + rows.memory(at.row) * pitch;
+    if (reads_vectors(at) && !outside) {
+        read(into, row + at.column);
+        return;
+    }
+    const int first = opaque(at.column);
     UNROLL for (int c = 0; c < C; ++c) {
-        const int column = at.column + c;
+        const int column = first + c;
         into[c] = outside || (BOUNDARY == CONSTANT && columns.beyond(column))
                       ? constant
                       : row[int64(columns.memory(column)) * stride];
@@ -93,6 +134,11 @@ template <typename T> INLINE void take(T (&into)[C], const char* stage) {
 template <typename T>
 INLINE void store(const T (&row)[C], T* cell, int64 pitch, int stride, const Place& at, int x0) {
     T* line = cell + at.row * pitch;
+    const int inner = at.column - x0;
+    if (VECTOR > 1 && inner >= MARGIN && inner + C <= TILE - MARGIN && at.column + C <= at.all.x.own) {
+        UNROLL for (int v = 0; v < C / VECTOR; ++v) write(line + at.column, row, v);
+        return;
+    }
     UNROLL for (int c = 0; c < C; ++c) {
         const int column = at.column + c, place = column - x0;
         if (place >= MARGIN && place < TILE - MARGIN && column >= 0 && column < at.all.x.own)
@@ -116,6 +162,37 @@ INLINE void store_inside(T (&row)[C], T* first, int stride, char* memory, unsign
             if constexpr (VECTOR > 1) write(first, row, v);
             else first[v * LANES * stride] = row[v];
         }
+}
+
+// The columns beyond the array that a tile has and reads, RX on each side. target: counted from the lane's first
+// column. lane, slot: which column of the tile each equals. any: whether the tile has one.
+struct Beyond {
+    bool any;
+    int target[2 * RX + 1], lane[2 * RX + 1], slot[2 * RX + 1];
+};
+INLINE Beyond beyond_of(const Axis& x, int x0) {
+    Beyond found = {};
+    if (BOUNDARY == WRAP) return found;
+    UNROLL for (int n = 0; n < 2 * RX; ++n) {
+        const int place = (n < RX ? -1 - n : x.length + n - RX) - x.start;
+        const int source = most(0, least(x.source(place) - x0, TILE - 1));
+        found.any |= place >= x0 && place < x0 + TILE;
+        found.target[n] = place - x0 - int(threadIdx.x % LANES) * C;
+        found.lane[n] = source / C;
+        found.slot[n] = source % C;
+    }
+    return found;
+}
+template <typename T> INLINE void fill_columns(T (&row)[C], const Beyond& beyond, T constant) {
+    if (!beyond.any) return;
+    UNROLL for (int n = 0; n < 2 * RX; ++n) {
+        const T value = BOUNDARY == CONSTANT ? constant : from_lane(pick(row, beyond.slot[n]), beyond.lane[n]);
+        UNROLL for (int c = 0; c < C; ++c) row[c] = beyond.target[n] == c ? value : row[c];
+    }
+}
+// Whether a row, or one that is read beside it, is beyond the array.
+INLINE bool beside_edge(const Axis& rows, int row) {
+    return unsigned(row + rows.start - RY) >= unsigned(rows.length - 2 * RY) || rows.length < 2 * RY;
 }
 
 template <bool EDGE, int LEVEL>
@@ -144,20 +221,27 @@ template <bool EDGE, typename T> INLINE void push(T (&ring)[SLOTS][C], const T (
 // Where the loop inside the array requests and writes, in elements from a plane's first own cell: the lane's
 // columns in row AHEAD - 1 below the newest one of level 0, and in the row of level K. One count serves all
 // planes that have the same pitch. slot: of the newest row, among those on their way. rows: how many are written
-// of each of the lane's vectors; none of those in the margins.
+// of each of the lane's vectors; none of those in the margins. left: rows in memory from the one to request on.
 struct Cursor {
 #define X(n, T, constant) int64 from##n, to##n;
     PLANES(X)
 #undef X
     int64 from, to;
-    int slot;
+    int slot, left;
     unsigned rows[C / VECTOR];
 
     INLINE_MEMBER void down(const Arguments& given) {
-        from += given.in_pitch0;
+        int step = 1;
+        if constexpr (BOUNDARY == WRAP) {
+            const int all = rows_in_memory(given.y);
+            const bool again = --left == 0;
+            left = again ? all : left;
+            step = again ? 1 - all : 1;
+        }
+        from += step * given.in_pitch0;
         to += given.in_pitch0;
-#define X(n, T, constant)            \
-    from##n += given.in_pitch##n;    \
+#define X(n, T, constant)                \
+    from##n += step * given.in_pitch##n; \
     to##n += given.out_pitch##n;
         PLANES(X)
 #undef X
@@ -168,13 +252,13 @@ struct Cursor {
 // Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
 // array begins; in the loop for edges, which is not unrolled, in the order of rows.
 template <bool EDGE, int LEVEL>
-INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor) {
+INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor, const Beyond& beyond) {
     if constexpr (LEVEL <= K) {
         at.row -= RY;
         const int slot = modulo(phase - LEVEL * RY, SLOTS), here = EDGE ? RY : slot;
         Row out;
         if constexpr (EDGE && LEVEL > 1 && RY > 0 && BOUNDARY != WRAP) {
-            if (!at.all.y.beyond(at.row) && (at.all.y.beyond(at.row - RY) || at.all.y.beyond(at.row + RY))) {
+            if (beside_edge(at.all.y, at.row) && !at.all.y.beyond(at.row)) {
 #define X(n, T, constant) fill_ring<RY>(rows.w##n[LEVEL - 1], at.all.y, at.row, here, T(constant));
                 PLANES(X)
 #undef X
@@ -183,11 +267,11 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         compute<EDGE, LEVEL>(rows, here, at, out);
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                \
-    if constexpr (EDGE && RX > 0 && BOUNDARY != WRAP) fill_columns(out.w##n, at.all.x, x0, T(constant)); \
+    if constexpr (EDGE && RX > 0 && BOUNDARY != WRAP) fill_columns(out.w##n, beyond, T(constant));       \
     push<EDGE>(rows.w##n[LEVEL], out.w##n, slot);
             PLANES(X)
 #undef X
-            levels<EDGE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor);
+            levels<EDGE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor, beyond);
         } else {
             const Arguments& all = at.all;
             const unsigned place = at.row - first;
@@ -212,7 +296,7 @@ INLINE void request(const Arguments& all, const Cursor& cursor, char* memory, in
 }
 
 // Put a new row into the ring of level 0, and compute a row of each level: at an edge, and inside the array.
-INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, int last, char* memory) {
+INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, int last, char* memory, const Beyond& beyond) {
     const Place below{at.all, at.column, at.row + 1};
 #define X(n, T, constant)                 \
     rows.large |= too_large(ahead.w##n);     \
@@ -220,7 +304,7 @@ INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, 
     load(ahead.w##n, at.all.in##n, at.all.in_pitch##n, STRIDE##n, below, T(constant));
     PLANES(X)
 #undef X
-    levels<true, 1>(rows, 0, at, x0, first, last, memory, Cursor{});
+    levels<true, 1>(rows, 0, at, x0, first, last, memory, Cursor{}, beyond);
 }
 INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor) {
     const int slot = SLOTS % AHEAD == 0 ? phase % AHEAD : cursor.slot;
@@ -233,7 +317,7 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
     PLANES(X)
 #undef X
     if constexpr (VECTOR == 1) __syncwarp();
-    levels<false, 1>(rows, phase, at, x0, first, last, memory, cursor);
+    levels<false, 1>(rows, phase, at, x0, first, last, memory, cursor, Beyond{});
 }
 
 // Rotate the rings from the order of rows to that of slots for a next row of phase 0.
@@ -266,14 +350,16 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     const int lane = threadIdx.x % LANES;
     Place at{all, x0 + lane * C, first - K * RY};
     const int end = last + K * RY;
-    const bool between = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
-    const int low = all.y.low(), high = all.y.high();
+    const bool between = turns(all.x) || (all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own);
+    const int column = turns(all.x) ? all.x.memory(at.column) : at.column;
+    const int low = low_edge(all.y), high = high_edge(all.y);
+    const Beyond beyond = beyond_of(all.x, x0);
     int from = end, until = end;
     if (between) {
         from = low == NEVER ? at.row : most(at.row, low + (K + 1) * RY + BEYOND);
-        if (high != NEVER) until = least(end, high - BEYOND - SLOTS + 1);
         // The loop takes SLOTS rows at once, and requests AHEAD - 1 more.
-        until = least(until, all.y.own + all.y.after - SLOTS - AHEAD + 2);
+        if (high != NEVER) until = least(end, high - BEYOND - SLOTS + 1);
+        if (BOUNDARY != WRAP) until = least(until, all.y.own + all.y.after - SLOTS - AHEAD + 2);
         if (until <= from) from = end;
     }
     bool inside = from < end;
@@ -284,8 +370,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
 #undef X
         }
         NO_UNROLL for (; at.row < from; ++at.row) {
-            at.column = opaque(at.column);
-            advance(rows, ahead, at, x0, first, last, memory);
+            advance(rows, ahead, at, x0, first, last, memory, beyond);
         }
         if (from >= end) {
             if (LARGEST == 0 || !inside || !in_any_lane(rows.large)) return;
@@ -296,17 +381,23 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
         }
         rotate(rows);
         Cursor cursor;
-        cursor.from = at.row * all.in_pitch0 + at.column;
-        cursor.to = cursor.from - (K * RY + AHEAD - 1) * all.in_pitch0;
+        const int source = all.y.memory(at.row), target = at.row - K * RY - AHEAD + 1;
+        cursor.from = source * all.in_pitch0 + column;
+        cursor.to = target * all.in_pitch0 + column;
         cursor.slot = 0;
-#define X(n, T, constant)                                                                                      \
-    cursor.from##n = at.row * all.in_pitch##n + (VECTOR > 1 ? at.column : int64(x0 + lane) * STRIDE##n);          \
-    cursor.to##n = cursor.from##n + (at.row - K * RY - AHEAD + 1) * all.out_pitch##n - at.row * all.in_pitch##n;
+        cursor.left = all.y.own + all.y.after - source;
+#define X(n, T, constant)                                                                           \
+    {                                                                                               \
+        const int64 place = VECTOR > 1 ? column : int64(x0 + lane) * STRIDE##n;                     \
+        cursor.from##n = source * all.in_pitch##n + place;                                          \
+        cursor.to##n = target * all.out_pitch##n + place;                                           \
+    }
         PLANES(X)
 #undef X
         UNROLL for (int v = 0; v < C / VECTOR; ++v) {
             const int place = VECTOR > 1 ? lane * C + v * VECTOR : v * LANES + lane;
-            cursor.rows[v] = place >= MARGIN && place < TILE - MARGIN ? last - first : 0;
+            const bool written = place >= MARGIN && place < TILE - MARGIN && x0 + place < all.x.own;
+            cursor.rows[v] = written ? last - first : 0;
         }
         UNROLL for (int p = 0; p < AHEAD - 1; ++p) {
             request(all, cursor, memory, p);
@@ -315,7 +406,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
         cursor.slot = 0;
         NO_UNROLL for (; at.row < until; at.row += SLOTS) {
             UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
-                const Place here{all, at.column, at.row + phase};
+                const Place here{all, column, at.row + phase};
                 advance_inside(rows, phase, here, x0, first, last, memory, cursor);
                 cursor.down(all);
             }

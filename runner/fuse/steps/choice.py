@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from runner.fuse.branches import common_nodes, leaves_out_masked
 from runner.fuse.graph import Operand, Program
 from runner.fuse.steps import kernel_3d as step_kernel_3d
 from runner.fuse.steps.exact_products import largest_field, with_exact_products
-from runner.fuse.steps.kernel import most_steps, valid_columns
-from runner.fuse.steps.layout import LANES, Axis, Tuning
+from runner.fuse.steps.kernel import most_steps, predicted_strips, valid_columns
+from runner.fuse.steps.layout import LANES, Axis, Tuning, best_height
 from runner.region import Array, Shape
 from runner.system import cached_files
 from runner.system.compiler import NotCompiled
@@ -38,6 +39,7 @@ MEMORY, INSTRUCTIONS = 4e12, 33e12
 REACHED = {16: 0.85, 12: 0.78, 8: 0.7, 6: 0.4, 4: 0.4}
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
+LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
 Steps = Callable[[Sequence[Array], Sequence[Array], Sequence[Axis]], None]
@@ -51,10 +53,11 @@ class Choice:
     tuning: Tuning
 
 
-def choices(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
+def choices(program: Program, feeds: Sequence[int | None], shape: Shape | None = None) -> list[Choice]:
     """Return how kernels may take several steps, the fastest as predicted first.
 
     None if no kernel can, or if single steps are predicted to be faster. Over three axes, one at most.
+    shape: of this rank's own cells; None: of very many.
     """
     found: list[Choice] = []
     if program.axes > 2:
@@ -65,9 +68,10 @@ def choices(program: Program, feeds: Sequence[int | None]) -> list[Choice]:
     for columns, blocks in product(COLUMNS, BLOCKS):
         tuning = Tuning(columns=columns, ahead=3, blocks=blocks, vectors=True)
         steps = most_steps(program, feeds, tuning)
-        found += [Choice(one, tuning) for one in range(max(steps - 1, 2), steps + 1)]
-    times = {one: seconds_per_cell(program, feeds, one) for one in found}
-    single = _bytes_of(program.inputs, program.outputs) / (SINGLE * MEMORY)
+        least = 2 if shape is not None and program.axes == 2 else max(steps - 1, 2)
+        found += [Choice(one, tuning) for one in range(least, steps + 1)]
+    times = {one: seconds_per_cell(program, feeds, one, shape) for one in found}
+    single = _bytes_of(program.inputs, program.outputs) / (SINGLE * MEMORY) + _launch_per_cell(1, shape)
     return sorted((one for one in found if times[one] < single), key=times.__getitem__)
 
 
@@ -76,22 +80,44 @@ def _bytes_of(*operands: Sequence[Operand]) -> int:
     return sum(one.dtype.itemsize * one.components for each in operands for one in each)
 
 
-def seconds_per_cell(program: Program, feeds: Sequence[int | None], choice: Choice) -> float:
-    """Predict the time of one step of a cell on an H200; memory and arithmetic hide each other in part."""
+def _launch_per_cell(steps: int, shape: Shape | None) -> float:
+    cells = 0 if shape is None else math.prod(shape)
+    return LAUNCH / (steps * cells) if cells else 0.0
+
+
+def seconds_per_cell(
+    program: Program, feeds: Sequence[int | None], choice: Choice, shape: Shape | None = None
+) -> float:
+    """Predict the time of one step of a cell on an H200; memory and arithmetic hide each other in part.
+
+    shape: as of `choices`. In a small array, rows that two strips compute, tiles at its ends, and places of
+    warps that have nothing left to do take part of the time.
+    """
     tuning, fed = choice.tuning, [place for place in feeds if place is not None]
     exact = largest_field(program, fed, choice.steps, 0.0) > 0
-    valid = valid_columns(program, feeds, choice.steps, tuning) / (LANES * tuning.columns)
+    columns = valid_columns(program, feeds, choice.steps, tuning)
+    valid = columns / (LANES * tuning.columns)
     read, written = _bytes_of(program.inputs), _bytes_of(program.outputs)
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / MEMORY
     of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
+    operations = _operations(program, exact)
+    rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid
+    if shape is not None and program.axes == 2 and all(shape):
+        strips = predicted_strips(program, feeds, choice.steps, tuning, shape)
+        taken = strips.duration(best_height(strips)) * strips.at_once  # rows of tiles
+        rate *= shape[0] * shape[1] / columns / taken
+    seconds = math.hypot(memory, (operations + OTHERS + of_others) / rate)
+    return seconds + _launch_per_cell(choice.steps, shape)
+
+
+@lru_cache
+def _operations(program: Program, exact: bool) -> int:
+    """Return the operations of a cell, of 32 bits."""
     # A mask is true in few cells; where a branch is for those for which it is not, all cells need it.
     nodes = common_nodes(with_exact_products(program) if exact else program, (True,))
     made = (one for one in nodes if one.op not in ("load", "constant"))
     operations = sum(2 if one.dtype.itemsize == 8 else 1 for one in made)
-    if leaves_out_masked(program):
-        operations = math.ceil(operations * UNEVEN)
-    rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid
-    return math.hypot(memory, (operations + OTHERS + of_others) / rate)
+    return math.ceil(operations * UNEVEN) if leaves_out_masked(program) else operations
 
 
 def chosen(
@@ -110,7 +136,7 @@ def chosen(
     predicted one. shape: of this rank's own cells. text: what the choice depends on beside the device and the
     shape. taker: returns what takes a choice's steps. folder: of kept choices.
     """
-    possible = choices(program, feeds)
+    possible = choices(program, feeds, shape[: program.axes])
     if len(possible) < 2:
         return next(iter(possible), None)
     sizes = [math.ceil(math.log2(length)) for length in shape[: program.axes]]
@@ -120,7 +146,8 @@ def chosen(
     for one in possible:
         if kept == _bytes(one):
             return one
-    seconds = seconds_per_cell(program, feeds, possible[0]) * math.prod(shape[: program.axes]) * steps
+    seconds = seconds_per_cell(program, feeds, possible[0], shape[: program.axes])
+    seconds *= math.prod(shape[: program.axes]) * steps
     if seconds < WORTH_MEASURING:
         return possible[0]
     best = fastest(program, feeds, shape, possible[:MEASURED], backend, taker)

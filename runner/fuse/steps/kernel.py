@@ -18,6 +18,7 @@ from runner.fuse.steps.exact_products import largest_field
 from runner.fuse.steps.layout import (
     ALL_REGISTERS,
     LANES,
+    PROCESSORS,
     REGISTERS,
     SHARED_BYTES,
     Axis,
@@ -25,23 +26,24 @@ from runner.fuse.steps.layout import (
     NotFusable,
     StepKernel,
     StepLaunch,
+    Strips,
     Tuning,
     address,
+    best_height,
     layout_of,
     margin_of,
     numbers,
     pitches,
-    strip_height,
+    resident_warps,
     vector_items,
 )
 from runner.fuse.steps.text import source
-from runner.region import Array
+from runner.region import Array, Shape
 
 GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
-EDGE_ROW = 5  # time of a row in the loop for edges, in rows inside the array
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
 BRANCH_WAVES = 9  # where some rows take longer than others: the processors are busy to the end
 
@@ -73,6 +75,16 @@ def most_steps(program: Program, feeds: Sequence[int | None], tuning: Tuning | N
 def valid_columns(program: Program, feeds: Sequence[int | None], steps: int, tuning: Tuning) -> int:
     """Return the columns between the margins of a tile."""
     return LANES * tuning.columns - 2 * margin_of(layout_of(program, feeds), steps, tuning)
+
+
+def predicted_strips(
+    program: Program, feeds: Sequence[int | None], steps: int, tuning: Tuning, shape: Shape
+) -> Strips:
+    """Return how a launch over so many rows and columns is cut, with a tile at each end of the array."""
+    layout = layout_of(program, feeds)
+    tiles = math.ceil(shape[1] / valid_columns(program, feeds, steps, tuning))
+    at_once = PROCESSORS * resident_warps(tuning, _registers(layout, steps, tuning))
+    return Strips(tiles, min(tiles, 2), shape[0], 2 * steps * layout.radius[0], at_once)
 
 
 def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
@@ -170,7 +182,7 @@ def build(
     return StepKernel(
         program, layout.feeds, steps, chosen, source(layout, boundary, cval, name, constants, largest), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
-        shared, registers, boundary == "wrap", bool(branches_of(program)),
+        shared, registers, boundary == "wrap", vector > 1, bool(branches_of(program)),
     )  # fmt: skip
 
 
@@ -216,10 +228,10 @@ def arguments(
         inside = [_inside(kernel, x, tile) for tile in range(tiles)]
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
-        waves = BRANCH_WAVES if kernel.branches else WAVES
-        height = tuning.rows or strip_height(kernel, tiles + EDGE_ROW * (low + high), y.own, taken, waves)
-        extra = 2 * kernel.steps * kernel.radius[0]
-        shorter = max((height + extra) // EDGE_ROW - extra, extra, 1) if low + high < tiles else height
+        at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
+        strips = Strips(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once)
+        height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
+        shorter = strips.edge_height(height)
         warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
         grid = (math.ceil(warps / tuning.warps), 1, 1)
         values = [height, low, high, tiles, shorter]
@@ -247,6 +259,9 @@ def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
     """Return whether all columns of a tile are in the array and in memory, and its results are own cells."""
     first = tile * kernel.valid - kernel.margin
     last = first + kernel.valid + 2 * kernel.margin
+    columns = kernel.tuning.columns
+    if kernel.wraps and kernel.vectors and x.own == x.length and x.length % columns == 0:
+        return True  # columns beyond the array are read on its other side
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
 

@@ -146,7 +146,7 @@ def grid_of(
 @functools.lru_cache
 def _height(kernel: StepKernel, tiles: tuple[int, int], planes: int, taken: int) -> int:
     """Return the planes of a block with which the last block ends soonest, about."""
-    at_once = PROCESSORS * resident_warps(kernel, taken) // kernel.tuning.warps
+    at_once = PROCESSORS * resident_warps(kernel.tuning, taken, kernel.shared) // kernel.tuning.warps
     inner = math.prod(max(count - 2, 0) for count in tiles)
     work = inner + EDGE * (math.prod(tiles) - inner)  # of a strip
     extra = 2 * kernel.steps * kernel.radius[0]  # planes before and after its own ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ REGISTERS = 230  # of a thread that keeps none in memory
 PROCESSORS = 132  # of an H200, to choose the rows of a warp
 THREADS, ALL_REGISTERS = 2048, 65536  # of a processor
 MOST_STRIPS = 200
+WORTH_WAVES = 1.1
+EDGE_ROW = 3  # time of a row in the loop for edges, in rows inside the array
 VECTOR_BYTES = 16
 SHARED_BYTES = 227 * 1024
 
@@ -72,8 +75,9 @@ class StepKernel:
     source: includes no files. name: of the kernel. threads: of a block. radius: cells to read on each side,
     per axis of the kernel. margin: columns on each side of a tile that another tile computes; valid: columns
     between the margins; valid_rows: rows between the margins, over three axes. shared: bytes of a block's
-    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around. branches:
-    whether some rows take longer than others, as their cells need what branches leave out.
+    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around. vectors:
+    whether several columns are read at once. branches: whether some rows take longer than others, as their
+    cells need what branches leave out.
     """
 
     program: Program
@@ -90,6 +94,7 @@ class StepKernel:
     shared: int
     registers: int
     wraps: bool
+    vectors: bool
     branches: bool
 
 
@@ -172,30 +177,57 @@ def margin_of(layout: Layout, steps: int, tuning: Tuning) -> int:
     return math.ceil(((steps - 1) * width + max(width, others)) / unit) * unit
 
 
-def resident_warps(kernel: StepKernel, registers: int) -> int:
-    """Return the number of warps that a processor holds at once. registers: of a thread."""
-    per_thread = math.ceil(registers / 8) * 8
-    blocks = min(THREADS // kernel.threads, ALL_REGISTERS // (per_thread * kernel.threads))
-    if kernel.shared:
-        blocks = min(blocks, SHARED_BYTES // kernel.shared)
-    return max(blocks, 1) * kernel.tuning.warps
+def resident_warps(tuning: Tuning, registers: int, shared: int = 0) -> int:
+    """Return the number of warps that a processor holds at once.
+
+    registers: of a thread. shared: bytes of a block.
+    """
+    threads = LANES * tuning.warps
+    blocks = min(THREADS // threads, ALL_REGISTERS // (math.ceil(registers / 8) * 8 * threads))
+    if shared:
+        blocks = min(blocks, SHARED_BYTES // shared)
+    return max(blocks, 1) * tuning.warps
 
 
-def strip_height(kernel: StepKernel, columns: int, rows: int, registers: int, waves: int = 1) -> int:
+@dataclass(frozen=True)
+class Strips:
+    """How a launch over two axes is cut: `tiles` warps beside one another compute all rows, strip by strip.
+
+    edges: tiles at an end of the array, in the loop for edges. extra: rows of a strip before and after its
+    own ones. at_once: warps that the processors hold.
+    """
+
+    tiles: int
+    edges: int
+    rows: int
+    extra: int
+    at_once: int
+
+    def edge_height(self, height: int) -> int:
+        """Return the rows of a strip of a tile at an edge, where those of others have `height`."""
+        if self.edges == self.tiles:
+            return height
+        return max((height + self.extra) // EDGE_ROW - self.extra, self.extra, 1)
+
+    def duration(self, height: int) -> int:
+        """Return when the last strip ends, counted in rows of a warp inside the array."""
+        strips = math.ceil(self.rows / height)
+        waves = math.ceil((self.tiles + (EDGE_ROW - 1) * self.edges) * strips / self.at_once)
+        edge = min(self.edge_height(height), self.rows) + self.extra if self.edges else 0
+        return max(waves * (height + self.extra), EDGE_ROW * edge)
+
+
+@functools.lru_cache
+def best_height(strips: Strips, waves: int = 1) -> int:
     """Return the rows of a strip with which the last strip ends soonest.
 
-    columns: number of warps beside one another, each of which computes all rows, strip by strip. waves: least
-    number of strips that a warp's place on a processor takes, one after another, where there are as many.
+    waves: least number of strips that a warp's place on a processor takes, one after another, where there are
+    as many, and unless that takes more than `WORTH_WAVES` times as long.
     """
-    at_once = PROCESSORS * resident_warps(kernel, registers)
-    extra = 2 * kernel.steps * kernel.radius[0]  # rows before and after its own ones
-
-    def duration(strips: int) -> int:
-        return math.ceil(columns * strips / at_once) * (math.ceil(rows / strips) + extra)
-
-    most = min(rows, MOST_STRIPS)
-    least = min(max((waves - 1) * at_once // columns, 1), most)
-    return math.ceil(rows / min(range(least, most + 1), key=duration))
+    heights = [math.ceil(strips.rows / count) for count in range(1, min(strips.rows, MOST_STRIPS) + 1)]
+    least = min(max((waves - 1) * strips.at_once // strips.tiles, 1), len(heights))
+    best, several = (min(heights[first:], key=strips.duration) for first in (0, least - 1))
+    return several if strips.duration(several) <= WORTH_WAVES * strips.duration(best) else best
 
 
 def numbers(axis: Axis) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from runner.fuse.steps.layout import Axis
 from runner.fuse.trace import trace
 from runner.system.compiler import NotCompiled
 
-SHAPE = (300, 700)
+SHAPE = (3000, 7000)
 FEEDS: tuple[int | None, ...] = (0,)
 LONG = 10**13  # steps
 
@@ -80,7 +80,7 @@ def choose(clock: Any, folder: Path | None, steps: int = LONG, shape: Any = SHAP
 
 
 def third(clock: Clock) -> Choice:
-    wanted = choices(program(), FEEDS)[2]
+    wanted = choices(program(), FEEDS, SHAPE)[2]
     clock.seconds = lambda one: 1.0 if one == wanted else 2.0
     return wanted
 
@@ -96,11 +96,11 @@ def test_the_fastest_is_kept_for_the_next_run(clock: Clock, tmp_path: Path) -> N
     assert choose(clock, folder) == wanted
     count = len(clock.taken)
     assert count > 4
-    assert clock.shapes == {(2**19 // 4 // 2 // 700, 700)}  # a quarter of the memory that is free
-    for steps, shape in ((LONG, SHAPE), (2, SHAPE), (LONG, (257, 513))):
+    assert clock.shapes == {(2**19 // 4 // 2 // SHAPE[1], SHAPE[1])}  # a quarter of the memory that is free
+    for steps, shape in ((LONG, SHAPE), (2, SHAPE), (LONG, (2500, 5000))):
         assert choose(clock, folder, steps, shape) == wanted
     assert len(clock.taken) == count
-    for shape, text in (((600, 700), ""), (SHAPE, "other")):
+    for shape, text in (((6000, 7000), ""), (SHAPE, "other")):
         choose(clock, folder, LONG, shape, text)
         assert len(clock.taken) > count
         count = len(clock.taken)
@@ -111,8 +111,8 @@ def test_the_fastest_is_kept_for_the_next_run(clock: Clock, tmp_path: Path) -> N
 
 def test_short_runs_take_the_predicted_choice(clock: Clock, tmp_path: Path) -> None:
     third(clock)
-    best = choices(program(), FEEDS)[0]
-    seconds = seconds_per_cell(program(), FEEDS, best) * SHAPE[0] * SHAPE[1]
+    best = choices(program(), FEEDS, SHAPE)[0]
+    seconds = seconds_per_cell(program(), FEEDS, best, SHAPE) * SHAPE[0] * SHAPE[1]
     assert choose(clock, tmp_path, int(0.99 * WORTH_MEASURING / seconds)) == best
     assert not clock.taken
     assert list(tmp_path.iterdir()) == []
@@ -136,7 +136,7 @@ def test_a_cache_that_cannot_be_used_is_no_error(
 
 
 def test_a_choice_that_does_not_compile_is_left_out(clock: Clock, tmp_path: Path) -> None:
-    possible = choices(program(), FEEDS)
+    possible = choices(program(), FEEDS, SHAPE)
     clock.seconds = lambda one: 1.0 if one in possible[:2] else 2.0
 
     def taker(choice: Choice) -> Any:
@@ -167,6 +167,17 @@ def test_choices_can_be_built_and_the_first_is_predicted_best() -> None:
     for one in found:
         registers = build(program(), FEEDS, "wrap", 0, one.steps, one.tuning).registers
         assert registers <= 1.05 * 65536 / (128 * one.tuning.blocks)
+
+
+def test_a_smaller_array_is_given_fewer_steps() -> None:
+    """Rows that two strips compute, and tiles at the array's ends, are a larger part of it."""
+    steps = [choices(program(), FEEDS, (rows, 4096))[0].steps for rows in (16384, 4096, 1024)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < steps[0]
+    large = choices(program(), FEEDS)[0]
+    cells = [(16384, 16384), (2048, 2048), (64, 64)]
+    times = [seconds_per_cell(program(), FEEDS, large, one) for one in cells]
+    assert seconds_per_cell(program(), FEEDS, large) < times[0] < times[1] < times[2]
 
 
 def test_no_choice_where_no_kernel_takes_several_steps(clock: Any, tmp_path: Path) -> None:
@@ -202,7 +213,7 @@ def test_a_choice_for_cells_of_several_components_is_one_that_compiles(tmp_path:
     clock = Clock(lambda _: 1.0)
     for trailing in ((), (3,)):
         kernel = DeviceKernel(program(trailing=trailing), ((1, 1),) * 2, feeds=FEEDS)
-        assert kernel.measured(clock, (64, 64), 10) == choices(kernel.program, FEEDS)[0]  # type: ignore[arg-type]
+        assert kernel.measured(clock, SHAPE, 10) == choices(kernel.program, FEEDS, SHAPE)[0]  # type: ignore[arg-type]
 
 
 def test_several_steps_are_chosen_only_where_single_ones_take_longer() -> None:

@@ -489,6 +489,27 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
         check(libraries, case, kernel, boundary, cval, shape, parts)
 
 
+@pytest.mark.parametrize("name", ["heat", "masked", "lattice f2"])
+def test_an_array_that_wraps_around_has_no_edges(name: str, libraries: Path) -> None:
+    """Cells beyond it are read on its other side, if it has as many rows, and a lane's columns are there."""
+    case, kernel, cval = made(name, "wrap", 4, True)
+    tall, wide = Part(0, 33), Part(0, 372)
+    for parts in [(tall, wide), (Part(5, 20), wide), (tall, Part(60, 300)), (Part(0, 5), wide)]:
+        check(libraries, case, kernel, "wrap", cval, (33, 372), parts, aligned=True)
+    for shape in [(13, 12), (33, 371), (2, 372)]:
+        check(libraries, case, kernel, "wrap", cval, shape, aligned=True)
+
+
+def test_only_columns_side_by_side_turn_around() -> None:
+    _, kernel, _ = made("heat", "wrap", 2, True)
+    memory = np.zeros((33, 512), "f4")
+    for columns, edges in [(372, 0), (371, 2)]:
+        axes = [Axis(33, 0, 33), Axis(columns, 0, columns)]
+        block = memory[:, :columns]
+        _, low, high, *_ = arguments(kernel, [block], [block], axes).values
+        assert low + high == edges
+
+
 @pytest.mark.parametrize(
     ("name", "boundary"),
     [*by_day(["heat", "heat f8", "gray_scott", "life", "masked", "uneven", "lattice", "cube", "materials"])],
