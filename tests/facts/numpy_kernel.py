@@ -23,7 +23,8 @@ class NumpyKernel:
     history: all fields after each number of steps; if given, what the steps need of the cells that `axes`
     say lie beside the own ones must be one of them. passes: own cells and steps of each call of
     `take_steps`.
-    prepared: the numbers of steps that were announced. aligned: whether it insists on aligned rows.
+    prepared: the numbers of steps that were announced. aligned: whether it insists on aligned rows. copies: the
+    number of blocks of single passes that were copied for it.
     """
 
     takes_rows = True
@@ -47,8 +48,10 @@ class NumpyKernel:
         self.aligned = aligned
         self.passes: list[tuple[tuple[int, ...], int]] = []
         self.prepared: set[int] = set()
+        self.copies = 0
 
     def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
+        self.copies += sum(one.flags.owndata for one in blocks)
         for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
             out[...] = result
 

@@ -298,13 +298,18 @@ class StepBlocks:
     def _windows(
         self, piece: Piece, ranges: Sequence[Rows], copied: bool
     ) -> Iterator[tuple[tuple[int, int], list[Array]]]:
-        """Yield ranges of the piece's rows, which follow each other, each with its C-contiguous windows.
+        """Yield ranges of the piece's rows, which follow each other, each with its windows.
 
-        A function may change the windows of the inputs that are fed. Rows that two windows share are saved
-        and restored. copied: all windows are copies.
+        A kernel changes no window, and takes views. Those of a function are C-contiguous; it may change those
+        of the inputs that are fed: rows that two windows share are saved and restored. copied: all windows of
+        a function are copies.
         """
         halo = sum(self.task.widths[0])
         padded = [self._padded(place, piece.place) for place in range(len(self._blocks))]
+        if self.task.kernel is not None:
+            for first, last in ranges:
+                yield (first, last), [block[first : last + halo] for block in padded]
+            return
         kept: dict[int, Array] = {}
         for first, last in ranges:
             before, after = (last, first) if self._is_backwards else (first, last)

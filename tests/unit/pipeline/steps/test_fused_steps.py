@@ -159,6 +159,18 @@ def test_one_rank_exchanges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert record["steps"]["steps_per_exchange"] == 4
 
 
+@pytest.mark.parametrize(("ranks", "grid"), [(1, None), (2, "2"), (2, "1x2")])
+def test_a_kernel_of_single_steps_reads_the_blocks_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, grid: str | None
+) -> None:
+    """Their rows are apart in memory: a function would be given copies of the whole blocks, in each step."""
+    kernels = Kernels(monkeypatch, 1)
+    same, _ = run_all(tmp_path, kernels, ranks=ranks, steps=5, boundary="wrap", grid=grid)
+    assert same
+    fields = len(kernels.made[0].program.inputs)
+    assert [kernel.copies for kernel in kernels.made] == [fields] * ranks  # of a row, to try the kernel
+
+
 def test_one_rank_takes_as_many_steps_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = Kernels(monkeypatch, 4)
     same, record = run_all(tmp_path, kernels, steps=6, steps_per_exchange=2)
