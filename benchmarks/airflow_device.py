@@ -1,6 +1,6 @@
 """One GPU: the kernels of the job airflow, one step at a time and several steps in a kernel.
 
-    python benchmarks/airflow_device.py [--only 2d 3d ...] [--most 6] [--json FILE]
+    python benchmarks/airflow_device.py [--only 2d 3d ...] [--most 6] [--fuse-math fast] [--json FILE]
 
 A tunnel with a cylinder or a sphere, an inlet, damped columns, an outflow and walls without friction. Forces
 are not sampled and the surface is made of cells. A rate counts each cell once a step; it is given beside the
@@ -35,6 +35,7 @@ from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps.kernel import build, with_rows
 from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import trace
+from runner.pipeline.block_layout import SECTOR
 from runner.region import Region
 from runner.report.record import write_json
 
@@ -95,7 +96,14 @@ def copied(nbytes: int) -> float:
     return seconds(lambda: target.data.copy_from_device_async(source.data, target.nbytes), ROUNDS)
 
 
-def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str, Any]]:
+def padded_block(size: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """Return a block with one cell around the own ones, whose rows begin at sectors as in a run."""
+    unit = SECTOR // dtype.itemsize
+    whole = cupy.zeros((*(n + 2 for n in size[:-1]), -(-(unit + size[-1] + 1) // unit) * unit), dtype)
+    return whole[..., unit - 1 : unit + size[-1] + 1]
+
+
+def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -> list[dict[str, Any]]:
     tunnel = case.tunnel()
     program, feeds = case.program(tunnel)
     size = tunnel.shape
@@ -113,6 +121,7 @@ def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str,
         rows.append(
             {
                 **about, "steps": steps, **more, "registers": registers_of(function),
+                "fuse_math": fuse_math if steps == 1 else "strict",
                 "local_bytes": local_bytes_of(function), "seconds": time, "cells_per_second": rate,
             }
         )  # fmt: skip
@@ -125,10 +134,13 @@ def measured(name: str, case: Case, most: int, pool: Executor) -> list[dict[str,
     padded = [np.pad(one, 1, "wrap") for one in host]
     widths = ((1, 1),) * len(size)
     merged, _ = merge_components(program)
-    passes = [emit(merged, tile=tile) for tile in tiles(merged)]
+    passes = [emit(merged, tile=tile, math=fuse_math) for tile in tiles(merged)]
     list(pool.map(compile_pass, passes))
-    blocks = [cupy.asarray(one) for one in padded]
-    outs = [cupy.zeros(size, case.storage) for _ in feeds]
+    blocks = [padded_block(size, one.dtype) for one in padded]
+    for block, one in zip(blocks, padded, strict=True):
+        block[...] = cupy.asarray(one)
+    own = (slice(1, -1),) * len(size)
+    outs = [padded_block(size, np.dtype(case.storage))[own] for _ in feeds]
     for one_pass in passes:
         function = kernel_of_text(one_pass.source, one_pass.name, one_pass.options)
         call = launch_arguments(one_pass, blocks, outs, widths)
@@ -174,12 +186,17 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--most", type=int, default=6, help="choices of kernels of several steps")
+    parser.add_argument("--fuse-math", default="strict", choices=("strict", "fast"), help="of single passes")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
     CudaBackend(0)
     with ProcessPoolExecutor(options.compilers, get_context("spawn")) as pool:
-        rows = [row for name in options.only for row in measured(name, CASES[name], options.most, pool)]
+        rows = [
+            row
+            for name in options.only
+            for row in measured(name, CASES[name], options.most, options.fuse_math, pool)
+        ]
     print("best:")
     for name in options.only:
         for single in (True, False):

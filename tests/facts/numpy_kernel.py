@@ -22,9 +22,8 @@ class NumpyKernel:
 
     history: all fields after each number of steps; if given, what the steps need of the cells that `axes`
     say lie beside the own ones must be one of them. passes: own cells and steps of each call of
-    `take_steps`.
-    prepared: the numbers of steps that were announced. aligned: whether it insists on aligned rows. copies: the
-    number of blocks of single passes that were copied for it.
+    `take_steps`. prepared: the numbers of steps that were announced. aligned: whether it insists on aligned
+    rows. copies: the number of blocks of single passes that were copied for it.
     """
 
     takes_rows = True

@@ -133,6 +133,7 @@ def test_many_steps_of_a_function_that_fills_its_result(
     print(record["steps"])
     if steps > 100 and not overlap:
         assert record["steps"]["graph"] is True
+        assert 0 < record["steps"]["exchange_fraction"] < 2
     expected = field
     for _ in range(steps):
         block = np.pad(expected, 1, "wrap")

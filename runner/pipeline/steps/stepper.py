@@ -41,6 +41,7 @@ from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
+TIMED = 32  # exchanges of a graph, after the loop
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
 ONE_COPY = "the fields are in memory once"
@@ -302,13 +303,36 @@ class Stepper(StepBlocks):
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)
         if backend.asynchronous and self._exchange_spans:
-            spans = [backend.elapsed(*span) for span in self._exchange_spans]
-            self.phases.add("exchange", seconds_of_all(spans, self.exchanges))
+            self.phases.add("exchange", self._exchange_seconds() * self.exchanges)
         self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
         if self._device_halos is not None:
             self._device_halos.close()
+
+    def _exchange_seconds(self) -> float:
+        """Return the time of one exchange: of those in CUDA graphs, which the loop cannot time, of some more.
+
+        The halos are no longer needed.
+        """
+        backend, halos = self.world.backend, self._device_halos
+        if not all(self.world.control.allgather(self.graph and halos is not None)):
+            # In the first exchanges, ranks wait for those that began their loop later.
+            return statistics.median(backend.elapsed(*span) for span in self._exchange_spans)
+        assert halos is not None
+        targets = self._fed(self._blocks), self._fed_spare()
+
+        def fill() -> None:
+            for number in range(TIMED):
+                halos.fill(targets[number % 2])
+
+        replay = backend.capture(fill)
+        replay()
+        begin = backend.mark()
+        replay()
+        end = backend.mark()
+        backend.synchronize()
+        return backend.elapsed(begin, end) / TIMED
 
     @property
     def exchange_bytes(self) -> int:
@@ -472,14 +496,6 @@ class Stepper(StepBlocks):
             exchange.receive()
         self._halos.fill_own(read)
         exchange.fill_corners()
-
-
-def seconds_of_all(spans: Sequence[float], count: int) -> float:
-    """Return the seconds of `count` exchanges, some of which took `spans`.
-
-    By their median: in the first ones, ranks wait for those that began their loop later.
-    """
-    return statistics.median(spans) * count
 
 
 class _DeviceSpan:

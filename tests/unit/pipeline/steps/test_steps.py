@@ -16,7 +16,7 @@ import meshrun
 from runner import files
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
-from runner.pipeline.steps.stepper import Stepper, seconds_of_all
+from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
@@ -794,10 +794,6 @@ def test_until_stops_a_run_in_chunks_at_the_same_step(
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not list(shared_memory.iterdir())
-
-
-def test_the_wait_for_a_rank_that_begins_later_is_not_the_time_of_an_exchange() -> None:
-    assert seconds_of_all([2.0, 1e-5, 1e-5, 1.5e-5, 1e-5], 1000) == pytest.approx(1e-2)
 
 
 def test_an_output_with_an_unfinished_streamed_run_is_refused(tmp_path: Path) -> None:
