@@ -7,13 +7,15 @@
 //
 // Inside the array, rows of level 0 come from memory through shared memory, AHEAD - 1 rows before they are used,
 // and the loop is unrolled SLOTS times, so that no row moves from register to register. A row is live until the
-// last level that reads it has. A tile or row at an edge of the array takes a loop that fills the cells beyond.
+// last level that reads it has. A row at an edge of the array takes a loop that fills the cells beyond; a tile at
+// one, where the columns of a lane are cells or all beyond, takes the loop inside with a few instructions more.
 // An array that wraps around has no edges along an axis that is not split: cells beyond are read where they are,
 // if the columns of each lane are side by side.
 #pragma once
 
 namespace steps {
 
+enum Where { INSIDE, SIDES, EDGES };  // which loop: of tiles inside, at an end of the array along x, and any
 constexpr int SLOTS = 2 * RY + 1;
 constexpr int TILE = LANES * C;
 constexpr int VALID = TILE - 2 * MARGIN;
@@ -40,11 +42,13 @@ struct Place {
 // Whether a lane's columns are cells of the array, and side by side in memory at addresses of vectors.
 INLINE bool reads_vectors(const Place& at) { return VECTOR > 1 && at.all.x.inside(at.column, at.column + C); }
 
-// Whether columns, or rows, beyond the array are read on its other side by the loop inside: the columns of a lane
-// are then side by side, and no row that is read is further beyond than the array is long.
-INLINE bool turns(const Axis& columns) {
-    return BOUNDARY == WRAP && VECTOR > 1 && columns.whole() && columns.length % C == 0;
+// Whether an axis is whole and the columns of each lane of a tile are cells of the array, or all beyond.
+INLINE bool in_whole_lanes(const Axis& columns, int x0) {
+    return VECTOR > 1 && columns.whole() && columns.length % C == 0 && x0 % C == 0;
 }
+// Whether columns, or rows, beyond the array are read on its other side by the loop inside: no row that is read is
+// further beyond than the array is long.
+INLINE bool turns(const Axis& columns, int x0) { return BOUNDARY == WRAP && in_whole_lanes(columns, x0); }
 INLINE bool rows_turn(const Axis& rows) { return BOUNDARY == WRAP && rows.whole() && rows.length >= FURTHEST; }
 
 // The place in memory of a row that the loop inside reads. If the boundary wraps around, the rows in memory follow
@@ -190,6 +194,24 @@ template <typename T> INLINE void fill_columns(T (&row)[C], const Beyond& beyond
         UNROLL for (int c = 0; c < C; ++c) row[c] = beyond.target[n] == c ? value : row[c];
     }
 }
+// Whether the values of the columns beyond the array are in lanes at hand.
+INLINE bool has_sides(const Axis& columns, int x0) {
+    return BOUNDARY != WRAP && SIDES_KNOWN && in_whole_lanes(columns, x0) && columns.length > RX;
+}
+// Fill the columns beyond the array of a tile that has_sides, RX on each side.
+template <typename T> INLINE void fill_sides(T (&row)[C], const Axis& x, int x0, T constant) {
+    const int lane = threadIdx.x % LANES, first = -x0 / C, last = (x.length - 1 - x0) / C;
+    UNROLL for (int m = 0; m < RX; ++m) {
+        const int from = BOUNDARY == NEAREST ? 0 : BOUNDARY == MIRROR ? m + 1 : m;  // the end
+        T low = constant, high = constant;
+        if (BOUNDARY != CONSTANT) {
+            low = from_lane(row[from % C], (first + from / C) & (LANES - 1));
+            high = from_lane(row[C - 1 - from % C], (last - from / C) & (LANES - 1));
+        }
+        row[C - 1 - m % C] = lane == first - 1 - m / C ? low : row[C - 1 - m % C];
+        row[m % C] = lane == last + 1 + m / C ? high : row[m % C];
+    }
+}
 // Whether a row, or one that is read beside it, is beyond the array.
 INLINE bool beside_edge(const Axis& rows, int row) {
     return unsigned(row + rows.start - RY) >= unsigned(rows.length - 2 * RY) || rows.length < 2 * RY;
@@ -251,10 +273,11 @@ struct Cursor {
 
 // Compute a row of each level. A ring holds row y in slot y % SLOTS, counted from where the loop inside the
 // array begins; in the loop for edges, which is not unrolled, in the order of rows.
-template <bool EDGE, int LEVEL>
+template <Where WHERE, int LEVEL>
 INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last, char* memory, const Cursor& cursor, const Beyond& beyond) {
     if constexpr (LEVEL <= K) {
         at.row -= RY;
+        constexpr bool EDGE = WHERE == EDGES;
         const int slot = modulo(phase - LEVEL * RY, SLOTS), here = EDGE ? RY : slot;
         Row out;
         if constexpr (EDGE && LEVEL > 1 && RY > 0 && BOUNDARY != WRAP) {
@@ -268,10 +291,11 @@ INLINE void levels(Rows& rows, int phase, Place at, int x0, int first, int last,
         if constexpr (LEVEL < K) {
 #define X(n, T, constant)                                                                                \
     if constexpr (EDGE && RX > 0 && BOUNDARY != WRAP) fill_columns(out.w##n, beyond, T(constant));       \
+    if constexpr (WHERE == SIDES) fill_sides(out.w##n, at.all.x, x0, T(constant));                           \
     push<EDGE>(rows.w##n[LEVEL], out.w##n, slot);
             PLANES(X)
 #undef X
-            levels<EDGE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor, beyond);
+            levels<WHERE, LEVEL + 1>(rows, phase, at, x0, first, last, memory, cursor, beyond);
         } else {
             const Arguments& all = at.all;
             const unsigned place = at.row - first;
@@ -304,8 +328,9 @@ INLINE void advance(Rows& rows, Row& ahead, const Place& at, int x0, int first, 
     load(ahead.w##n, at.all.in##n, at.all.in_pitch##n, STRIDE##n, below, T(constant));
     PLANES(X)
 #undef X
-    levels<true, 1>(rows, 0, at, x0, first, last, memory, Cursor{}, beyond);
+    levels<EDGES, 1>(rows, 0, at, x0, first, last, memory, Cursor{}, beyond);
 }
+template <Where WHERE>
 INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int first, int last, char* memory, const Cursor& cursor) {
     const int slot = SLOTS % AHEAD == 0 ? phase % AHEAD : cursor.slot;
     request(at.all, cursor, memory, slot == 0 ? AHEAD - 1 : slot - 1);
@@ -313,11 +338,12 @@ INLINE void advance_inside(Rows& rows, int phase, const Place& at, int x0, int f
     if constexpr (VECTOR == 1) __syncwarp();
 #define X(n, T, constant)                                                          \
     take(rows.w##n[0][phase], memory + STAGE##n + slot * (TILE * sizeof(T)));      \
-    rows.large |= too_large(rows.w##n[0][phase]);
+    rows.large |= too_large(rows.w##n[0][phase]);                                  \
+    if constexpr (WHERE == SIDES) fill_sides(rows.w##n[0][phase], at.all.x, x0, T(constant));
     PLANES(X)
 #undef X
     if constexpr (VECTOR == 1) __syncwarp();
-    levels<false, 1>(rows, phase, at, x0, first, last, memory, cursor, Beyond{});
+    levels<WHERE, 1>(rows, phase, at, x0, first, last, memory, cursor, Beyond{});
 }
 
 // Rotate the rings from the order of rows to that of slots for a next row of phase 0.
@@ -342,6 +368,18 @@ INLINE void rotate_back(Rows& rows) {
             }
 }
 
+// The loop inside the array, from at.row on.
+template <Where WHERE>
+INLINE void rows_inside(Rows& rows, Place& at, int column, int x0, int first, int last, int until, char* memory, Cursor& cursor) {
+    NO_UNROLL for (; at.row < until; at.row += SLOTS) {
+        UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
+            const Place here{at.all, column, at.row + phase};
+            advance_inside<WHERE>(rows, phase, here, x0, first, last, memory, cursor);
+            cursor.down(at.all);
+        }
+    }
+}
+
 // Compute the rows from `first` to before `last` of the tile that starts at column x0. Rows from the edges of
 // the array, and tiles at them, take the loop for edges, the others the unrolled one.
 INLINE void strip(const Arguments& all, int x0, int first, int last, char* memory) {
@@ -350,8 +388,9 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     const int lane = threadIdx.x % LANES;
     Place at{all, x0 + lane * C, first - K * RY};
     const int end = last + K * RY;
-    const bool between = turns(all.x) || (all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own);
-    const int column = turns(all.x) ? all.x.memory(at.column) : at.column;
+    const bool inside_x = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
+    const bool sides = !inside_x && has_sides(all.x, x0), around = turns(all.x, x0), between = inside_x || sides || around;
+    const int column = sides || around ? all.x.memory(at.column) / C * C : at.column;
     const int low = low_edge(all.y), high = high_edge(all.y);
     const Beyond beyond = beyond_of(all.x, x0);
     int from = end, until = end;
@@ -404,13 +443,8 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
             cursor.down(all);
         }
         cursor.slot = 0;
-        NO_UNROLL for (; at.row < until; at.row += SLOTS) {
-            UNROLL for (int phase = 0; phase < SLOTS; ++phase) {
-                const Place here{all, column, at.row + phase};
-                advance_inside(rows, phase, here, x0, first, last, memory, cursor);
-                cursor.down(all);
-            }
-        }
+        if (SIDES_KNOWN && sides) rows_inside<SIDES>(rows, at, column, x0, first, last, until, memory, cursor);
+        else rows_inside<INSIDE>(rows, at, column, x0, first, last, until, memory, cursor);
         await_copies<0>();
         rotate_back(rows);
         from = end;

@@ -182,14 +182,19 @@ def build(
     return StepKernel(
         program, layout.feeds, steps, chosen, source(layout, boundary, cval, name, constants, largest), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
-        shared, registers, boundary == "wrap", vector > 1, bool(branches_of(program)),
+        shared, registers, boundary == "wrap", vector > 1, bool(more.get("SIDES_KNOWN")),
+        bool(branches_of(program)),
     )  # fmt: skip
 
 
 def _shared(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
     """Return where kernels/steps_2d.cuh keeps what in a warp's shared memory, and the bytes of a block."""
     sizes = {layout.operand(plane).dtype.itemsize for plane in layout.state}
-    constants, total = {"BEYOND": layout.beyond, "ONE_PITCH": int(vector > 1 and len(sizes) == 1)}, 0
+    # Columns beyond the array are those of the state: no fixed input may be read there.
+    known = vector > 1 and all(layout.reach(place, -1) == 0 for place, _ in layout.fixed)
+    one_pitch = vector > 1 and len(sizes) == 1
+    constants = {"BEYOND": layout.beyond, "ONE_PITCH": int(one_pitch), "SIDES_KNOWN": int(known)}
+    total = 0
     tile = LANES * tuning.columns
     for number, plane in enumerate(layout.state):
         constants[f"STAGE{number}"] = total
@@ -260,8 +265,9 @@ def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
     first = tile * kernel.valid - kernel.margin
     last = first + kernel.valid + 2 * kernel.margin
     columns = kernel.tuning.columns
-    if kernel.wraps and kernel.vectors and x.own == x.length and x.length % columns == 0:
-        return True  # columns beyond the array are read on its other side
+    whole = kernel.vectors and x.own == x.length and x.length % columns == 0 and first % columns == 0
+    if whole and (kernel.wraps or (kernel.sides and x.length > kernel.radius[-1])):
+        return True  # columns beyond the array are read on its other side, or are in lanes at hand
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
 

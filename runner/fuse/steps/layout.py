@@ -76,8 +76,9 @@ class StepKernel:
     per axis of the kernel. margin: columns on each side of a tile that another tile computes; valid: columns
     between the margins; valid_rows: rows between the margins, over three axes. shared: bytes of a block's
     shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around. vectors:
-    whether several columns are read at once. branches: whether some rows take longer than others, as their
-    cells need what branches leave out.
+    whether several columns are read at once. sides: whether the columns beyond the array are those of the
+    state alone. branches: whether some rows take longer than others, as their cells need what branches leave
+    out.
     """
 
     program: Program
@@ -95,6 +96,7 @@ class StepKernel:
     registers: int
     wraps: bool
     vectors: bool
+    sides: bool
     branches: bool
 
 

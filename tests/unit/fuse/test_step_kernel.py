@@ -489,19 +489,35 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
         check(libraries, case, kernel, boundary, cval, shape, parts)
 
 
-@pytest.mark.parametrize("name", ["heat", "masked", "lattice f2"])
-def test_an_array_that_wraps_around_has_no_edges(name: str, libraries: Path) -> None:
-    """Cells beyond it are read on its other side, if it has as many rows, and a lane's columns are there."""
-    case, kernel, cval = made(name, "wrap", 4, True)
+@pytest.mark.parametrize(
+    ("name", "boundary", "steps"),
+    [
+        ("heat", "wrap", 4),
+        ("heat f8", "wrap", 5),
+        ("masked", "wrap", 4),
+        ("lattice f2", "wrap", 4),
+        ("heat", "reflect", 4),
+        ("heat f8", "nearest", 3),
+        ("wave", "constant", 3),
+        ("far", "mirror", 3),
+        ("far", "reflect", 3),
+    ],
+)
+def test_columns_beyond_the_array_are_in_other_lanes(
+    name: str, boundary: str, steps: int, libraries: Path
+) -> None:
+    """Or on its other side, as are rows, if there are enough of them and a lane's are not on both sides."""
+    case, kernel, cval = made(name, boundary, steps, True)
     tall, wide = Part(0, 33), Part(0, 372)
-    for parts in [(tall, wide), (Part(5, 20), wide), (tall, Part(60, 300)), (Part(0, 5), wide)]:
-        check(libraries, case, kernel, "wrap", cval, (33, 372), parts, aligned=True)
-    for shape in [(13, 12), (33, 371), (2, 372)]:
-        check(libraries, case, kernel, "wrap", cval, shape, aligned=True)
+    for parts in [(tall, wide), (Part(15, 30), wide), (tall, Part(60, 300)), (Part(0, 8), wide)]:
+        check(libraries, case, kernel, boundary, cval, (33, 372), parts, aligned=True)
+    for shape in [(13, 12), (9, 4), (33, 128), (33, 371), (2, 372)]:
+        check(libraries, case, kernel, boundary, cval, shape, aligned=True)
 
 
-def test_only_columns_side_by_side_turn_around() -> None:
-    _, kernel, _ = made("heat", "wrap", 2, True)
+@pytest.mark.parametrize("boundary", ["wrap", "reflect"])
+def test_tiles_without_slow_edges(boundary: str) -> None:
+    _, kernel, _ = made("heat", boundary, 2, True)
     memory = np.zeros((33, 512), "f4")
     for columns, edges in [(372, 0), (371, 2)]:
         axes = [Axis(33, 0, 33), Axis(columns, 0, columns)]
