@@ -392,7 +392,6 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     const bool sides = !inside_x && has_sides(all.x, x0), around = turns(all.x, x0), between = inside_x || sides || around;
     const int column = sides || around ? all.x.memory(at.column) / C * C : at.column;
     const int low = low_edge(all.y), high = high_edge(all.y);
-    const Beyond beyond = beyond_of(all.x, x0);
     int from = end, until = end;
     if (between) {
         from = low == NEVER ? at.row : most(at.row, low + (K + 1) * RY + BEYOND);
@@ -408,6 +407,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
             PLANES(X)
 #undef X
         }
+        const Beyond beyond = beyond_of(all.x, x0);
         NO_UNROLL for (; at.row < from; ++at.row) {
             advance(rows, ahead, at, x0, first, last, memory, beyond);
         }

@@ -80,11 +80,12 @@ def valid_columns(program: Program, feeds: Sequence[int | None], steps: int, tun
 def predicted_strips(
     program: Program, feeds: Sequence[int | None], steps: int, tuning: Tuning, shape: Shape
 ) -> Strips:
-    """Return how a launch over so many rows and columns is cut, with a tile at each end of the array."""
+    """Return how a launch over so many rows and columns is cut, as if no axis was split between ranks."""
     layout = layout_of(program, feeds)
     tiles = math.ceil(shape[1] / valid_columns(program, feeds, steps, tuning))
     at_once = PROCESSORS * resident_warps(tuning, _registers(layout, steps, tuning))
-    return Strips(tiles, min(tiles, 2), shape[0], 2 * steps * layout.radius[0], at_once)
+    edges = min(tiles, 2) if shape[1] % tuning.columns else 0
+    return Strips(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once)
 
 
 def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
