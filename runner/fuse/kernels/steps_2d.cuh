@@ -253,20 +253,22 @@ struct Cursor {
     unsigned rows[C / VECTOR];
 
     INLINE_MEMBER void down(const Arguments& given) {
-        int step = 1;
-        if constexpr (BOUNDARY == WRAP) {
-            const int all = rows_in_memory(given.y);
-            const bool again = --left == 0;
-            left = again ? all : left;
-            step = again ? 1 - all : 1;
-        }
-        from += step * given.in_pitch0;
+        from += given.in_pitch0;
         to += given.in_pitch0;
-#define X(n, T, constant)                \
-    from##n += step * given.in_pitch##n; \
+#define X(n, T, constant)            \
+    from##n += given.in_pitch##n;    \
     to##n += given.out_pitch##n;
         PLANES(X)
 #undef X
+        if constexpr (BOUNDARY == WRAP) {
+            if (--left == 0) {
+                left = rows_in_memory(given.y);
+                from -= left * given.in_pitch0;
+#define X(n, T, constant) from##n -= left * given.in_pitch##n;
+                PLANES(X)
+#undef X
+            }
+        }
         slot = slot + 1 == AHEAD ? 0 : slot + 1;
     }
 };
