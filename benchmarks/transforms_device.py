@@ -5,8 +5,8 @@
 
 For each number of GPUs, meshrun's ranks and JAX (one process, if it is installed) are started in turn,
 `rounds` times. A figure is the median over the rounds of medians of `REPEATS` calls of the slowest rank, of
-fewer if they take more than `SECONDS`, on arrays in the GPUs' memory; every result is checked once. Bounds are measured by the same ranks in the same
-sitting:
+fewer if they take more than `SECONDS`, on arrays in the GPUs' memory; every result is checked once. Bounds
+are measured by the same ranks in the same sitting:
 
     all-to-all      the messages of a transpose, or of a transform, alone: `World.all_to_all`
     in turn         packing, all-to-all, unpacking and transposing, one after the other: `World.redistribute`
