@@ -91,17 +91,23 @@ def one_run(work: Path, options: argparse.Namespace, seed: int | None) -> tuple[
         files = ["in.npy", "clock.npy", "out.npy", "end.npy"]
         command = [sys.executable, "-m", "launch", "-n", str(options.ranks), "--on-failure", "resume"]
         command += ["run", "job.py:march", *files, "--steps", str(options.steps), "--checkpoint", "20"]
-        process = subprocess.Popen(
-            [*command, "--device", options.device],
-            cwd=work,
-            env={**os.environ, "NOTES": notes},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        working = lost = None
-        if seed is not None:
-            working, lost = killed(Path(notes), options, random.Random(seed), process)
-        status = process.wait()
+        with tempfile.TemporaryFile("w+") as said:
+            process = subprocess.Popen(
+                [*command, "--device", options.device],
+                cwd=work,
+                env={**os.environ, "NOTES": notes},
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
+            working = lost = None
+            if seed is not None:
+                working, lost = killed(Path(notes), options, random.Random(seed), process)
+            status = process.wait()
+            if status:
+                said.seek(0)
+                print(f"seed {seed}: status {status}", *said.read().splitlines()[-9:], sep="\n  ")
+                if seed is None:
+                    sys.exit(1)
         found = (work / "out.npy").read_bytes() if status == 0 else b""
     return found, {"status": status, "working_again": working, "lost_steps": lost}
 
