@@ -536,6 +536,8 @@ FOUND = [  # by the test above; each was another exception than the parser's own
     ("known rates", b'{"gpus": ' + DEEP),
     ("machine rates", b'{"schema": ' + DEEP),
     ("checkpoint", b"[]"),
+    ("checkpoint", b'{"step": 1e999, "fields": ["u"], "fingerprint": {"job": "heat"}, "values": {}}'),
+    ("fleet words hosts=4,gpus=2,fault=nic:h3:1:0.6", b"hosts=4,gpus=2,fault=nic:h" + DIGITS + b":1:0.6"),
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
     ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
     ("settings", b"a = " + DIGITS),
