@@ -6,6 +6,7 @@ path, because -m would search the working directory before this file can remove 
 """
 
 import os
+import signal
 import sys
 
 
@@ -19,6 +20,10 @@ def remove_the_folder_python_added() -> None:
 
 if __name__ == "__main__":
     remove_the_folder_python_added()
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.default_int_handler:  # no traceback of an import, and the launcher sees the signal
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from launch.cli.main import main
 
+    signal.signal(signal.SIGINT, interrupt)
     sys.exit(main())

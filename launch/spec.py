@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 HOST_TIMEOUT = 15.0  # seconds
@@ -46,6 +46,17 @@ class LaunchSpec:
     @property
     def ranks(self) -> int:
         return self.hosts * self.per_host
+
+    def without(self, lost: Sequence[str], rank: int | None) -> LaunchSpec | None:
+        """The launch without the `lost` hosts, or without the host of a lost rank, in blocks host after host;
+        on a single host, with a rank less. None if nothing is left, or if the host is not known.
+        """
+        if self.hosts == 1:
+            return None if lost or self.per_host == 1 else replace(self, per_host=self.per_host - 1)
+        if not lost and rank is not None:
+            lost = [self.names[rank // self.per_host]]
+        left = tuple(name for name in self.names if name not in lost)
+        return replace(self, names=left, hosts=len(left)) if 0 < len(left) < self.hosts else None
 
 
 def parse_shape(text: str) -> tuple[int | None, int]:

@@ -172,6 +172,8 @@ def _misplaced_restarts(mistake: BaseException, ctx: click.Context | None) -> st
     first = _first(mistake)
     if not (isinstance(first, click.NoSuchOption) and first.option_name in RESTARTS) or ctx is None:
         return None
+    if " launch " in ctx.command_path:  # a batch system starts it again, if anything does
+        return None
     return (
         f"{first.option_name} goes before the command. "
         f"Try: meshrun -n N {' '.join(RESTARTS.values())} {ctx.command_path.partition(' ')[2]} ..."

@@ -13,6 +13,8 @@ from launch.cli.cli_context import terminal_columns
 from launch.cli.kubernetes import kubernetes
 from launch.cli.params import (
     DEBUG,
+    MAX_RESTARTS,
+    ON_FAILURE,
     PRINT,
     SETTING,
     SHAPE,
@@ -22,6 +24,7 @@ from launch.cli.params import (
     Seconds,
     build_spec,
     known_hosts,
+    restarts,
 )
 from launch.cli.plugins import conclude
 from launch.cli.slurm import slurm
@@ -81,6 +84,8 @@ launch.add_command(kubernetes)
 @SHAPE
 @SETTING
 @START
+@ON_FAILURE
+@MAX_RESTARTS
 @PRINT
 @DEBUG
 @WORDS
@@ -88,6 +93,8 @@ def local(
     wanted: tuple[int | None, int] | None,
     settings: Sequence[str],
     start_timeout: float,
+    on_failure: str,
+    max_restarts: int,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -110,6 +117,7 @@ def local(
         terminal_columns(),
         debug=debug,
         conclude=partial(conclude, spec.words),
+        restarts=restarts(on_failure, max_restarts, spec.words),
         start_timeout=start_timeout,
         stall_timeout=spec.stall_timeout,
     )
@@ -134,6 +142,8 @@ def local(
     help="Time for a host to answer before the run.",
 )  # fmt: skip
 @START
+@ON_FAILURE
+@MAX_RESTARTS
 @PRINT
 @DEBUG
 @WORDS
@@ -146,6 +156,8 @@ def mpirun(
     host_timeout: float,
     ssh_timeout: float,
     start_timeout: float,
+    on_failure: str,
+    max_restarts: int,
     show: bool,
     debug: bool,
     words: tuple[str, ...],
@@ -174,5 +186,6 @@ def mpirun(
         timeout=ssh_timeout,
         debug=debug,
         conclude=partial(conclude, spec.words),
+        restarts=restarts(on_failure, max_restarts, spec.words),
         start_timeout=start_timeout,
     )

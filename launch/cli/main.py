@@ -23,7 +23,7 @@ from launch import help as help_pages
 from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
-from launch.cli.params import STALL, START
+from launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, restarts
 from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
@@ -49,20 +49,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> N
 @click.option(
     "-n", "--ranks", type=click.IntRange(min=1), metavar="N", help="Start this many ranks on this machine."
 )
-@click.option(
-    "--on-failure",
-    type=click.Choice(["stop", "resume"]),
-    default="stop",
-    metavar="stop|resume",
-    help="With -n: end the run if a rank is killed, or continue with the others.  [default: stop]",
-)
-@click.option(
-    "--max-restarts",
-    type=click.IntRange(min=1),
-    default=3,
-    metavar="N",
-    help="With --on-failure resume: end the run after N lost ranks.  [default: 3]",
-)
+@ON_FAILURE
+@MAX_RESTARTS
 @START
 @STALL
 @click.option("--run-dir", hidden=True)
@@ -116,7 +104,7 @@ def command(
                 terminal_columns(),
                 debug="--debug" in words,
                 conclude=partial(conclude, words),
-                restarts=_restarts(on_failure, max_restarts, words),
+                restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
                 stall_timeout=stall_timeout,
             )
@@ -124,6 +112,8 @@ def command(
         if launched is not None and launched.size is not None:
             check_expected(ranks, launched.size, launched)
     if on_failure == "resume" and not {*words} & {*HELP}:
+        if words[0] == "launch":
+            raise click.UsageError("--on-failure goes after launch mpirun or launch local")
         raise click.UsageError("--on-failure resume: this command starts no ranks; add -n N, 2 or more")
     if run_dir is not None and launched is not None:
         from runner.world.run_status import run_at
@@ -136,15 +126,6 @@ def command(
         colour if launched else takes_colour(),
         words,
     )
-
-
-def _restarts(on_failure: str, most: int, words: Sequence[str]) -> int:
-    """Return how often to start again after a lost rank."""
-    if on_failure == "stop":
-        return 0
-    if words[0] != "run":
-        raise click.UsageError(f"--on-failure resume continues a `run`; `{words[0]}` has nothing to continue")
-    return most
 
 
 def _is_rank(launched: DetectedLauncher | None) -> bool:

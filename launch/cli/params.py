@@ -110,6 +110,14 @@ STALL = click.option(
     help="End a run of several ranks after SECONDS without progress, and say why; 0: never.  "
     "[default: 300, but a rank that computes is only reported]",
 )  # fmt: skip
+ON_FAILURE = click.option(
+    "--on-failure", type=click.Choice(["stop", "resume"]), default="stop", metavar="stop|resume",
+    help="End a run that loses a rank or a host, or continue with the others.  [default: stop]",
+)  # fmt: skip
+MAX_RESTARTS = click.option(
+    "--max-restarts", type=click.IntRange(min=1), default=3, metavar="N",
+    help="With --on-failure resume: end the run after N losses.  [default: 3]",
+)  # fmt: skip
 DEBUG = click.option("--debug", is_flag=True, help="Also show the launcher's own messages.")
 WORDS = click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 
@@ -140,6 +148,15 @@ def device_option() -> click.Option:
 
 def debug_option() -> click.Option:
     return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
+
+
+def restarts(on_failure: str, most: int, words: Sequence[str]) -> int:
+    """Return how often to start again after a loss. Raises UsageError for a command that cannot continue."""
+    if on_failure == "stop":
+        return 0
+    if words[0] != "run":
+        raise click.UsageError(f"--on-failure resume continues a `run`; `{words[0]}` has nothing to continue")
+    return most
 
 
 def known_hosts(hosts: str | None, hostfile: Path | None) -> list[HostSlots]:

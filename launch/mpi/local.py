@@ -48,21 +48,23 @@ def start(
         mpi_library.check(launcher, {"here": mpi_library.loaded()})
     check_capacity(ranks)
 
-    def run(ranks: int, words: Sequence[str], restartable: bool) -> int:
+    def run(spec: LaunchSpec, restartable: bool) -> int:
         def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-            ours = [*run_options(str(run), columns, stall_timeout), "-n", str(ranks)]
-            environment = launcher.environment(ranks, os.environ, sockets)
-            return [*launcher.command(ranks, bar=columns is not None), *program, *ours, *words], {
-                **environment,
-                RUN_MARK: str(run),
-            }
+            ours = [*run_options(str(run), columns, stall_timeout), "-n", str(spec.ranks)]
+            environment = launcher.environment(spec.ranks, os.environ, sockets)
+            command = [*launcher.command(spec.ranks, bar=columns is not None), *program, *ours, *spec.words]
+            return command, {**environment, RUN_MARK: str(run)}
 
-        clocks = partial(Clocks, ranks=ranks, start=start_timeout, halt=halt_timeout(stall_timeout))
         return supervise(
-            prepare, columns, debug=debug, conclude=conclude, restartable=restartable, clocks=clocks
+            prepare,
+            columns,
+            debug=debug,
+            conclude=conclude,
+            restart=spec if restartable else None,
+            clocks=partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt_timeout(stall_timeout)),
         )
 
-    return with_restarts(run, ranks, words, restarts)
+    return with_restarts(run, LaunchSpec(tuple(words), 1, ranks), restarts)
 
 
 def check_capacity(ranks: int) -> None:

@@ -20,6 +20,7 @@ from launch.spec import START_TIMEOUT, LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.clock import Clocks, halt_timeout
 from launch.supervise.judge import Conclude, no_answer
+from launch.supervise.restarts import with_restarts
 from launch.supervise.supervisor import supervise
 
 CLEANUP = str(Path(__file__).parents[1] / "supervise" / "cleanup.py")
@@ -49,11 +50,13 @@ def start(
     timeout: float = ssh_hosts.TIMEOUT,
     debug: bool = False,
     conclude: Conclude = no_answer,
+    restarts: int = 0,
     start_timeout: float = START_TIMEOUT,
 ) -> int:
     """Run the spec on its hosts, which must answer within `timeout` seconds; returns the run's exit status.
 
-    start_timeout: as for `Clocks`.
+    restarts: how often to start again on the hosts that are left after one, or a rank of one, was lost, for a
+    command `run`. start_timeout: as for `Clocks`.
 
     Raises UserError without a launcher, or if a host does not answer.
     """
@@ -68,31 +71,36 @@ def start(
     if spec.network is None and not chosen and (interface := ssh_hosts.common_interface(found)):
         spec = replace(spec, network=interface)
         tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network selects another)")
-    token = secrets.token_hex(8)
 
-    def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
-        base = launcher.clean_environment(os.environ, sockets)
-        variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
-        ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
-        start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
-        return [*start, *PROGRAM, *ours, *spec.words], variables
+    def run(spec: LaunchSpec, restartable: bool) -> int:
+        token = secrets.token_hex(8)
 
-    def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
-        return ssh_hosts.run_on_others(
-            spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), f"{seconds + 1:.0f}", token]
+        def prepare(run: Path, sockets: Path) -> tuple[list[str], dict[str, str]]:
+            base = launcher.clean_environment(os.environ, sockets)
+            variables = {**environment(spec, launcher, base), RUN_MARK: str(run)}
+            ours = [*run_options(f"@{token}", columns), *spec_options(spec)]
+            start = launcher_command(spec, launcher, {**forwarded(variables), **spec.settings})
+            return [*start, *PROGRAM, *ours, *spec.words], variables
+
+        def clean_up(run: Path, sockets: Path, seconds: float) -> list[str]:
+            since = f"{seconds + 1:.0f}"
+            return ssh_hosts.run_on_others(
+                spec.names, [sys.executable, "-I", CLEANUP, str(run), str(sockets), since, token]
+            )
+
+        halt = halt_timeout(spec.stall_timeout)
+        return supervise(
+            prepare,
+            columns,
+            token=token,
+            debug=debug,
+            clean_up_hosts=clean_up,
+            conclude=conclude,
+            restart=spec if restartable else None,
+            clocks=partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt),
         )
 
-    halt = halt_timeout(spec.stall_timeout)
-    clocks = partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt)
-    return supervise(
-        prepare,
-        columns,
-        token=token,
-        debug=debug,
-        clean_up_hosts=clean_up,
-        conclude=conclude,
-        clocks=clocks,
-    )
+    return with_restarts(run, spec, restarts)
 
 
 def preview(spec: LaunchSpec) -> str:

@@ -147,15 +147,35 @@ def _judge(
     return run.exit_status(), why, outcome.status >= 0 or bool(killed or lost)
 
 
-def lost_rank(run: RunDirectory, outcome: Outcome) -> Killed | None:
-    """Return the rank whose loss ended the run: killed by a signal, before any other failure.
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a rank or of hosts that ended a run. sentence: to print; "" if a rank has."""
 
-    None if the run was complete, was interrupted, or failed in another way, as it would again.
+    rank: int | None
+    sentence: str
+
+
+def find_loss(run: RunDirectory, outcome: Outcome, lost: Sequence[str] = ()) -> Loss | None:
+    """Return what was lost: hosts that no longer answer, or a rank that was killed by a signal before any
+    other failure.
+
+    lost: these hosts. None if the run was complete, was interrupted, or failed in another way, as it would
+    again.
     """
+    from runner.errors import UserError, printable
+
     killed, failure = _killed(run, outcome), run.failure()
-    if outcome.interrupted or run.record() is not None or killed is None:
+    if outcome.interrupted or run.record() is not None:
         return None
-    return killed if failure is None or failure["rank"] == killed.rank else None
+    if lost:  # then the ranks on other hosts fail too
+        if failure is not None and failure["exit_code"] == UserError.exit_code:
+            return None
+        told = failure is not None and printable(failure["sentence"]) in outcome.output_tail
+        named = failure is not None and all(f" {host} (" in failure["sentence"] for host in lost)
+        return Loss(None, "" if told and named else _silent(lost))
+    if killed is None or (failure is not None and failure["rank"] != killed.rank):
+        return None
+    return Loss(killed.rank, killed.sentence)
 
 
 def _silent(hosts: Sequence[str]) -> str:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 
 from launch.supervise import shared_memory
 from launch.supervise.cleanup import RUN_MARK, end_strays, remove_topologies
-from launch.supervise.judge import Conclude, Explain, Outcome, judge, lost_rank, no_answer
+from launch.supervise.judge import Conclude, Explain, Outcome, find_loss, judge, no_answer
 from launch.supervise.launcher_output import OutputFilter
 from launch.supervise.status_lines import StatusLines
 
 if TYPE_CHECKING:
+    from launch.spec import LaunchSpec
     from launch.supervise.clock import Clocks
     from runner.world.run_status import RunDirectory
 
@@ -38,13 +39,15 @@ SHORT = 24  # longest path, in characters; launchers append up to 70
 EXEC_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("exec_with_parent.py")))
 
 
-class RankLostError(Exception):
-    """A rank was lost, and the others can go on without it; the sentence. resumable: the run has kept results
-    with which it continues."""
+class LossError(Exception):
+    """A rank or a host was lost, and the others can go on; the sentence, "" if it has been printed.
 
-    def __init__(self, sentence: str, resumable: bool) -> None:
+    left: what to start again. resumable: the run has kept results with which it continues.
+    """
+
+    def __init__(self, sentence: str, left: LaunchSpec, resumable: bool) -> None:
         super().__init__(sentence)
-        self.resumable = resumable
+        self.left, self.resumable = left, resumable
 
 
 def supervise(
@@ -56,7 +59,7 @@ def supervise(
     clean_up_hosts: Callable[[Path, Path, float], list[str]] | None = None,
     explain: Explain | None = None,
     conclude: Conclude = no_answer,
-    restartable: bool = False,
+    restart: LaunchSpec | None = None,
     clocks: Callable[[RunDirectory], Clocks] | None = None,
 ) -> int:
     """Run a launcher to its end, judge the run and clean up after it; returns the run's exit status.
@@ -65,8 +68,8 @@ def supervise(
     with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
     ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
     two and the seconds since the start, and returns those that do not answer. explain, conclude: as for
-    `judge`. restartable: raise RankLostError if the run can go on without a rank, instead of judging it.
-    clocks: makes the clocks of the run.
+    `judge`. restart: what is run, to raise LossError with what is left of it after a loss, instead of judging
+    the run; None to judge it in any case. clocks: makes the clocks of the run.
     """
     from runner.system.launcher import working_directory
     from runner.world.run_status import RunDirectory, RunLines
@@ -85,9 +88,10 @@ def supervise(
         if columns is not None and outcome.status:
             sys.stderr.write(AFTER_PROGRESS_BAR)
         lost = clean_up_hosts(run.path, sockets, time.monotonic() - begun) if clean_up_hosts else []
-        if restartable and (killed := lost_rank(run, outcome)):
+        loss = find_loss(run, outcome, lost) if restart else None
+        if restart and loss and (left := restart.without(lost, loss.rank)):
             run.remove_leftovers()
-            raise RankLostError(killed.sentence, resumable=bool(run.recovery_hint()))
+            raise LossError(loss.sentence, left, resumable=bool(run.recovery_hint()))
         status = judge(run, outcome, debug, lost, explain, conclude)
         succeeded = status == outcome.status == 0
         return status

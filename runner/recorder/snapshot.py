@@ -105,8 +105,8 @@ def to_json(one: RankSnapshot) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> RankSnapshot:
-    """Return the snapshot that `to_json` made plain, before or after JSON. KeyError, TypeError, ValueError if
-    it is none."""
+    """Return the snapshot that `to_json` made plain, before or after JSON. KeyError, TypeError, ValueError or
+    OverflowError if it is none."""
     groups: Iterable[tuple[str, Any]] = values["groups"].items()
     plain = {
         **values,

@@ -89,7 +89,16 @@ class CheckpointFolder:
                 colors = None if found.get("colors") is None else Colors(**found["colors"])
                 values = dict(found.get("values", {}))
                 return SavedState(int(found["step"]), dict(found["fingerprint"]), fields, colors, values)
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
+            except (
+                OSError,
+                ValueError,
+                LookupError,
+                TypeError,
+                AttributeError,
+                OverflowError,
+                RecursionError,
+                UserError,
+            ):
                 continue  # damaged since it was written: an older one may be readable
         if self._complete():
             raise UserError(f"no checkpoint in {self.path} is readable", hint=self.discard)

@@ -489,7 +489,7 @@ TARGETS = [
         "0-1,2-3",
         errors=(MeshrunError, click.UsageError, ValueError),
     ),
-    Target("snapshot", a_snapshot, rank_snapshot, errors=(KeyError, TypeError, ValueError)),
+    Target("snapshot", a_snapshot, rank_snapshot, errors=(KeyError, TypeError, ValueError, OverflowError)),
 ]
 
 
@@ -536,6 +536,13 @@ FOUND = [  # by the test above; each was another exception than the parser's own
     ("known rates", b'{"gpus": ' + DEEP),
     ("machine rates", b'{"schema": ' + DEEP),
     ("checkpoint", b"[]"),
+    ("checkpoint", b'{"step": 1e999, "fields": ["u"], "fingerprint": {"job": "heat"}, "values": {}}'),
+    (
+        "snapshot",
+        b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
+        b'"collectives": {}, "groups": {}, "messages": {"w": {"1": [1e999, 0]}}, "at": null, "total": 1}',
+    ),
+    ("fleet words hosts=4,gpus=2,fault=nic:h3:1:0.6", b"hosts=4,gpus=2,fault=nic:h" + DIGITS + b":1:0.6"),
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
     ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
     ("settings", b"a = " + DIGITS),

@@ -31,6 +31,7 @@ FORMS = {
     "all-nics": (),  # every NIC of the fleet
 }
 SHARES = {"flap": 0.3, "stall": 0.05}  # of the time, or of the calls, unless stated
+DIGITS_MOST = 9  # of a number in a fault
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def parse_fault(text: str) -> Fault:
 
 def _number(text: str, role: str, word: str) -> int:
     digits = word.removeprefix("h") if role == "HOST" else word
-    if not digits.isdecimal() or (role == "HOST" and digits == word):
+    if not digits.isdecimal() or len(digits) > DIGITS_MOST or (role == "HOST" and digits == word):
         expected = "a host's name such as h0" if role == "HOST" else "a number"
         raise UserError(f"fault {text}: no {role}", got=repr(word), expected=expected)
     return int(digits)

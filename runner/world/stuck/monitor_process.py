@@ -77,7 +77,7 @@ class Lead:
         while self.hub and waiting and (left := until - time.monotonic()) > 0:
             for rank, message in self.hub.poll(left):
                 if "snapshot" in message:
-                    with contextlib.suppress(KeyError, TypeError, ValueError):
+                    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                         found.append(from_json(message["snapshot"]))
                 if "ended" in message:
                     silent |= dict.fromkeys(message["ended"], "it has ended normally")

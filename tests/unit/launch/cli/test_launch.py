@@ -48,6 +48,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     def start(*arguments: Any, conclude: partial[int], **more: Any) -> int:
         more["answers"] = conclude.args
         more["clocks"] = more.pop("start_timeout"), more.pop("stall_timeout", None)
+        if not more["restarts"]:
+            del more["restarts"]
         found.append((*arguments, more))
         return VERDICT
 
@@ -101,6 +103,16 @@ def test_mpirun_starts_the_plan_and_returns_the_verdict(
     settings = {"A": "1", "INHERITED": "here", "B": ""}
     spec = LaunchSpec(BENCH, 2, 4, ("a", "b"), settings, "eth1", 7.5)
     assert started == [(spec, None, {"timeout": 90.0, "debug": True, "answers": (BENCH,), "clocks": CLOCKS})]
+
+
+@pytest.mark.parametrize("target", [["local"], ["mpirun", "--hosts", "a,b"]])
+@pytest.mark.parametrize(("words", "restarts"), [([], 3), (["--max-restarts", "5"], 5)])
+def test_a_run_may_be_started_again(
+    started: Started, target: list[str], words: list[str], restarts: int
+) -> None:
+    run = ["run", "laplacian", "a.npy", "b.npy"]
+    assert main(["launch", *target, "-j", "2", "--on-failure", "resume", *words, "--", *run]) == VERDICT
+    assert started[0][-1]["restarts"] == restarts
 
 
 def test_the_clocks_of_a_run(started: Started) -> None:

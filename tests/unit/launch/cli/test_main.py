@@ -266,6 +266,12 @@ def test_n_behind_the_command_is_told_its_place(refused: Callable[..., str], typ
          "add -n N, 2 or more. Try: meshrun --help"),
         ("-n 1 --on-failure resume run edges.py:edges a b", "--on-failure resume: this command starts no "
          "ranks; add -n N, 2 or more. Try: meshrun --help"),
+        ("--on-failure resume launch mpirun --hosts a -j 2 -- run edges.py:edges a b",
+         "--on-failure goes after launch mpirun or launch local. Try: meshrun --help"),
+        ("launch slurm -j 1x2 --on-failure resume -- run edges.py:edges a b",
+         "No such option '--on-failure'. Try: meshrun launch slurm --help"),
+        ("launch mpirun --hosts a -j 2 --on-failure resume -- selftest",
+         "--on-failure resume continues a `run`; `selftest` has nothing to continue"),
         ("-n 2 --on-failure resume selftest", "--on-failure resume continues a `run`; `selftest` has nothing "
          "to continue. Try: meshrun --help"),
         ("-n 2 --on-failure again run edges.py:edges a b", "'again' is not one of 'stop', 'resume'"),

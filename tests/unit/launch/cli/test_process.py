@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -195,3 +196,19 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, script: str) 
             check=False,
         )
     assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupt_while_meshrun_is_imported_has_no_traceback(tmp_path: Path, ignored: bool) -> None:
+    (tmp_path / "click.py").write_text(
+        "import os, signal, sys\nos.kill(os.getpid(), signal.SIGINT)\nsys.exit('went on')\n"
+    )
+    done = subprocess.run(
+        PROGRAM,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == ((1, "went on\n") if ignored else (-signal.SIGINT, ""))

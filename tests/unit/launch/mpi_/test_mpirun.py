@@ -368,6 +368,34 @@ def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_nam
     assert "host localhost no longer answers" in capsys.readouterr().err
 
 
+def test_a_run_goes_on_on_the_hosts_that_are_left(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first start ends without a record, and host localhost does not answer afterwards."""
+    found = machine.install(OPEN_MPI_5)
+    text = found.path.read_text()
+    found.path.write_text(text.replace(" record ", " nothing "))
+    asked: list[tuple[str, ...]] = []
+
+    def run_on_others(names: tuple[str, ...], command: list[str]) -> list[str]:
+        found.path.write_text(text)
+        asked.append(names)
+        return ["localhost"] if len(asked) == 1 else []
+
+    monkeypatch.setattr(ssh_hosts, "run_on_others", run_on_others)
+    spec = here()
+    assert mpirun.start(spec, restarts=1) == 0
+    called, _ = machine.called()
+    assert called[called.index("--host") + 1] == f"{spec.names[0]}:3"
+    assert called[called.index("--expect") :][:3] == ["--expect", "1", "3"]
+    assert asked == [spec.names, spec.names[:1]]
+    lost, again = capsys.readouterr().err.splitlines()
+    assert "host localhost no longer answers" in lost
+    assert again == (
+        "meshrun: starting again without localhost, on 3 ranks of 1 host, from the beginning (restart 1 of 1)"
+    )
+
+
 def test_a_chosen_stall_timeout_reaches_the_ranks() -> None:
     assert "--stall-timeout" not in [*spec_options(LaunchSpec(("selftest",))), *run_options("/d", None)]
     for options in (spec_options(LaunchSpec(("selftest",), stall_timeout=0.0)), run_options("/d", None, 0.0)):

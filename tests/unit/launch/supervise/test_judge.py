@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.slurm.followed_job import task_end
-from launch.supervise.judge import MEMORY, Outcome, judge, lost_rank
+from launch.supervise.judge import MEMORY, Outcome, find_loss, judge
 from runner.world.run_status import RunDirectory
 
 KILLED = "prterun noticed that process rank 1 with PID 4711 on node n1 exited on signal 9 (Killed)."
@@ -201,7 +201,7 @@ def test_mpich_that_could_not_start_is_told_rather_than_the_ranks_that_its_launc
     assert sentence.startswith(
         "meshrun: MPI could not start: ucx function returned with failed status(No resources are available)."
     )
-    assert lost_rank(run, outcome(143, MPICH_NOT_STARTED + MPICH_KILLED)) is None
+    assert find_loss(run, outcome(143, MPICH_NOT_STARTED + MPICH_KILLED)) is None
 
 
 def test_an_interrupt_is_128_and_the_signal(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,11 +218,11 @@ def test_the_unfinished_output_goes(run: RunDirectory, tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_is_lost_and_the_others_may_go_on(run: RunDirectory) -> None:
-    lost = lost_rank(run, outcome(137, KILLED))
+    lost = find_loss(run, outcome(137, KILLED))
     assert lost is not None
     assert lost.rank == 1
     fail(run, rank=1)  # it said so itself
-    assert lost_rank(run, outcome(137, KILLED)) == lost
+    assert find_loss(run, outcome(137, KILLED)) == lost
 
 
 @pytest.mark.parametrize("why", ["complete", "interrupted", "another failure", "an exit status"])
@@ -232,4 +232,40 @@ def test_what_is_no_loss_of_a_rank(run: RunDirectory, why: str) -> None:
     if why == "another failure":
         fail(run, rank=0)
     by = signal.SIGINT if why == "interrupted" else None
-    assert lost_rank(run, outcome(137, LEFT if why == "an exit status" else KILLED, interrupted=by)) is None
+    assert find_loss(run, outcome(137, LEFT if why == "an exit status" else KILLED, interrupted=by)) is None
+
+
+SILENT = "host n2 (rank 1) silent for 4 s"
+
+
+def test_a_host_that_no_longer_answers_is_lost_whatever_the_others_say_of_it(run: RunDirectory) -> None:
+    for output in ("", KILLED):
+        lost = find_loss(run, outcome(0, output), ["n2"])
+        assert lost is not None
+        assert "host n2 no longer answers. Try: check" in lost.sentence
+    fail(run, rank=0)
+    lost = find_loss(run, outcome(1, tail="meshrun: [rank 0] no good\n"), ["n2"])
+    assert lost is not None
+    assert "host n2 no longer answers" in lost.sentence
+    assert find_loss(run, outcome(1)) is None
+
+
+def test_a_lost_host_is_named_once(run: RunDirectory) -> None:
+    run.claim_failure({"exit_code": 1, "sentence": SILENT, "rank": 0})
+    told = find_loss(run, outcome(1, tail=f"meshrun: {SILENT}\n"), ["n2"])
+    assert told is not None
+    assert told.sentence == ""
+    for tail, lost in (("", ["n2"]), (SILENT, ["n2", "n3"])):
+        loss = find_loss(run, outcome(1, tail=tail), lost)
+        assert loss is not None
+        assert f"host {', '.join(lost)} no longer answers" in loss.sentence
+
+
+@pytest.mark.parametrize("why", ["complete", "interrupted", "a mistake in the command"])
+def test_a_run_that_would_not_go_on_has_lost_nothing(run: RunDirectory, why: str) -> None:
+    if why == "complete":
+        run.complete({})
+    if why == "a mistake in the command":
+        fail(run, 2)
+    by = signal.SIGINT if why == "interrupted" else None
+    assert find_loss(run, outcome(1, interrupted=by), ["n2"]) is None

@@ -1,73 +1,100 @@
-"""A run is started again with a rank less each time that one is lost, as often as allowed."""
+"""A run is started again on what is left each time that a rank or host is lost, as often as allowed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from launch.spec import LaunchSpec
 from launch.supervise.restarts import resumed, with_restarts
-from launch.supervise.supervisor import RankLostError
+from launch.supervise.supervisor import LossError
 
-Start = tuple[int, list[str], bool]
+WORDS = ("run", "edges.py:edges", "a", "b")
+RESUMED = ("run", "edges.py:edges", "--resume", "a", "b")
+HERE = LaunchSpec(WORDS, 1, 4)
+THERE = LaunchSpec(WORDS, 3, 2, ("n1", "n2", "n3"))
 
 
 class Runs:
-    """Starts that lose a rank as often as `losses` says; what each was given."""
+    """Starts that lose each of `losses` in turn, a host or a rank; what each was given."""
 
-    def __init__(self, losses: int, resumable: bool = True) -> None:
-        self.losses, self.resumable = losses, resumable
-        self.started: list[Start] = []
+    def __init__(self, *losses: str | int, resumable: bool = True) -> None:
+        self.losses, self.resumable = list(losses), resumable
+        self.started: list[tuple[LaunchSpec, bool]] = []
 
-    def __call__(self, ranks: int, words: Sequence[str], restartable: bool) -> int:
-        self.started.append((ranks, [*words], restartable))
-        if len(self.started) <= self.losses:
-            if restartable:
-                raise RankLostError("[rank 1] killed", self.resumable)
-            return 1
-        return 0
-
-
-WORDS = ["run", "edges.py:edges", "a", "b"]
-RESUMED = ["run", "edges.py:edges", "--resume", "a", "b"]
+    def __call__(self, spec: LaunchSpec, restartable: bool) -> int:
+        self.started.append((spec, restartable))
+        if not self.losses:
+            return 0
+        lost = self.losses.pop(0)
+        left = spec.without([lost], None) if isinstance(lost, str) else spec.without([], lost)
+        if restartable and left:
+            raise LossError(f"{lost} is lost", left, self.resumable)
+        return 1
 
 
-def test_a_run_that_loses_no_rank_is_started_once() -> None:
-    runs = Runs(0)
-    assert with_restarts(runs, 4, WORDS, 3) == 0
-    assert runs.started == [(4, WORDS, True)]
+def test_a_run_that_loses_nothing_is_started_once() -> None:
+    runs = Runs()
+    assert with_restarts(runs, HERE, 3) == 0
+    assert runs.started == [(HERE, True)]
 
 
 def test_each_loss_takes_a_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = Runs(2)
-    assert with_restarts(runs, 4, WORDS, 3) == 0
-    assert runs.started == [(4, WORDS, True), (3, RESUMED, True), (2, RESUMED, True)]
+    runs = Runs(1, 1)
+    assert with_restarts(runs, HERE, 3) == 0
+    assert runs.started == [
+        (HERE, True), (LaunchSpec(RESUMED, 1, 3), True), (LaunchSpec(RESUMED, 1, 2), True),
+    ]  # fmt: skip
     assert capsys.readouterr().err.splitlines() == [
-        "meshrun: [rank 1] killed",
+        "meshrun: 1 is lost",
         "meshrun: starting again on 3 ranks, continuing with what is complete (restart 1 of 3)",
-        "meshrun: [rank 1] killed",
+        "meshrun: 1 is lost",
         "meshrun: starting again on 2 ranks, continuing with what is complete (restart 2 of 3)",
     ]
 
 
+def test_a_lost_host_and_the_host_of_a_lost_rank_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = Runs("n2", 3)
+    assert with_restarts(runs, THERE, 3) == 0
+    assert [(spec.names, spec.ranks, spec.words) for spec, _ in runs.started] == [
+        (("n1", "n2", "n3"), 6, WORDS), (("n1", "n3"), 4, RESUMED), (("n1",), 2, RESUMED),
+    ]  # fmt: skip
+    assert [line for line in capsys.readouterr().err.splitlines() if "starting" in line] == [
+        "meshrun: starting again without n2, on 4 ranks of 2 hosts, continuing with what is complete "
+        "(restart 1 of 3)",
+        "meshrun: starting again without n3, on 2 ranks of 1 host, continuing with what is complete "
+        "(restart 2 of 3)",
+    ]
+
+
 def test_the_last_start_is_judged_as_any_other() -> None:
-    runs = Runs(9)
-    assert with_restarts(runs, 4, WORDS, 2) == 1
-    assert [(ranks, restartable) for ranks, _, restartable in runs.started] == [
+    runs = Runs(1, 1, 1)
+    assert with_restarts(runs, HERE, 2) == 1
+    assert [(spec.ranks, restartable) for spec, restartable in runs.started] == [
         (4, True), (3, True), (2, False),
     ]  # fmt: skip
 
 
-def test_a_single_rank_has_nobody_to_go_on_without_it() -> None:
-    runs = Runs(9)
-    assert with_restarts(runs, 2, WORDS, 5) == 1
-    assert [(ranks, restartable) for ranks, _, restartable in runs.started] == [(2, True), (1, False)]
+def test_nobody_can_go_on_without_a_single_rank_or_without_all_hosts() -> None:
+    assert replace(HERE, per_host=1).without([], 0) is None
+    assert THERE.without(["n1", "n2", "n3"], None) is None
+    one = replace(THERE, hosts=1, names=("n1",))
+    assert one.without(["n1"], None) is None
+    assert one.without([], 1) == replace(one, per_host=1)
+
+
+def test_a_rank_that_the_launcher_does_not_name_is_on_an_unknown_host() -> None:
+    assert THERE.without([], None) is None
+    assert HERE.without([], None) == replace(HERE, per_host=3)
 
 
 def test_a_run_that_has_kept_nothing_begins_again(capsys: pytest.CaptureFixture[str]) -> None:
     runs = Runs(1, resumable=False)
-    assert with_restarts(runs, 2, WORDS, 1) == 0
-    assert runs.started == [(2, WORDS, True), (1, WORDS, False)]
+    assert with_restarts(runs, replace(HERE, per_host=2), 1) == 0
+    assert [(spec.ranks, spec.words, again) for spec, again in runs.started] == [
+        (2, WORDS, True), (1, WORDS, False),
+    ]  # fmt: skip
     assert "starting again on 1 rank, from the beginning (restart 1 of 1)" in capsys.readouterr().err
 
 
