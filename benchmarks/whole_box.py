@@ -110,14 +110,18 @@ def parts_of_one() -> list[Part]:
 
 def parts_of_several(gpus: int, ranks: list[str]) -> list[Part]:
     """Return the parts that need more than one GPU. ranks: numbers of ranks, as text."""
+    sizes = ["--side", "65536", "--cells", "2048", "--factors", "65536", "--precisions", "bfloat16"]
+    large = script("transforms_device", "--gpus", str(gpus), "--rounds", "1", *sizes)
     return [
         Part("steps", script("step_scaling", "--ranks", *ranks, "--rounds", "2")),
         Part("halo", on_ranks(gpus, script("halo_device"))),
         Part("weak", on_ranks(gpus, script("weak_scaling"))),
         Part("stream", on_ranks(gpus, script("stream_device"))),
-        Part("transforms", script("transforms_device", "--gpus", ",".join(ranks))),
+        Part("transforms", script("transforms_device", "--gpus", "1,2")),
+        *([Part("large transforms", large)] if gpus > 2 else []),
         Part("validate", script("validate_real", "--device", "cuda", "--ranks", str(gpus), "--runs", "5",
                                 "--faults", "healthy", "busy", "off-nvlink")),
+        Part("faults", script("faults_device", "--ranks", str(gpus))),
         Part("restart", script("restart", "--device", "cuda", "--ranks", str(gpus), "--runs", "5")),
         Part("local", meshrun("launch", "local", "-j", str(gpus), "--", "selftest"), json=False),
         Part("doctor", meshrun("-n", str(gpus), "doctor")),
