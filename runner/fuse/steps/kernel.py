@@ -26,7 +26,7 @@ from runner.fuse.steps.layout import (
     NotFusable,
     StepKernel,
     StepLaunch,
-    Strips,
+    StripLayout,
     Tuning,
     address,
     best_height,
@@ -79,13 +79,13 @@ def valid_columns(program: Program, feeds: Sequence[int | None], steps: int, tun
 
 def predicted_strips(
     program: Program, feeds: Sequence[int | None], steps: int, tuning: Tuning, shape: Shape
-) -> Strips:
+) -> StripLayout:
     """Return how a launch over so many rows and columns is cut, as if no axis was split between ranks."""
     layout = layout_of(program, feeds)
     tiles = math.ceil(shape[1] / valid_columns(program, feeds, steps, tuning))
     at_once = PROCESSORS * resident_warps(tuning, _registers(layout, steps, tuning))
     edges = min(tiles, 2) if shape[1] % tuning.columns else 0
-    return Strips(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once)
+    return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once)
 
 
 def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
@@ -235,7 +235,7 @@ def arguments(
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
-        strips = Strips(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once)
+        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter = strips.edge_height(height)
         warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)

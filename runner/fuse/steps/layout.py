@@ -192,7 +192,7 @@ def resident_warps(tuning: Tuning, registers: int, shared: int = 0) -> int:
 
 
 @dataclass(frozen=True)
-class Strips:
+class StripLayout:
     """How a launch over two axes is cut: `tiles` warps beside one another compute all rows, strip by strip.
 
     edges: tiles at an end of the array, in the loop for edges. extra: rows of a strip before and after its
@@ -220,7 +220,7 @@ class Strips:
 
 
 @functools.lru_cache
-def best_height(strips: Strips, waves: int = 1) -> int:
+def best_height(strips: StripLayout, waves: int = 1) -> int:
     """Return the rows of a strip with which the last strip ends soonest.
 
     waves: least number of strips that a warp's place on a processor takes, one after another, where there are

@@ -495,7 +495,7 @@ def test_a_rank_computes_its_part_of_a_cube(name: str, boundary: str, libraries:
         ("heat", "wrap", 4),
         ("heat f8", "wrap", 5),
         ("masked", "wrap", 4),
-        ("lattice f2", "wrap", 4),
+        ("lattice f2", "wrap", 2),
         ("heat", "reflect", 4),
         ("heat f8", "nearest", 3),
         ("wave", "constant", 3),
