@@ -475,6 +475,10 @@ def test_records_of_runs_follow_their_schema(tmp_path: Path, how: str) -> None:
             "plan",
             "plan laplacian --shape 40000x4096 --input-dtype float32 --ranks 8 --gpu h200 --json a.json",
         ),
+        ("plan", "plan fft --shape 64x64x64 --input-dtype complex64 --ranks 4 --gpu h200 --json a.json"),
+        ("plan", "plan matmul --shape 30x20,20x25 --input-dtype float64 --ranks 3 --gpu cpu --json a.json"),
+        ("plan", "plan transpose --shape 300x200 --input-dtype uint8 --ranks 64 --json a.json"),
+        ("plan", "plan airflow cylinder --size 256x128 --ranks 2 --gpu cpu --json a.json"),
         ("doctor", "doctor --device cpu --json a.json"),
         ("validate", "validate --simulate hosts=2,gpus=4 --rungs gpu,pairs -J a.json"),
         ("validate", "validate --simulate hosts=4,gpus=8,fault=nic:h3:1:0.6 -J a.json"),
@@ -490,6 +494,8 @@ def test_other_records_follow_their_schema(
     record = json.loads((tmp_path / "a.json").read_text())
     assert faults(kind, record) == []
     assert faults(kind, {**record, "kind": "other"})
+    for name in {*record} & {"memory", "stages", "facts", "steps"}:
+        assert faults(kind, {key: value for key, value in record.items() if key != name}), name
 
 
 @pytest.mark.parametrize(
