@@ -35,7 +35,7 @@ from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps.kernel import build, with_rows
 from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import trace
-from runner.pipeline.block_layout import SECTOR
+from runner.pipeline.block_layout import SECTOR, BlockLayout
 from runner.region import Region
 from runner.report.record import write_json
 
@@ -96,13 +96,6 @@ def copied(nbytes: int) -> float:
     return seconds(lambda: target.data.copy_from_device_async(source.data, target.nbytes), ROUNDS)
 
 
-def padded_block(size: Sequence[int], dtype: np.dtype[Any]) -> Any:
-    """Return a block with one cell around the own ones, whose rows begin at sectors as in a run."""
-    unit = SECTOR // dtype.itemsize
-    whole = cupy.zeros((*(n + 2 for n in size[:-1]), -(-(unit + size[-1] + 1) // unit) * unit), dtype)
-    return whole[..., unit - 1 : unit + size[-1] + 1]
-
-
 def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -> list[dict[str, Any]]:
     tunnel = case.tunnel()
     program, feeds = case.program(tunnel)
@@ -136,11 +129,12 @@ def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -
     merged, _ = merge_components(program)
     passes = [emit(merged, tile=tile, math=fuse_math) for tile in tiles(merged)]
     list(pool.map(compile_pass, passes))
-    blocks = [padded_block(size, one.dtype) for one in padded]
+    layout = BlockLayout(box, size, (False,) * len(size), widths, "wrap")
+    layout.aligned = SECTOR
+    blocks = [layout.empty(cupy, one.dtype) for one in padded]
     for block, one in zip(blocks, padded, strict=True):
         block[...] = cupy.asarray(one)
-    own = (slice(1, -1),) * len(size)
-    outs = [padded_block(size, np.dtype(case.storage))[own] for _ in feeds]
+    outs = [layout.empty(cupy, np.dtype(case.storage))[layout.core] for _ in feeds]
     for one_pass in passes:
         function = kernel_of_text(one_pass.source, one_pass.name, one_pass.options)
         call = launch_arguments(one_pass, blocks, outs, widths)

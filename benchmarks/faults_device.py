@@ -25,24 +25,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import marching
 
 from runner.report.record import write_json
 
-JOB = """
-import os
-import signal
-import time
-
-import meshrun
-
-fault, victim, notes = os.environ["FAULT"], os.environ["VICTIM"], os.environ["NOTES"]
-rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
+AT_STEP = """
+def at_step(done):
+    notes = os.environ["NOTES"]
+    if rank == os.environ["VICTIM"] and done == 60 and not os.path.exists(notes):
+        with open(notes, "x") as file:  # once: the ranks of a second start take the same steps
+            file.write(str(time.monotonic()))
+        fail(os.environ["FAULT"])
 
 
-def fail():
-    with open(notes, "x") as file:  # once: the ranks of a second start take the same steps
-        file.write(str(time.monotonic()))
+def fail(fault):
     if fault in ("kill", "resume"):
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "stop":
@@ -54,18 +50,7 @@ def fail():
 
         write = cupy.RawKernel('extern "C" __global__ void write(int* to) { *to = 1; }', "write")
         write((1,), (1,), (cupy.uint64(16),))
-
-
-@meshrun.map_blocks(halo=1, boundary="wrap", outputs=2, fuse="off")
-def march(field, clock):
-    time.sleep(0.005)
-    if rank == victim and int(clock[1, 1]) == 60 and not os.path.exists(notes):
-        fail()
-    inner = (slice(1, -1), slice(1, -1))
-    sums = 3 * field[inner] + 5 * field[:-2, 1:-1] + 7 * field[2:, 2:] + 11 * field[1:-1, :-2]
-    return sums, clock[inner] + clock.dtype.type(1)
 """
-SHAPE = (256, 256)
 STEPS = 160
 FAULTS = ("kill", "stop", "exception", "illegal", "resume")
 LONGEST = 120.0  # seconds of a run
@@ -76,10 +61,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "job.py").write_text(JOB)
-        rng = np.random.default_rng(0)
-        np.save(work / "in.npy", rng.integers(0, 2**64, SHAPE, np.uint64))
-        np.save(work / "clock.npy", np.zeros(SHAPE, np.uint64))
+        marching.prepare(work, AT_STEP)
         undisturbed, expected, said = one_run(work, options, "none", 0)
         if undisturbed["status"]:
             sys.exit(f"an undisturbed run ended with status {undisturbed['status']}\n{said}")
@@ -121,18 +103,15 @@ def one_run(
     work: Path, options: argparse.Namespace, fault: str, victim: int
 ) -> tuple[dict[str, Any], bytes, str]:
     """Run once; return the figures, the output's bytes, and what the run printed to standard error."""
-    for output in ("out.npy", "end.npy"):
-        (work / output).unlink(missing_ok=True)
     notes = work / f"{fault}.note"
-    command = [sys.executable, "-m", "launch", "-n", str(options.ranks), "--stall-timeout", "8"]
-    command += ["--on-failure", "resume"] if fault == "resume" else []
-    command += ["run", "job.py:march", "in.npy", "clock.npy", "out.npy", "end.npy", "--steps", str(STEPS)]
-    command += ["--device", options.device, *(["--checkpoint", "20"] if fault == "resume" else [])]
+    start = ["--stall-timeout", "8", *(["--on-failure", "resume"] if fault == "resume" else [])]
+    more = ["--steps", str(STEPS), "--device", options.device]
+    more += ["--checkpoint", "20"] if fault == "resume" else []
     variables = {"FAULT": fault, "VICTIM": "none" if fault == "none" else str(victim), "NOTES": str(notes)}
     try:
         done = subprocess.run(
-            command, cwd=work, env={**os.environ, **variables}, capture_output=True, text=True,
-            timeout=LONGEST, check=False,
+            marching.command(work, options.ranks, start, more), cwd=work, capture_output=True, text=True,
+            timeout=LONGEST, check=False, env={**os.environ, **variables},
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else late.stderr or ""
@@ -140,8 +119,7 @@ def one_run(
     end = time.monotonic()
     seconds = end - float(notes.read_text()) if notes.exists() else None
     row = {"fault": fault, "victim": victim, "status": done.returncode, "seconds": seconds}
-    found = (work / "out.npy").read_bytes() if done.returncode == 0 else b""
-    return row, found, done.stderr
+    return row, marching.result(work, done.returncode), done.stderr
 
 
 if __name__ == "__main__":

@@ -23,31 +23,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import marching
 
 from runner.report.record import write_json
 
-JOB = """
-import os
-import time
-
-import meshrun
-
-notes = os.environ["NOTES"]
-name = f"{notes}/{os.getpid()}"
-
-
-@meshrun.map_blocks(halo=1, boundary="wrap", outputs=2, fuse="off")
-def march(field, clock):
-    time.sleep(0.005)
-    done = int(clock[1, 1])
-    with open(name, "w") as file:
-        file.write(f"{os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('PMI_RANK', '0'))} {done}")
-    inner = (slice(1, -1), slice(1, -1))
-    sums = 3 * field[inner] + 5 * field[:-2, 1:-1] + 7 * field[2:, 2:] + 11 * field[1:-1, :-2]
-    return sums, clock[inner] + clock.dtype.type(1)
+AT_STEP = """
+def at_step(done):
+    with open(f"{os.environ['NOTES']}/{os.getpid()}", "w") as file:
+        file.write(f"{rank} {done}")
 """
-SHAPE = (256, 256)
 
 
 def main() -> None:
@@ -61,10 +45,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "job.py").write_text(JOB)
-        rng = np.random.default_rng(0)
-        np.save(work / "in.npy", rng.integers(0, 2**64, SHAPE, np.uint64))
-        np.save(work / "clock.npy", np.zeros(SHAPE, np.uint64))
+        marching.prepare(work, AT_STEP)
         expected, _ = one_run(work, options, None)
         for seed in range(options.runs):
             found, row = one_run(work, options, seed)
@@ -85,31 +66,26 @@ def main() -> None:
 
 def one_run(work: Path, options: argparse.Namespace, seed: int | None) -> tuple[bytes, dict[str, Any]]:
     """Run with a kill by the seed, or without one; return the output's bytes and the figures."""
-    for output in ("out.npy", "end.npy"):
-        (work / output).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory() as notes:
-        files = ["in.npy", "clock.npy", "out.npy", "end.npy"]
-        command = [sys.executable, "-m", "launch", "-n", str(options.ranks), "--on-failure", "resume"]
-        command += ["run", "job.py:march", *files, "--steps", str(options.steps), "--checkpoint", "20"]
-        with tempfile.TemporaryFile("w+") as said:
-            process = subprocess.Popen(
-                [*command, "--device", options.device],
-                cwd=work,
-                env={**os.environ, "NOTES": notes},
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-            )
-            working = lost = None
-            if seed is not None:
-                working, lost = killed(Path(notes), options, random.Random(seed), process)
-            status = process.wait()
-            if status:
-                said.seek(0)
-                print(f"seed {seed}: status {status}", *said.read().splitlines()[-9:], sep="\n  ")
-                if seed is None:
-                    sys.exit(1)
-        found = (work / "out.npy").read_bytes() if status == 0 else b""
-    return found, {"status": status, "working_again": working, "lost_steps": lost}
+    resume = ["--on-failure", "resume"]
+    more = ["--steps", str(options.steps), "--checkpoint", "20", "--device", options.device]
+    with tempfile.TemporaryDirectory() as notes, tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            marching.command(work, options.ranks, resume, more),
+            cwd=work,
+            env={**os.environ, "NOTES": notes},
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
+        working = lost = None
+        if seed is not None:
+            working, lost = killed(Path(notes), options, random.Random(seed), process)
+        status = process.wait()
+        if status:
+            said.seek(0)
+            print(f"seed {seed}: status {status}", *said.read().splitlines()[-9:], sep="\n  ")
+            if seed is None:
+                sys.exit(1)
+    return marching.result(work, status), {"status": status, "working_again": working, "lost_steps": lost}
 
 
 def killed(
