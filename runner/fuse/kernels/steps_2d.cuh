@@ -383,7 +383,7 @@ INLINE void rows_inside(Rows& rows, Place& at, int column, int x0, int first, in
 }
 
 // Compute the rows from `first` to before `last` of the tile that starts at column x0. Rows from the edges of
-// the array, and tiles at them, take the loop for edges, the others the unrolled one.
+// the array, and tiles at its ends whose lanes are cut, take the loop for edges, the others the unrolled one.
 INLINE void strip(const Arguments& all, int x0, int first, int last, char* memory) {
     Rows rows = {};
     Row ahead;
@@ -453,7 +453,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     }
 }
 
-// What takes longest comes first: the tiles at the edges, in shorter strips, and of the others the last strips
+// What takes longest comes first: the tiles in the loop for edges, in shorter strips, and of the others the last strips
 // and the first ones, which end and begin in the loop for edges.
 INLINE void run(const Arguments& all) {
 #ifdef __CUDACC_RTC__

@@ -94,7 +94,7 @@ def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
     return (
         4 * margin_of(layout, steps, tuning) <= tile
         and _registers(layout, steps, tuning) <= most
-        and _shared(layout, tuning, 1)[1] <= SHARED_BYTES
+        and _constants(layout, tuning, 1)[1] <= SHARED_BYTES
     )
 
 
@@ -173,23 +173,23 @@ def build(
         registers = step_kernel_3d.registers(layout, steps, chosen)
     else:
         valid_rows = 1
-        more, shared = _shared(layout, chosen, vector)
+        more, shared = _constants(layout, chosen, vector)
         registers = _registers(layout, steps, chosen)
     if shared > SHARED_BYTES:
         raise NotFusable(f"{steps} steps need {shared} bytes of shared memory")
     constants |= more
+    fast_ends = vector > 1 and (boundary == "wrap" or bool(more.get("SIDES_KNOWN")))
     outside = cval if boundary == "constant" else 0.0
     largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
         program, layout.feeds, steps, chosen, source(layout, boundary, cval, name, constants, largest), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
-        shared, registers, boundary == "wrap", vector > 1, bool(more.get("SIDES_KNOWN")),
-        bool(branches_of(program)),
+        shared, registers, boundary == "wrap", fast_ends, bool(branches_of(program)),
     )  # fmt: skip
 
 
-def _shared(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
-    """Return where kernels/steps_2d.cuh keeps what in a warp's shared memory, and the bytes of a block."""
+def _constants(layout: Layout, tuning: Tuning, vector: int) -> tuple[dict[str, int], int]:
+    """Return constants of kernels/steps_2d.cuh, and the bytes of a block's shared memory."""
     sizes = {layout.operand(plane).dtype.itemsize for plane in layout.state}
     # Columns beyond the array are those of the state: no fixed input may be read there.
     known = vector > 1 and all(layout.reach(place, -1) == 0 for place, _ in layout.fixed)
@@ -266,8 +266,8 @@ def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
     first = tile * kernel.valid - kernel.margin
     last = first + kernel.valid + 2 * kernel.margin
     columns = kernel.tuning.columns
-    whole = kernel.vectors and x.own == x.length and x.length % columns == 0 and first % columns == 0
-    if whole and (kernel.wraps or (kernel.sides and x.length > kernel.radius[-1])):
+    in_lanes = x.own == x.length and x.length % columns == 0 and first % columns == 0
+    if kernel.fast_ends and in_lanes and (kernel.wraps or x.length > kernel.radius[-1]):
         return True  # columns beyond the array are read on its other side, or are in lanes at hand
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own

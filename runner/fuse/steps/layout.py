@@ -20,7 +20,7 @@ REGISTERS = 230  # of a thread that keeps none in memory
 PROCESSORS = 132  # of an H200, to choose the rows of a warp
 THREADS, ALL_REGISTERS = 2048, 65536  # of a processor
 MOST_STRIPS = 200
-WORTH_WAVES = 1.1
+WORTH_WAVES = 1.1  # time of several waves over that of one, at most
 EDGE_ROW = 3  # time of a row in the loop for edges, in rows inside the array
 VECTOR_BYTES = 16
 SHARED_BYTES = 227 * 1024
@@ -75,10 +75,9 @@ class StepKernel:
     source: includes no files. name: of the kernel. threads: of a block. radius: cells to read on each side,
     per axis of the kernel. margin: columns on each side of a tile that another tile computes; valid: columns
     between the margins; valid_rows: rows between the margins, over three axes. shared: bytes of a block's
-    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around. vectors:
-    whether several columns are read at once. sides: whether the columns beyond the array are those of the
-    state alone. branches: whether some rows take longer than others, as their cells need what branches leave
-    out.
+    shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around.
+    fast_ends: whether tiles at the ends of a row need no slow loop, if its columns divide into lanes.
+    branches: whether some rows take longer than others, as their cells need what branches leave out.
     """
 
     program: Program
@@ -95,8 +94,7 @@ class StepKernel:
     shared: int
     registers: int
     wraps: bool
-    vectors: bool
-    sides: bool
+    fast_ends: bool
     branches: bool
 
 
