@@ -55,6 +55,9 @@ def instances(file: str) -> Iterator[Instance]:
         yield from ((instance("convolve", *dtypes), ()) for dtypes in CONVOLVED)
     elif file == "links.cu":
         yield from ((name, ()) for name in INSTANCES[file])
+    elif file == "round_bfloat16.cu":
+        kinds = [name for name in SUPPORTED if name in ("bool", "int64", "float16", "float32", "float64")]
+        yield from ((instance("round_bfloat16", *words), ()) for words in product(kinds, (1, 4)))
     elif file in ("moments.cu", "histogram.cu"):
         yield from ((instance(file.removesuffix(".cu"), source), ()) for source in sources)
 

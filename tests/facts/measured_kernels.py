@@ -1,7 +1,7 @@
-"""The instances of each kernel file that measurements and the job airflow launch."""
+"""The instances of each kernel file that measurements and the jobs airflow and matmul launch."""
 
 from jobs.bench.lessons.transpose.methods import SINGLE, variants
-from jobs.kernels import FLOAT32
+from jobs.kernels import FLOAT32, instance
 
 WORDS = ("float", "unsigned short", "unsigned", "unsigned long long")
 REALS = ("float", "__half", "__nv_bfloat16")
@@ -17,6 +17,11 @@ INSTANCES: dict[str, tuple[str, ...]] = {
         f"{kernel}<{kind}>" for kernel in ("set_slots", "momentum") for kind in ("float", "__half")
     ),
     "peer.cu": ("peer_copy",),
+    "round_bfloat16.cu": tuple(
+        instance("round_bfloat16", kind, together)
+        for kind in ("uint8", "int64", "float16", "float32", "float64")
+        for together in (1, 4)
+    ),
     "strided.cu": ("strided<8>",),
     "touch.cu": ("touch",),
     "transpose_naive.cu": tuple(f"transpose_naive<{word}>" for word in WORDS),

@@ -10,6 +10,9 @@ import pytest
 
 import meshrun
 from jobs.linalg.matmul.job import matmul
+from jobs.linalg.matmul.precision import choose
+from jobs.linalg.matmul.products import open_products
+from runner.device.cpu import CpuBackend
 from runner.run.execute import Options, run
 
 PRECISIONS = {"float64": 1e-13, "float32": 1e-5, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 2e-2}
@@ -67,6 +70,67 @@ def test_little_memory(tmp_path: Path, word: str) -> None:
     record = run(matmul, files, tmp_path / "c.npy", {"precision": word}, options)
     assert "turns" in record["result"]["algorithm"]
     close(np.load(tmp_path / "c.npy"), a, b, PRECISIONS[word])
+
+
+def stored(array: np.ndarray[Any, Any], *, gpu: bool) -> np.ndarray[Any, Any]:
+    """The upper halves of a factor as --precision bfloat16 rounds it."""
+    precision = choose(array.dtype, np.dtype(np.float32), "bfloat16", gpu=gpu)
+    if not gpu:
+        found: Any = open_products(CpuBackend(), precision).stored(array)
+        return found.view(np.uint32) >> 16
+    import cupy
+
+    from runner.device.cuda import CudaBackend
+
+    found = open_products(CudaBackend(0), precision).stored(cupy.asarray(array)).get()
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("lower", [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_bfloat16_has_the_bits_of_a_cpu(lower: int) -> None:
+    bits = (np.arange(1 << 16, dtype=np.uint32) << 16) + np.uint32(lower)
+    values = bits.view(np.float32)[None, :]
+    for one in (values, values[:, 1:], values[:, :-1]):  # addresses and sizes that are no multiples of 16
+        np.testing.assert_array_equal(stored(one, gpu=True), stored(one, gpu=False))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "uint64", "float16", "float64"])
+def test_other_dtypes_become_bfloat16_as_on_a_cpu(dtype: str) -> None:
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((131, 141)) * 10.0 ** generator.integers(-42, 42, (131, 141))
+    values.flat[:8] = [np.inf, -np.inf, np.nan, -np.nan, 1 + 2.0**-8 + 2.0**-30, 3.4e38, -1e39, 0.0]
+    if np.dtype(dtype).kind in "iu":
+        values = generator.integers(0, 2**63 - 1, (131, 141)) >> generator.integers(0, 62, (131, 141))
+    values = values.astype(dtype)
+    for one in (values, values[:, 3:], values.T):
+        np.testing.assert_array_equal(stored(one, gpu=True), stored(one, gpu=False))
+
+
+def test_rounding_a_factor_takes_one_pass() -> None:
+    """Less than two copies of its bytes; several kernels in turn take more."""
+    import cupy
+
+    from runner.device.cuda import CudaBackend
+
+    array = cupy.ones((8192, 8192), np.float32)
+    products = open_products(CudaBackend(0), choose(array.dtype, array.dtype, "bfloat16", gpu=True))
+    out, copy = cupy.empty(array.shape, np.uint16), cupy.empty_like(array)
+
+    def seconds(work: Any) -> float:
+        work()
+        times = []
+        for _ in range(10):
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record()
+            work()
+            end.record()
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(begin, end))
+        return min(times)
+
+    assert seconds(lambda: products.store(array, out)) < 2 * seconds(lambda: cupy.copyto(copy, array))
 
 
 def test_infinities_and_nan_become_bfloat16() -> None:

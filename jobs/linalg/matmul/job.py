@@ -93,7 +93,7 @@ def problem_of(
     return MatmulProblem(
         shapes.rows, shapes.length, shapes.columns, precision.stored.itemsize, precision.sums.itemsize,
         precision.result.itemsize, (of_a, of_b),
-        precision.stored.itemsize if queued or precision.rounds else 0,
+        precision.stored.itemsize if precision.rounds and not queued else 0,  # a GPU rounds in place
         queued, in_place,
     )  # fmt: skip
 

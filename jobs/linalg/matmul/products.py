@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jobs.kernels import address, instance, launch
 from jobs.linalg.matmul.plan import ROWS
 from jobs.linalg.matmul.precision import Precision
 from runner.device.api import Backend
@@ -17,7 +18,7 @@ from runner.world.world import World
 
 PARTS = 4  # in which a GPU multiplies, so that a message's kernel need not wait for the whole product
 LEAST = 1024  # rows of such a part
-NAN = 0x7FC0  # of bfloat16
+THREADS, DEPTH = 256, 4  # of round_bfloat16.cu: of a block, and accesses of a thread
 
 
 class Products(Protocol):
@@ -29,7 +30,7 @@ class Products(Protocol):
         """Return a factor as it is multiplied: C-contiguous, of dtype `precision.stored`."""
 
     def store(self, array: Array, out: Array) -> None:
-        """Fill `out`, of dtype `precision.stored`, with a factor as it is multiplied."""
+        """Fill `out`, C-contiguous of dtype `precision.stored`, with a factor as it is multiplied."""
 
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
         """Set `out` to a b, or add a b to it. out: C-contiguous, of dtype `precision.sums`."""
@@ -85,17 +86,19 @@ class CudaProducts:
     def stored(self, array: Array) -> Array:
         if self.precision.name != "bfloat16":
             return self.backend.xp.ascontiguousarray(array, self.precision.stored)
-        xp = self.backend.xp
         out = self.backend.empty(array.shape, self.precision.stored)
-        for first in range(0, array.shape[0], LEAST):  # the steps between take four times the memory
-            values = xp.ascontiguousarray(array[first : first + LEAST], np.float32)
-            bits = values.view(np.uint32)  # round half to even
-            near = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-            out[first : first + LEAST] = xp.where(xp.isnan(values), np.uint32(NAN), near).astype(np.uint16)
+        self.store(array, out)
         return out
 
     def store(self, array: Array, out: Array) -> None:
-        out[...] = self.stored(array)
+        if self.precision.name != "bfloat16":
+            out[...] = array
+        elif array.flags.c_contiguous:
+            round_bfloat16(array, out)
+        else:
+            for first in range(0, array.shape[0], LEAST):  # in parts, whose copies take little memory
+                part = self.backend.xp.ascontiguousarray(array[first : first + LEAST])
+                round_bfloat16(part, out[first : first + LEAST])
 
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
         (rows, length), columns = a.shape, b.shape[1]
@@ -126,6 +129,20 @@ class CudaProducts:
 
     def rounded(self, sums: Array) -> Array:
         return sums.astype(self.precision.result, copy=False)
+
+
+def round_bfloat16(array: Array, out: Array) -> None:
+    """Round numbers to bfloat16, half to even, in one pass on the current GPU.
+
+    array: of any real dtype but float128. out: their bits, uint16. Both C-contiguous, of one size.
+    """
+    if not array.size:
+        return
+    aligned = address(array) % min(4 * array.itemsize, 16) == 0 and address(out) % 8 == 0
+    together = 4 if aligned else 1
+    blocks = -(-array.size // (together * THREADS * DEPTH))
+    name = instance("round_bfloat16", array.dtype, together)
+    launch("round_bfloat16.cu", name, blocks, THREADS, (array, out, np.int64(array.size)))
 
 
 def share_of_cores(world: World) -> AbstractContextManager[None]:

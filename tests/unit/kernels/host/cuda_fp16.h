@@ -5,6 +5,7 @@
 #pragma once
 
 #include <math.h>
+#include <string.h>
 #include <ucontext.h>
 
 #include <cstddef>
@@ -24,6 +25,11 @@ inline __half __double2half(double value) { return static_cast<__half>(value); }
 template <typename T> void __stcs(T* target, T value) { *target = value; }
 template <typename T> void atomicAdd(T* target, T value) { *target += value; }
 template <typename T> void atomicMax(T* target, T value) { *target = *target < value ? value : *target; }
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
 inline int __clzll(long long value) { return value ? __builtin_clzll(value) : 64; }
 
 struct Index {
