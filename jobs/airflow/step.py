@@ -143,13 +143,22 @@ class _Step:
             results = [xp.where(~is_fluid, new, old) for new, old in zip(results, collided, strict=True)]
         return tuple(map(self._store, results))
 
+    # Populations are computed as they are scaled for storage. A product of two is too large by the scale, a
+    # power of two: dividing by it, in a coefficient where there is one, changes no digit.
+
     def _load(self, stored: Any) -> Any:
-        scale = SCALE[self.storage]
-        return stored if scale == 1 else stored.astype(np.float32) * (1 / scale)
+        return stored if self.storage == np.float32 else stored.astype(np.float32)
 
     def _store(self, value: Any) -> Any:
-        scale = SCALE[self.storage]
-        return value if scale == 1 else (value * scale).astype(self.storage)
+        return value if self.storage == np.float32 else value.astype(self.storage)
+
+    @property
+    def _scale(self) -> float:
+        return SCALE[self.storage]
+
+    def _product(self, a: Any, b: Any) -> Any:
+        product = a * b
+        return product if self._scale == 1 else product * (1 / self._scale)
 
     # Collision
 
@@ -171,12 +180,12 @@ class _Step:
         omega: Any = 1.0
         omega_minus: Any = 1.0
         if not damped:
-            omega, omega_minus = self._rates(even, density, momentum, squares, parameters, xp)
+            omega, omega_minus = self._rates(even, density, momentum, parameters, xp)
 
-        base = density - 1.5 * _total(squares)
+        base = density - (1.5 / self._scale) * _total(squares)
         rates = {weights[one]: omega * weights[one] for one in even}
         constant = {weight: rate * base for weight, rate in rates.items()}
-        curved = {weight: 4.5 * rate for weight, rate in rates.items()}
+        curved = {weight: 4.5 / self._scale * rate for weight, rate in rates.items()}
         along = {one: _signed(zip(velocities[one], momentum, strict=True)) for one in odd}
         keep, keep_odd = 0.5 - 0.5 * omega, 0.5 - 0.5 * omega_minus
         for one, sum_of_pair in even.items():
@@ -213,7 +222,6 @@ class _Step:
         even: Values,
         density: Any,
         momentum: Sequence[Any],
-        squares: Sequence[Any],
         parameters: dict[str, float],
         xp: ModuleType,
     ) -> tuple[Any, Any]:
@@ -230,13 +238,12 @@ class _Step:
             return omega, omega_minus
         pressure, norm = density * (1 / 3), None
         for a, b in combinations_with_replacement(range(self.lattice.axes), 2):
-            stress = self._moment(even, (a, b)) - (
-                pressure + squares[a] if a == b else momentum[a] * momentum[b]
-            )
+            product = self._product(momentum[a], momentum[b])
+            stress = self._moment(even, (a, b)) - (pressure + product if a == b else product)
             square = stress * stress if a == b else 2 * (stress * stress)
             norm = square if norm is None else norm + square
         tau = 1 / omega
-        eddies = 18 * math.sqrt(2) * parameters["les"] ** 2
+        eddies = 18 * math.sqrt(2) * parameters["les"] ** 2 / self._scale
         local = 0.5 * tau + 0.5 * xp.sqrt(tau**2 + eddies * xp.sqrt(norm))
         return 1 / local, omega_minus
 
@@ -275,14 +282,14 @@ class _Step:
         one at rest comes back, and would grow without bound: no flow reaches the limit.
         """
         velocity = [parameters[f"velocity_{axis}"] for axis in self._axis_names]
-        results = list(back)
+        results, most = list(back), LIMIT * self._scale
         for number, one in enumerate(self.lattice.velocities):
-            gain: Any = 6 * self.lattice.weights[number] * _dot(one, velocity)
+            gain: Any = 6 * self._scale * self.lattice.weights[number] * _dot(one, velocity)
             if any(one):
                 if wind is not None:
                     here, there = (_part(wind, place) for place in ((0,) * len(one), one))
                     gain = (0.5 * gain) * (here + there)
-                results[number] = xp.clip(back[number] + gain, -LIMIT, LIMIT)
+                results[number] = xp.clip(back[number] + gain, -most, most)
         return results
 
     def _leaving(
@@ -306,7 +313,8 @@ class _Step:
             results[number] = part * upstream + (1 - part) * old
         if anchor:
             out, into = (_total([results[number] for number in part]) for part in (leaving, entering))
-            excess = (3 * anchor) * ((out + into) - (out - into) * (out - into))
+            flux = out - into
+            excess = (3 * anchor) * ((out + into) - self._product(flux, flux))
             for number in entering:
                 results[number] = results[number] - lattice.weights[number] * excess
         return results

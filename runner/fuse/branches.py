@@ -181,6 +181,18 @@ def branches_of(program: Program) -> Mapping[Node, Branch[Node]]:
     return find_branches(_results(program), lambda node: node.operands, condition, cost)
 
 
+def common_values(
+    results: Iterable[V], needs: Callable[[V], Sequence[V]], branches: Mapping[V, Branch[V]]
+) -> list[V]:
+    """Return the values that are computed even where all branches leave out a side."""
+
+    def needed(value: V) -> Sequence[V]:
+        branch = branches.get(value)
+        return needs(value) if branch is None else (*branch.before, needs(value)[2 if branch.side else 1])
+
+    return _in_order(results, needed)
+
+
 def common_nodes(program: Program, sides: Collection[bool] = (True, False)) -> list[Node]:
     """Return the nodes that are computed for a cell for which all branches leave out a side.
 

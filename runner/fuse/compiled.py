@@ -89,7 +89,7 @@ class DeviceKernel:
     cval: float = 0.0
     choice: Choice | None = None
     takes_rows: ClassVar[bool] = True
-    _passes: dict[tuple[Shape, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
+    _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
     _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
@@ -107,7 +107,8 @@ class DeviceKernel:
             return
         sides = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
-        kernel, launch = self._pass(outs[0].shape, apart)
+        wide = single_pass.is_wide([*blocks, *outs])
+        kernel, launch = self._pass(outs[0].shape, apart, wide)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
         if call.grid != (0,):
             launch(call.grid, call.block, call.arguments)
@@ -116,21 +117,26 @@ class DeviceKernel:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
         self._pass(shape)
 
-    def _pass(self, shape: Shape, apart: bool = False) -> tuple[single_pass.PassKernel, Callable[..., None]]:
+    def _pass(
+        self, shape: Shape, apart: bool = False, wide: bool = False
+    ) -> tuple[single_pass.PassKernel, Callable[..., None]]:
         """Return the kernel for results of a shape, whose tile is no longer than their own cells.
 
-        apart: as of `single_pass.emit`.
+        apart, wide: as of `single_pass.emit`.
         """
         last = self._merged.axes - 1
         row = math.prod(shape[last:]) // self._merged.outputs[0].components
         lengths = (*shape[:last], row)
         if not single_pass.marches(self._merged):  # all longer ones have the same tile
             lengths = tuple(map(min, lengths, self._tile))
-        if (lengths, apart) not in self._passes:
-            kernel = single_pass.emit(self._merged, lengths=lengths, apart=apart, math=self.arithmetic)
+        key = lengths, apart, wide
+        if key not in self._passes:
+            kernel = single_pass.emit(
+                self._merged, lengths=lengths, apart=apart, wide=wide, math=self.arithmetic
+            )
             launch = self._compiled(kernel.source, kernel.name, kernel.options)
-            self._passes[lengths, apart] = kernel, launch
-        return self._passes[lengths, apart]
+            self._passes[key] = kernel, launch
+        return self._passes[key]
 
     def _compiled(
         self, source: str, name: str, options: tuple[str, ...], shared: int = 0

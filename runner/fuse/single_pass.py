@@ -25,6 +25,9 @@ from runner.region import Array, Shape
 
 MOST_BLOCKS = 2**31 - 1  # of a one-dimensional grid
 MOST_ROWS = 2**31  # of an axis before the last: a thread's place fits 32 bits
+MOST_NARROW = (
+    2**31 - 2**16
+)  # elements of an operand whose places fit 32 bits, with those of threads beyond its end
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
@@ -62,7 +65,9 @@ class PassKernel:
     source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
     computes, per grid axis. march: whether it does so in a loop along the first axis. threads: of a block,
     along the last grid axis and the one before. apart: whether operands of the same dtype may have different
-    pitches.
+    pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
+    row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
+    reads, on each axis before the last.
     """
 
     source: str = field(repr=False)
@@ -73,6 +78,8 @@ class PassKernel:
     march: bool
     threads: tuple[int, int]
     apart: bool
+    wide: bool
+    corners: tuple[Offset, ...]
     description: Description
 
 
@@ -238,6 +245,7 @@ def emit(
     lengths: Shape | None = None,
     march: bool | None = None,
     apart: bool = False,
+    wide: bool = False,
     math: str = "strict",
 ) -> PassKernel:
     """Write the kernel of a program.
@@ -247,8 +255,9 @@ def emit(
     before; default: `choose_threads`. march: whether a thread makes the cells of its tile in a loop along the
     first axis; default: `marches`, if it chooses the tile. apart: whether inputs of the same dtype, or
     outputs, may have different pitches; a thread then computes an address for each operand, where it
-    otherwise computes one for all. math: "strict" rounds as NumPy does; "fast" lets
-    the compiler contract a * b + c to one operation.
+    otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
+    in it are computed in 64 bits then, which takes several instructions an address. math: "strict" rounds as
+    NumPy does; "fast" lets the compiler contract a * b + c to one operation.
     """
     if march is None:
         march = tile is None and marches(program)
@@ -258,7 +267,7 @@ def emit(
         raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
     if march and program.axes < 2:
         raise ValueError("a march over one axis, which has no rows")
-    body = _Body(program, tile, march, apart)
+    body = _Body(program, tile, march, apart, wide)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
@@ -268,12 +277,18 @@ def emit(
     for mark, instead in (
         ("// @headers@", headers),
         ("/* @threads@ */", bounds),
-        ("/* @parameters@ */", ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program, apart))),
+        (
+            "/* @parameters@ */",
+            ", ".join(f"{kind} {name}" for kind, name, _ in _parameters(program, apart, wide)),
+        ),
         ("// @body@", "\n    ".join(body.lines)),
     ):
         text = text.replace(mark, instead)
     options = compiler_options(math)
-    return PassKernel(text, "single_pass", options, program, tile, march, threads, apart, body.description)
+    return PassKernel(
+        text, "single_pass", options, program, tile, march, threads, apart, wide, body.corners,
+        body.description,
+    )  # fmt: skip
 
 
 def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
@@ -291,19 +306,42 @@ def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axe
     return all(one == pitches[leader] for one, leader in zip(pitches, leaders(operands, False), strict=True))
 
 
-def _parameters(program: Program, apart: bool) -> Iterator[tuple[str, str, type[np.generic]]]:
+def is_wide(arrays: Sequence[Array]) -> bool:
+    """Return whether some place in the arrays needs more than 32 bits, or a pitch is negative."""
+    return any(
+        min(one.strides) < 0
+        or sum((n - 1) * stride for n, stride in zip(one.shape, one.strides, strict=True)) // one.itemsize
+        > MOST_NARROW
+        for one in arrays
+    )
+
+
+def _parameters(program: Program, apart: bool, wide: bool) -> Iterator[tuple[str, str, type[np.generic]]]:
     """Yield the kernel's parameters: C++ type, name, and NumPy type of the argument."""
     last = program.axes - 1
+    pitch, column = (("int64", np.int64),) * 2 if wide else (("uint32", np.uint32), ("int32", np.int32))
     for letter, operands, const in (("i", program.inputs, "const "), ("o", program.outputs, "")):
         for number, (one, leader) in enumerate(zip(operands, leaders(operands, apart), strict=True)):
             yield f"{const}{ctype(one.dtype)}* __restrict__", f"{letter}{number}", np.uint64
             for axis in range(last if leader == number else 0):
-                yield "int64", f"{letter}{number}_pitch{axis}", np.int64
-    for axis in range(program.axes):
-        yield "int64" if axis == last else "uint32", f"length{axis}", np.int64 if axis == last else np.uint32
+                yield pitch[0], f"{letter}{number}_pitch{axis}", pitch[1]
+    for axis in range(last):
+        yield "uint32", f"length{axis}", np.uint32
+    yield column[0], f"length{last}", column[1]
     for axis in range(1, program.axes):
-        yield "uint32", f"tiles{axis}", np.uint32
-    yield "int64", "shift", np.int64
+        for name in ("tiles", "factor", "bits"):
+            yield "uint32", f"{name}{axis}", np.uint32
+    yield column[0], "shift", column[1]
+
+
+def division(divisor: int) -> tuple[int, int]:
+    """Return a factor and bits: n // divisor is n * factor >> bits for all n from 0 to 2**31 - 1.
+
+    The factor has 32 bits. Source: T. Granlund and P. Montgomery, Division by Invariant Integers using
+    Multiplication, 1994, theorem 4.2.
+    """
+    bits = 31 + (divisor - 1).bit_length()
+    return (1 << bits) // divisor + 1, bits
 
 
 @dataclass(frozen=True)
@@ -323,8 +361,9 @@ class _Read:
 class _Body:
     """The lines of a kernel's body, for one tile."""
 
-    def __init__(self, program: Program, tile: Shape, march: bool, apart: bool) -> None:
+    def __init__(self, program: Program, tile: Shape, march: bool, apart: bool, wide: bool) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
+        self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
         self._leaders = {
             "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
         }  # fmt: skip
@@ -337,8 +376,11 @@ class _Body:
             self._rows[at] = [self._strips[node] for node in nodes]
         find_places(((one, tile[-1]) for row in self._rows.values() for one in row), self._strips)
         values = Values(program, self._strips)
+        read_rows = [[at for number, at in values.rows if number == n] for n in range(len(program.inputs))]
+        origin = [(0,) * (program.axes - 1)]
+        self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
-        self._compute(values)
+        self._compute(values, march)
         self._find_place()
         reads = self._reads(values)
         if march:
@@ -366,21 +408,23 @@ class _Body:
         add, last = self.lines.append, self.program.axes - 1
         add("uint32 place = blockIdx.x;")
         for axis in reversed(range(self.program.axes)):
-            tiles = "place" if axis == 0 else f"place % tiles{axis}"
-            if axis == last:
-                thread = f"int64({tiles}) * blockDim.x + threadIdx.x"
-                add(f"int64 x{axis} = ({thread}) * {self.tile[axis]} - shift;")
-            elif axis == last - 1:
-                add(f"uint32 x{axis} = ({tiles} * blockDim.y + threadIdx.y) * {self.tile[axis]};")
-            else:
-                add(f"uint32 x{axis} = {tiles} * {self.tile[axis]};")
             if axis:
-                add(f"place /= tiles{axis};")
+                add(f"const uint32 before{axis} = uint64(place) * factor{axis} >> bits{axis};")
+            tiles = f"place - before{axis} * tiles{axis}" if axis else "place"
+            if axis == last:
+                thread = f"{self._column}({tiles}) * {self._column}(blockDim.x) + {self._column}(threadIdx.x)"
+                add(f"{self._column} x{axis} = ({thread}) * {self.tile[axis]} - shift;")
+            elif axis == last - 1:
+                add(f"uint32 x{axis} = (({tiles}) * blockDim.y + threadIdx.y) * {self.tile[axis]};")
+            else:
+                add(f"uint32 x{axis} = ({tiles}) * {self.tile[axis]};")
+            if axis:
+                add(f"place = before{axis};")
         outside = " || ".join(f"x{axis} >= length{axis}" for axis in range(self.program.axes))
         add(f"if ({outside}) return;")
         for axis, cells in enumerate(self.tile):
             if cells > 1:
-                kind = "int64" if axis == last else "uint32"
+                kind = self._column if axis == last else "uint32"
                 most = f"{kind}(length{axis} - {cells})"
                 add(f"if (x{axis} > {most}) x{axis} = {most};")
         if self.tile[last] > 1:
@@ -392,13 +436,18 @@ class _Body:
         last = self.program.axes - 1
         for number in sorted({self._leaders[letter][number] for number in numbers}):
             rows = [f"x{axis} * {letter}{number}_pitch{axis}" for axis in range(last)]
-            first = " + ".join([*rows, f"x{last} * {operands[number].components}"])
-            self.lines.append(f"int64 {FIRST[letter]}{number} = {first};")
+            first = " + ".join([*rows, f"{self._place}(x{last}) * {operands[number].components}"])
+            self.lines.append(f"{self._place} {FIRST[letter]}{number} = {first};")
 
     def _row(self, letter: str, number: int, at: Offset) -> str:
         """Return the pointer to a row of the tile, or beside it."""
         leader = self._leaders[letter][number]
-        pitches = [f"{place} * {letter}{leader}_pitch{axis}" for axis, place in enumerate(at) if place]
+        corner = self.corners[number] if letter == "i" else (0,) * len(at)
+        pitches = [
+            f"{place - first} * {letter}{leader}_pitch{axis}"
+            for axis, (place, first) in enumerate(zip(at, corner, strict=True))
+            if place != first
+        ]
         return f"{letter}{number} + ({' + '.join([f'{FIRST[letter]}{leader}', *pitches])})"
 
     def _next_plane(self, letter: str, numbers: Iterable[int]) -> list[str]:
@@ -413,6 +462,8 @@ class _Body:
         for (number, at), line in values.rows.items():
             itemsize = self.program.inputs[number].dtype.itemsize
             row = self._row("i", number, at)
+            if itemsize < WORD and (number, at) not in values.windows:
+                continue  # only branches read it
             if itemsize < WORD:
                 first, last = values.windows[number, at]
                 size, name = (last - first + 1) * itemsize, f"row{line}"
@@ -460,7 +511,7 @@ class _Body:
         self.lines += self._next_plane("o", range(len(self.program.outputs)))
         add("}")
 
-    def _compute(self, values: Values) -> None:
+    def _compute(self, values: Values, march: bool) -> None:
         """Write, row by row, the operations that are not written yet; then all stores.
 
         Stores between the rows would let the compiler load the rows one after the other.
@@ -488,7 +539,9 @@ class _Body:
         # A branch computes a cell after the other: fewer values are alive at a time.
         rows = len(self.program.outputs)
         cells = [(n // rows, one.place, one) for n, part in enumerate(wanted) for one in part]
-        values.plan(one for *_, one in sorted(cells, key=lambda cell: cell[:2]))
+        ordered = [one for *_, one in sorted(cells, key=lambda cell: cell[:2])]
+        # A march has gone on to the next plane when it computes.
+        values.plan(ordered, None if march else lambda row: self._row("i", *row))
         self.branches = values.branches > 0
         for (name, _, _, kind, _), part in zip(stores, wanted, strict=True):
             names = ", ".join(map(values.name, part))
@@ -530,6 +583,8 @@ def launch_arguments(
             raise ValueError(f"a halo of {widths} cells for a footprint of {needs}")
         source.lengths = tuple(n - a - b for n, a, b in zip(source.lengths, low, high, strict=True))
         source.address += sum(a * b for a, b in zip(low, source.strides, strict=True))
+        corner = kernel.corners[number]
+        source.address += sum(a * b for a, b in zip(corner, source.strides[:last], strict=True))
         sources.append(source)
     if any(one.lengths != lengths for one in (*sources, *targets)):
         raise ValueError(f"arrays of {[one.lengths for one in (*sources, *targets)]} own cells")
@@ -537,6 +592,10 @@ def launch_arguments(
         return PassLaunch((0,), (1, 1), ())
     if any(length < cells for length, cells in zip(lengths, kernel.tile, strict=True)):
         raise ValueError(f"{lengths} own cells for a tile of {kernel.tile}")
+    if not kernel.wide and is_wide([*blocks, *outs]):
+        raise ValueError(
+            "operands of so many elements, or of negative pitches, for a kernel of 32-bit places"
+        )
     if max(lengths[:last], default=0) > MOST_ROWS:
         raise ValueError(f"{lengths} own cells; of the axes before the last, at most {MOST_ROWS}")
     columns = kernel.tile[last]
@@ -558,8 +617,8 @@ def launch_arguments(
             rows = arrays[number]
             pitches = (stride // rows.itemsize for stride in rows.strides[:last])
             values += [rows.address, *(pitches if leader == number else ())]
-    values += [*lengths, *tiles[1:], shift]
-    kinds = [kind for _, _, kind in _parameters(program, kernel.apart)]
+    values += [*lengths, *(value for one in tiles[1:] for value in (one, *division(one))), shift]
+    kinds = [kind for _, _, kind in _parameters(program, kernel.apart, kernel.wide)]
     arguments = tuple(kind(value) for kind, value in zip(kinds, values, strict=True))
     return PassLaunch((math.prod(tiles),), block, arguments)
 

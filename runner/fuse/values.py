@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runner.fuse.branches import Branch, Conditions, cost, find_branches, write
+from runner.fuse.branches import Branch, Conditions, common_values, cost, find_branches, write
 from runner.fuse.graph import Node, Offset, Program
 from runner.fuse.operations import ctype, expression
 from runner.fuse.strips import (
@@ -51,8 +51,9 @@ class _Recipe:
 class Values:
     """Write values and what they need, each once: what few cells need, in branches.
 
-    lines: what was written. rows: of the inputs that are read, the number of each. windows: of rows of small
-    elements, their first and last elements. loaded: of the other rows, the elements that were needed so far.
+    lines: what was written. rows: of the inputs that are read, the number of each. What most cells need is
+    read before all else: windows has, of rows of small elements, the first and last ones; loaded has, of the
+    other rows, the elements. What few cells need is read in their branch.
     """
 
     def __init__(self, program: Program, strips: Strips) -> None:
@@ -64,22 +65,72 @@ class Values:
         self._declared = 0
         self.lines = list[str]()
         self.windows: dict[Row, tuple[int, int]] = {}
-        for strip in strips.all:
-            if strip.node.op == "load":
-                row, count = (strip.node.input, strip.at), program.inputs[strip.node.input].components
-                first, last = (place * count + strip.node.component for place in (strip.low, strip.high - 1))
-                known = self.windows.get(row, (first, last))
-                self.windows[row] = min(first, known[0]), max(last, known[1])
+        loads = [(one, range(one.low, one.high)) for one in strips.all if one.node.op == "load"]
+        self._find_windows((strip, place) for strip, places in loads for place in places)
         self.rows = {
             row: number for number, row in enumerate(sorted(self.windows, key=lambda row: row[::-1]))
         }
         self.loaded: dict[Row, set[int]] = {row: set() for row in self.rows}
 
-    def plan(self, results: Iterable[Value]) -> None:
-        """Find the branches. results: all that will be written."""
+    def _find_windows(self, loads: Iterable[tuple[Strip, int]]) -> None:
+        """Find the windows that hold these places of loads."""
+        self.windows.clear()
+        for strip, place in loads:
+            row, element = self._row(strip), self._element_of(strip, place)
+            first, last = self.windows.get(row, (element, element))
+            self.windows[row] = min(element, first), max(element, last)
+
+    def _row(self, strip: Strip) -> Row:
+        return strip.node.input, strip.at
+
+    def _element_of(self, strip: Strip, place: int) -> int:
+        """Return the element of a row that a load reads for a place."""
+        return place * self._inputs[strip.node.input].components + strip.node.component
+
+    def plan(self, results: Iterable[Value], pointer: Callable[[Row], str] | None = None) -> None:
+        """Find the branches. results: all that will be written.
+
+        pointer: returns the C++ of a row's address. Loads that only branches need are then written there.
+        """
+        results = tuple(results)
         self._branches = find_branches(
             results, self._needs, self._condition, lambda one: cost(one.strip.node)
         )
+        if pointer is None or not self._branches:
+            return
+        everywhere = set(common_values(results, self._needs, self._branches))
+        in_words = {
+            self._row(one.strip) for one in self._recipes if one.strip.node.op == "load" and one.strip.lanes
+        }
+        late = [
+            one for one in self._recipes
+            if one.strip.node.op == "load" and one not in everywhere and self._row(one.strip) not in in_words
+        ]  # fmt: skip
+        read = (self._reads(one) for one in self._recipes.keys() - set(late))
+        windows = dict(self.windows)
+        self._find_windows(one for one in read if one)
+        self.windows |= {row: windows[row] for row in in_words}
+        self._recipes = {one: self._late_load(one, pointer) for one in late}
+
+    def _reads(self, value: Value) -> tuple[Strip, int] | None:
+        """Return the load whose element a value is, or is computed from without a variable for it."""
+        _, strip, place = value
+        if strip.node.op != "load" and _is_float_of_small(strip):
+            ((strip, further),) = strip.operands
+            place += further
+        return (strip, place) if strip.node.op == "load" else None
+
+    def _late_load(self, value: Value, pointer: Callable[[Row], str]) -> _Recipe:
+        _, strip, place = value
+        operand = self._inputs[strip.node.input]
+        at = f"{pointer(self._row(strip))} + {self._element_of(strip, place)}"
+        kind, bits = ctype(operand.dtype), 8 * operand.dtype.itemsize
+        if operand.dtype.itemsize >= WORD:
+            return _Recipe([], lambda _: f"__ldg({at})", kind)
+        word = f"fetch_few<1>(reinterpret_cast<const uint{bits}*>({at})).words[0]"
+        if kind == "bool":
+            return _Recipe([], lambda _: f"packed::element<uint8, 0>({word}) != 0", kind)
+        return _Recipe([], lambda _: f"packed::element<{kind}, 0>({word})", kind)
 
     @property
     def branches(self) -> int:
@@ -202,21 +253,24 @@ class Values:
 
     def _element(self, strip: Strip, place: int) -> _Recipe:
         """An element of a row that is read by elements, or by words that hold parts of cells."""
-        operand, row = self._inputs[strip.node.input], (strip.node.input, strip.at)
+        operand, row = self._inputs[strip.node.input], self._row(strip)
         if operand.dtype.itemsize >= WORD:
-            element = place * operand.components + strip.node.component
-            self.loaded[row].add(element)
-            return _Recipe([], lambda _: element_name(self.rows[row], element))
+            element = self._element_of(strip, place)
+            return _Recipe([], lambda _: self._loaded(row, element))
         word, lane = self._part_of_row(strip, place)
         if operand.dtype.kind == "b":
             return _Recipe([], lambda _: f"packed::element<uint8, {lane}>({word}) != 0", "bool")
         kind = ctype(operand.dtype)
         return _Recipe([], lambda _: f"packed::element<{kind}, {lane}>({word})", kind)
 
+    def _loaded(self, row: Row, element: int) -> str:
+        self.loaded[row].add(element)
+        return element_name(self.rows[row], element)
+
     def _part_of_row(self, strip: Strip, place: int) -> tuple[str, int]:
         """Return the word of a row of small elements that holds one, and which of them it is."""
-        operand, row = self._inputs[strip.node.input], (strip.node.input, strip.at)
-        element = place * operand.components + strip.node.component - self.windows[row][0]
+        operand, row = self._inputs[strip.node.input], self._row(strip)
+        element = self._element_of(strip, place) - self.windows[row][0]
         word, lane = divmod(element, WORD // operand.dtype.itemsize)
         return f"row{self.rows[row]}.words[{word}]", lane
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 from random_programs import with_choices
 
 from runner.fuse import branches
-from runner.fuse.graph import Program
+from runner.fuse.graph import Graph, Operand, Program
 from runner.fuse.single_pass import emit
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
-F4, U1 = np.dtype("f4"), np.dtype("u1")
+F4, U1, BOOL = np.dtype("f4"), np.dtype("u1"), np.dtype(bool)
 
 
 def test_what_few_cells_need_is_no_operation_of_the_others() -> None:
@@ -68,3 +69,29 @@ def test_a_branch_is_written_once_for_each_side() -> None:
     names = Counter(re.findall(r"numpy::(divide|add)<float>", source))
     assert names["divide"] == 7 * 4  # in the branch alone
     assert names["add"] == 2 * 4  # in the branch, and without it
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bool"])
+def test_what_only_a_branch_reads_is_read_there(dtype: str, tmp_path: Path) -> None:
+    """The element before the own one, which only the divisions need."""
+    graph, kind = Graph(), np.dtype(dtype)
+    own, before = (
+        graph.operation("cast", F4, [graph.load(0, kind, at)]) if kind != F4 else graph.load(0, kind, at)
+        for at in ((0,), (-1,))
+    )
+    costly = before
+    for factor in range(3, 10):
+        costly = graph.operation("divide", F4, [costly, graph.constant(factor, F4)])
+    condition = graph.operation("equal", BOOL, [graph.load(1, U1, (0,)), graph.constant(1, U1)])
+    chosen = graph.operation("where", F4, [condition, costly, own])
+    inputs, outputs = (Operand("a", kind), Operand("kind", U1)), (Operand("b", F4),)
+    program = Program(1, inputs, outputs, ((chosen,),), graph)
+    kernel = emit(program, tile=(1,))
+    before_test, in_branch = kernel.source.split("single_pass(")[1].split("if ((", maxsplit=1)
+    reads = re.compile(r"__ldg\(|fetch_few<1>\(")
+    assert len(reads.findall(before_test)) == 2  # the own element and its kind
+    assert len(reads.findall(in_branch)) == 1
+    (run,) = host(tmp_path, [kernel])
+    for odd in (0, 1, 3):
+        check_in_memory(program, run, kernel, (70,), odd)

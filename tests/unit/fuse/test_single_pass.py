@@ -33,7 +33,7 @@ from runner.fuse import single_pass
 from runner.fuse.compiled import DeviceKernel
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Graph, Operand, Program, merge_components
-from runner.fuse.single_pass import choose_tile, emit, have_equal_pitches, launch_arguments
+from runner.fuse.single_pass import choose_tile, emit, have_equal_pitches, is_wide, launch_arguments
 
 needs_compiler = pytest.mark.skipif(GXX is None, reason="needs g++")
 
@@ -75,7 +75,7 @@ def test_any_program_gives_the_bits_of_numpy(
     kernels = [
         emit(program, lengths=(1, 1, 4)[-program.axes :]),
         emit(program, lengths=(3, 2, 70)[-program.axes :]),
-        emit(program, tile=tile, threads=threads),
+        emit(program, tile=tile, threads=threads, wide=data.draw(st.booleans())),
         emit(program, tile=(3, *tile[1:]), march=program.axes > 1),
     ]
     runs = host(tmp_path_factory.mktemp("host"), kernels)
@@ -189,6 +189,37 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
             launch_arguments(kernel, [wrong_block], [wrong_out], widths)
 
 
+def test_places_beyond_32_bits_need_a_wide_kernel() -> None:
+    """Negative pitches do, too: they are none in 32 bits without a sign."""
+    program = example("heat", "float32")
+    narrow, wide = emit(program), emit(program, wide=True)
+    zero = np.zeros(1, np.float32)
+    shapes = [((2**15, 2**16), True), ((2**15 - 2, 2**16), False)]
+    for shape, large in shapes:
+        block, out = (
+            np.lib.stride_tricks.as_strided(zero, one, (4 * 2**16, 4)) for one in (shape, (shape[0] - 2, 8))
+        )
+        block = block[:, :10]
+        assert is_wide([block, out]) == large
+        launch_arguments(wide, [block], [out], ((1, 1), (1, 1)))
+        if large:
+            with pytest.raises(ValueError, match="32-bit"):
+                launch_arguments(narrow, [block], [out], ((1, 1), (1, 1)))
+        else:
+            launch_arguments(narrow, [block], [out], ((1, 1), (1, 1)))
+    assert is_wide([np.zeros((10, 10), np.float32)[::-1]])
+
+
+@given(divisor=st.integers(1, 2**31 - 1), times=st.integers(0, 2**31 - 1))
+def test_a_division_by_a_product_is_exact(divisor: int, times: int) -> None:
+    factor, bits = single_pass.division(divisor)
+    assert 0 < factor < 2**32
+    last = (2**31 - 1) // divisor * divisor
+    for n in {0, times, times // divisor * divisor, max(times // divisor * divisor - 1, 0), last, 2**31 - 1}:
+        assert n * factor < 2**64
+        assert n * factor >> bits == n // divisor
+
+
 def test_no_cells_are_no_blocks() -> None:
     program = example("heat", "float32")
     block, out = np.zeros((2, 10), np.float32), np.zeros((0, 8), np.float32)
@@ -197,14 +228,14 @@ def test_no_cells_are_no_blocks() -> None:
 
 def test_sizes_beyond_32_bits_fit_the_grid() -> None:
     class Huge:
-        dtype = np.dtype(np.uint8)
+        dtype, itemsize = np.dtype(np.uint8), 1
 
         def __init__(self, shape: tuple[int, int]) -> None:
             self.shape, self.strides = shape, (shape[1], 1)
             self.data = type("Memory", (), {"ptr": 1 << 20})
 
     program = example("life", "uint8")
-    kernel, side = emit(program), 1 << 20
+    kernel, side = emit(program, wide=True), 1 << 20
     launch = launch_arguments(kernel, [Huge((side + 2, side + 2))], [Huge((side, side))], ((1, 1), (1, 1)))
     blocks = side // kernel.tile[0] // kernel.threads[1] * (side // kernel.tile[1] // kernel.threads[0])
     assert launch.grid == (blocks,)
@@ -267,7 +298,7 @@ def test_more_rows_than_a_launch_takes_are_parts(
         (run,) = launchers(folder, [SimpleNamespace(source=source, name=name)])
 
         def launch(grid: Any, block: Any, arguments: Any) -> None:
-            rows.append(int(arguments[-4]))  # before length1, tiles1 and shift
+            rows.append(int(arguments[-6]))  # before length1, tiles1 with its factor and bits, and shift
             run(grid, block, arguments)
 
         return launch
