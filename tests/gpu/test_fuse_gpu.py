@@ -78,7 +78,7 @@ def test_more_cells_than_32_bits_count() -> None:
     block = cupy.zeros((side + 2, side + 2), cupy.uint8)
     block[-5:, -9:] = cupy.arange(45, dtype=cupy.uint8).reshape(5, 9) % 2
     out = cupy.ones((side, side), cupy.uint8)
-    launch(emit(program), [block], [out], ((1, 1), (1, 1)))
+    launch(emit(program, wide=True), [block], [out], ((1, 1), (1, 1)))
     (expected,) = evaluate(program, [block[-40:, -40:].get()], ((1, 1), (1, 1)))
     np.testing.assert_array_equal(out[-38:, -38:].get(), expected)
     assert int(out.sum(dtype=cupy.int64)) == int(expected.sum())

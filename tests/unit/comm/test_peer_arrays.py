@@ -198,6 +198,14 @@ def test_work_that_waits_is_not_recorded(cupy: Any) -> None:
         recorded(cupy, wait, broken=True)
 
 
+def test_work_whose_copy_to_the_host_cupy_refuses_is_not_recorded(cupy: Any) -> None:
+    def read(_: Any) -> None:
+        raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed")
+
+    with pytest.raises(NotCapturable, match=r"waits for the device .*D2H"):
+        recorded(cupy, read)
+
+
 def test_a_recording_that_breaks_in_silence_is_refused(cupy: Any) -> None:
     with pytest.raises(NotCapturable, match="cannot hold"):
         recorded(cupy, lambda allocate: None, broken=True)
@@ -205,7 +213,7 @@ def test_a_recording_that_breaks_in_silence_is_refused(cupy: Any) -> None:
 
 def test_another_error_of_the_work_stays_what_it_is(cupy: Any) -> None:
     def fail(_: Any) -> None:
-        raise KeyError("their own")
+        raise RuntimeError("their own")
 
-    with pytest.raises(KeyError, match="their own"):
+    with pytest.raises(RuntimeError, match="their own"):
         recorded(cupy, fail, broken=True)
