@@ -14,6 +14,7 @@ usual value is a median, which a minority of bad values does not move.
     intermittent_threshold, is_intermittent, is_erratic
                             a part that is slow for some of the time
     intermittence           how likely it is slow part of the time, and not loaded by others
+    partners_needed         how many of a part's partners see it slow in a look, beyond noise
     is_stalling             one of which single samples are slow
     is_critical             a part, or a drift, that is slow enough to fail the run
     drift_score, is_drift   a rate against the same rate of earlier runs
@@ -253,6 +254,8 @@ FAST_SHARE = 0.1
 # Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose
 # load by others begins or ends in the look, or with whose partners that happens. Error of each decision.
 CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED = 0.55, 0.12
+# Of the latter, the half that noise and the loads of single partners may be; the rest is for its own load.
+CHANGING_BY_NOISE = CHANGING_OF_LOADED / 2
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
 STALL_DISPERSION = 2.0  # times the binomial variance; of 6 samples in episodes of 8, 4
 
@@ -292,6 +295,30 @@ def intermittence(changing: int, looks: int) -> float:
     """
     one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED
     return changing * math.log(one / other) + (looks - changing) * math.log((1 - one) / (1 - other))
+
+
+def partners_needed(usual: float, partners: int) -> int:
+    """Return how many of its partners must see a part slow in a look, so that it counts as slow there.
+
+    usual: probability that one partner of a healthy part does, by noise or its own load. As many as see a
+    healthy part slow in at most CHANGING_BY_NOISE of looks (binomial distribution), and at least two; more
+    than there are if all of them may be slow by chance.
+    """
+    several, beyond = 2, 1 - sum(binomial(count, partners, usual) for count in range(2))
+    while beyond > CHANGING_BY_NOISE:
+        beyond -= binomial(several, partners, usual)
+        several += 1
+    return several
+
+
+def share_estimate(found: int, of: int) -> float:
+    """Estimate a share from a sample of it (Jeffreys 1946); 0 without a sample."""
+    return (found + 0.5) / (of + 1) if of else 0.0
+
+
+def binomial(count: int, of: int, chance: float) -> float:
+    """Return the probability of `count` successes in so many trials."""
+    return math.comb(of, count) * chance**count * (1 - chance) ** (of - count)
 
 
 def is_stalling(slow: Ints, count: Ints) -> bool:

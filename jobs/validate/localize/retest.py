@@ -25,6 +25,8 @@ from jobs.measure.outliers import (
     is_mild,
     is_stalling,
     mostly_slow,
+    partners_needed,
+    share_estimate,
 )
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import (
@@ -38,7 +40,7 @@ from jobs.validate.localize.set_cover import (
 )
 from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
-from jobs.validate.topology import Topology
+from jobs.validate.topology import Ints, Topology
 
 # Kinds of which there are so many that others load some of them in most looks, by chance.
 OF_MANY, ALL_LOOKS = ("path",), 1.0
@@ -381,27 +383,45 @@ def ranks_of(table: Observations, rows: Mask) -> list[int]:
     return list(np.unique([table.a[rows], table.b[rows]]).tolist())
 
 
-def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int, int]:
-    """Count the looks in which a part was slow with at least two partners (or with the only one, in two
+def changing_looks(
+    table: Observations, rows: Mask, begin: int = 0, trusted: Mask | None = None
+) -> tuple[int, int]:
+    """Count the looks in which a part was slow with several partners (or with the only one, in several
     measurements), but not all of the time.
 
-    Looks with few of its flows, as a partner of other suspects, do not count. begin: the first that
-    does. Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of a
-    part that is always slow in one direction, no look is changing.
+    Several: more than are slow by chance, see `partners_needed`. Looks with few of its flows, as a partner of
+    other suspects, do not count. begin: the first that does. trusted: rows of healthy parts (None: all other
+    rows). Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of
+    a part that is always slow in one direction, no look is changing.
     """
-    rows = rows & table.retested & (table.look >= begin)
+    of_looks = table.retested & (table.look >= begin)
+    rows, others = rows & of_looks, of_looks & ~rows & (True if trusted is None else trusted)
     late, changing = is_late(table.slow, table.count), 0
     looks, flows = np.unique(table.look[rows], return_counts=True)
     looks = looks[flows >= LEAST_FLOWS]
     alone = len(ranks_of(table, rows)) == FEW
+    usual = usual_lates(table.look[others], late[others])
     for look in looks.tolist():
         now = rows & (table.look == look)
-        several = (now & late).sum() >= FEW if alone else len(ranks_of(table, now & late)) > FEW
+        # What sees the part slow or not: each partner, in any of its flows; or each measurement.
+        witnesses = int(now.sum()) if alone else len(ranks_of(table, now)) - 1
+        seen = int((now & late).sum()) if alone else len(ranks_of(table, now & late)) - 1
+        chance = 1 - (1 - usual) ** (int(now.sum()) / witnesses)
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
-        changing += bool(several and not always)
+        changing += seen >= partners_needed(chance, witnesses) and not always
     if len(looks) > 1 and one_way(table, rows):
         changing = 0
-    return int(changing), len(looks)
+    return changing, len(looks)
+
+
+def usual_lates(look: Ints, late: Mask) -> float:
+    """Estimate the share of late measurements of healthy parts, in looks in which most are not late.
+
+    In the others, something loads all of them.
+    """
+    count, slow = np.bincount(look), np.bincount(look, late)
+    usual = 2 * slow <= count
+    return share_estimate(int(slow[usual].sum()), int(count[usual].sum()))
 
 
 def one_way(table: Observations, rows: Mask) -> bool:

@@ -286,10 +286,13 @@ class InterNode(RungMeasurement):
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
         """Return the suspects that more looks may clear or confirm. begin: the first look at them."""
         kinds, count, found = self.part_kinds(table), self.looked - begin, []
+        of_kind, suspect = self.flow_kind(table.a, table.b), list(self.suspects)
+        healthy = ~np.isin(table.a, suspect) & ~np.isin(table.b, suspect)
         for name in names:
             through = rows_through(kinds, of_nic(name)) & (table.look >= begin)
             if name[0] == "flap":
-                self.looks_at[name[1]] = changing_looks(table, through, begin)
+                alike = healthy & np.isin(of_kind, of_kind[through])
+                self.looks_at[name[1]] = changing_looks(table, through, begin, alike)
                 sure = intermittence(*self.looks_at[name[1]])
                 decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
             else:
