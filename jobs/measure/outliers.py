@@ -19,6 +19,7 @@ usual value is a median, which a minority of bad values does not move.
     is_critical             a part, or a drift, that is slow enough to fail the run
     drift_score, is_drift   a rate against the same rate of earlier runs
     far_below_limit         a rate against what the hardware allows
+    looks_below_limit       how often a rate must be below what is usual to be so for good
     deviating               a single figure against the median of its siblings
 
 Times are compared by their logarithm ("level": log of the time over the siblings' time), so a threshold of
@@ -240,6 +241,16 @@ def deviating(values: Sequence[float], larger_is_slower: bool) -> list[int]:
 def far_below_limit(rate: float, limit: float) -> bool:
     """Whether a rate is so far below the hardware's limit that all siblings must be slow."""
     return rate < LIMIT_SHARE * limit
+
+
+def looks_below_limit(figures: int) -> int:
+    """Return in how many looks a rate must be below a limit, to be below it not by chance.
+
+    Sign test (Arbuthnot 1710): a rate that reaches the limit in half of all looks, or more, is below it in n
+    of n with a probability of at most 1 / 2^n, whatever the distribution of the noise. FALSE_ALARMS for so
+    many figures together (Bonferroni): 10 looks at one, 14 at 16, 19 at 512.
+    """
+    return math.ceil(math.log2(max(figures, 1) / FALSE_ALARMS))
 
 
 # --- slow for some of the time

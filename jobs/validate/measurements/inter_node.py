@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -363,6 +363,12 @@ class InterNode(RungMeasurement):
         others = others[self.topology.gpu[others[:, 0]] == self.topology.gpu[others[:, 1]]]
         count = max(CONTROLS, len(pairs) // 4)
         return np.concatenate([pairs, self.random.permutation(others)[:count]])
+
+    def again(self, pairs: Ints, samples: int) -> Iterable[tuple[Ints, Seconds]]:
+        """Measure these pairs, both ways, in rounds of distinct pairs as at first."""
+        for met in matched_rounds(pairs, self.topology.ranks, self.random):
+            for flows in self.split(both_ways(met)):
+                yield flows, self.sample(flows, samples)
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.probe.flows(flows, self.nbytes, samples)
