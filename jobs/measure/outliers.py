@@ -262,11 +262,10 @@ MOST_USUAL, CLEAR_EXCESS = 0.1, 0.08  # on a retest: shares of all samples
 ALWAYS = 0.95  # of the samples: a part that is slow longer is not intermittent
 LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
 FAST_SHARE = 0.1
-# Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose
-# load by others begins or ends in the look, or with whose partners that happens. Error of each decision.
-CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED = 0.55, 0.12
-# Of the latter, the half that noise and the loads of single partners may be; the rest is for its own load.
-CHANGING_BY_NOISE = CHANGING_OF_LOADED / 2
+# Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose own
+# load by others begins or ends in the look; at most, by noise and the loads of single partners.
+CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED, CHANGING_BY_NOISE = 0.55, 0.06, 0.06
+# Error of each decision.
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
 STALL_DISPERSION = 2.0  # times the binomial variance; of 6 samples in episodes of 8, 4
 
@@ -298,28 +297,29 @@ def is_erratic(fast: int, count: int) -> bool:
     return fast > FAST_SHARE * count
 
 
-def intermittence(changing: int, looks: int) -> float:
+def intermittence(changing: int, looks: int, by_noise: float) -> float:
     """Return the log of the likelihood ratio that a part is slow part of the time, against a loaded one.
 
-    changing: looks of the given number in which it was slow and fast. Sequential test (Wald 1945) of their
-    share: CHANGING_OF_INTERMITTENT against CHANGING_OF_LOADED.
+    changing: looks of the given number in which it was slow and fast. by_noise: share of the looks at a
+    healthy part that noise makes so (`partners_needed`). Sequential test (Wald 1945) of their share:
+    CHANGING_OF_INTERMITTENT against CHANGING_OF_LOADED and that.
     """
-    one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED
+    one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED + by_noise
     return changing * math.log(one / other) + (looks - changing) * math.log((1 - one) / (1 - other))
 
 
-def partners_needed(usual: float, partners: int) -> int:
+def partners_needed(usual: float, partners: int) -> tuple[int, float]:
     """Return how many of its partners must see a part slow in a look, so that it counts as slow there.
 
     usual: probability that one partner of a healthy part does, by noise or its own load. As many as see a
     healthy part slow in at most CHANGING_BY_NOISE of looks (binomial distribution), and at least two; more
-    than there are if all of them may be slow by chance.
+    than there are if all of them may be slow by chance. Also returns that share of looks.
     """
     several, beyond = 2, 1 - sum(binomial(count, partners, usual) for count in range(2))
     while beyond > CHANGING_BY_NOISE:
         beyond -= binomial(several, partners, usual)
         several += 1
-    return several
+    return several, max(beyond, 0.0)
 
 
 def share_estimate(found: int, of: int) -> float:

@@ -90,7 +90,7 @@ class RungMeasurement(Protocol):
         """Return a part that is slow part of the time, judged by open rows."""
         return None
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
         """Count the looks of retests in which a suspect was slow and fast, and all of its looks."""
         return changing_looks(table, suspect.rows)
 
@@ -294,8 +294,8 @@ class Search:
             rows = suspect.rows & table.retested
             looked = self.measurement.changing_looks(suspect, table)
             # With one partner, no look tells whether it is the part that is slow at times.
-            alone = not looked[1] and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
-            likely = intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]
+            alone = not looked.looks and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
+            likely = looked.intermittence > 0 and 2 * looked.changing >= looked.looks
             if alone or (likely and not is_constant(rows, table)):
                 self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
@@ -320,7 +320,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
         looked = measurement.changing_looks(suspect, table)
-        likely = most and intermittence(*looked) >= INTERMITTENT_FROM  # else loaded by others
+        likely = most and looked.intermittence >= INTERMITTENT_FROM  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
     # Rows that another part explains do not count, unless they were faster than this part would allow.
@@ -383,20 +383,33 @@ def ranks_of(table: Observations, rows: Mask) -> list[int]:
     return list(np.unique([table.a[rows], table.b[rows]]).tolist())
 
 
+@dataclass(frozen=True)
+class ChangingLooks:
+    """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so."""
+
+    changing: int
+    looks: int
+    by_noise: float = 0.0
+
+    @property
+    def intermittence(self) -> float:
+        return intermittence(self.changing, self.looks, self.by_noise)
+
+
 def changing_looks(
     table: Observations, rows: Mask, begin: int = 0, trusted: Mask | None = None
-) -> tuple[int, int]:
+) -> ChangingLooks:
     """Count the looks in which a part was slow with several partners (or with the only one, in several
     measurements), but not all of the time.
 
     Several: more than are slow by chance, see `partners_needed`. Looks with few of its flows, as a partner of
     other suspects, do not count. begin: the first that does. trusted: rows of healthy parts (None: all other
-    rows). Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of
+    rows). The load of others takes longer than a look, or slows one partner. Of
     a part that is always slow in one direction, no look is changing.
     """
     of_looks = table.retested & (table.look >= begin)
     rows, others = rows & of_looks, of_looks & ~rows & (True if trusted is None else trusted)
-    late, changing = is_late(table.slow, table.count), 0
+    late, changing, by_noise = is_late(table.slow, table.count), 0, 0.0
     looks, flows = np.unique(table.look[rows], return_counts=True)
     looks = looks[flows >= LEAST_FLOWS]
     alone = len(ranks_of(table, rows)) == FEW
@@ -408,10 +421,12 @@ def changing_looks(
         seen = int((now & late).sum()) if alone else len(ranks_of(table, now & late)) - 1
         chance = 1 - (1 - usual) ** (int(now.sum()) / witnesses)
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
-        changing += seen >= partners_needed(chance, witnesses) and not always
+        needed, by_chance = partners_needed(chance, witnesses)
+        by_noise += by_chance / len(looks)
+        changing += seen >= needed and not always
     if len(looks) > 1 and one_way(table, rows):
         changing = 0
-    return changing, len(looks)
+    return ChangingLooks(changing, len(looks), by_noise)
 
 
 def usual_lates(look: Ints, late: Mask) -> float:

@@ -16,14 +16,13 @@ from jobs.measure.outliers import (
     Floats,
     group_medians,
     healthy_pairs,
-    intermittence,
     is_erratic,
     row_medians,
     samples_to_clear,
 )
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Confirmed, RungMeasurement, changing_looks
+from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks
 from jobs.validate.localize.set_cover import (
     Cover,
     KnownFaults,
@@ -99,7 +98,7 @@ class InterNode(RungMeasurement):
         self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
-        self.looks_at: dict[int, tuple[int, int]] = {}  # NICs: looks until decided, see `changing_looks`
+        self.looks_at: dict[int, ChangingLooks] = {}  # of NICs, until decided
         self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
@@ -293,7 +292,7 @@ class InterNode(RungMeasurement):
             if name[0] == "flap":
                 alike = healthy & np.isin(of_kind, of_kind[through])
                 self.looks_at[name[1]] = changing_looks(table, through, begin, alike)
-                sure = intermittence(*self.looks_at[name[1]])
+                sure = self.looks_at[name[1]].intermittence
                 decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
             else:
                 limit = self.plan.tolerance / 2
@@ -524,10 +523,10 @@ class InterNode(RungMeasurement):
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
-        proven = [nic for nic, looks in self.looks_at.items() if intermittence(*looks) >= INTERMITTENT_FROM]
+        proven = [nic for nic, looks in self.looks_at.items() if looks.intermittence >= INTERMITTENT_FROM]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
         """As of `RungMeasurement`. Later retests of others do not change what was decided."""
         return self.looks_at.get(suspect.key) or super().changing_looks(suspect, table)
 
