@@ -1,19 +1,21 @@
 """Transposes, Fourier transforms and matrix products on 1, 2, 4, 8 GPUs, beside their bounds and beside JAX.
 
-    python benchmarks/transforms_device.py [--gpus 1,2,4,8] [--rounds 3] [--side 32768] [--cells 1024]
-        [--factors 32768] [--precisions bfloat16] [--device cuda] [--json FILE]
+    python benchmarks/transforms_device.py [--gpus 1,2,4,8] [--rounds 3] [--only transpose fft matmul]
+        [--side 32768] [--cells 1024] [--factors 32768] [--precisions bfloat16] [--device cuda] [--json FILE]
 
-For each number of GPUs, meshrun's ranks and JAX (one process, if it is installed) are started in turn,
-`rounds` times. A figure is the median over the rounds of medians of `REPEATS` calls of the slowest rank, of
-fewer if they take more than `SECONDS`, on arrays in the GPUs' memory; every result is checked once. Bounds
-are measured by the same ranks in the same sitting:
+In each round, meshrun's ranks and JAX (one process, if it is installed) are started in turn, for each number
+of GPUs. A figure is the median over the rounds of medians of `REPEATS` calls of the slowest rank, of fewer if
+they take more than `SECONDS`, on arrays in the GPUs' memory; every result is checked once. The JSON is
+written after each figure. Bounds are measured by the same ranks in the same sitting, alone, by library calls
+(device_bounds.py):
 
-    all-to-all      the messages of a transpose, or of a transform, alone: `World.all_to_all`
+    all-to-all      the messages of a transpose, or of a transform: NCCL's, as of `meshrun bench`
     in turn         packing, all-to-all, unpacking and transposing, one after the other: `World.redistribute`
-    local           the transforms of a rank's block along all axes, without any exchange
-    own rows        a rank's rows of the product, with all of B in its memory
+    local           a rank's share of the transforms, along all axes: cuFFT's plans
+    own rows        a rank's rows of the product, with all of B in its memory, rounded before: cuBLAS
 
---device cpu runs the same on CPU ranks, to try the script; its figures say nothing.
+A bound of several is the largest of them. --device cpu runs the same on CPU ranks, to try the script; its
+figures say nothing.
 """
 
 from __future__ import annotations
@@ -21,38 +23,44 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from device_bounds import all_to_all, product, transforms
 
 from launch.mpi.launcher import find
 from runner.report.record import write_json
 
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 REPEATS, FEWEST, SECONDS = 15, 3, 2.0
+POLL = 1.0  # seconds between two looks for new figures
+JOBS = ("transpose", "fft", "matmul")
 PRECISIONS = ("bfloat16", "float32", "float64")
 PRIME = 40503
 PART = 4096  # columns of a product that is checked
 Figures = dict[str, float]
+Timed = Callable[[str, Callable[[], Any]], None]
 
 
 def are_enough(times: list[float]) -> bool:
     return len(times) >= FEWEST and sum(times) > SECONDS
 
 
-def as_ranks(options: argparse.Namespace) -> Figures:
-    """Measure on the ranks of this world; the figures are rank 0's."""
+def as_ranks(options: argparse.Namespace, found: Figures) -> None:
+    """Measure on the ranks of this world; rank 0 writes the figures."""
     import meshrun
 
     world = meshrun.open_world(options.device)
-    found: Figures = {}
 
     def timed(name: str, work: Callable[[], Any]) -> None:
         times = []
@@ -68,100 +76,138 @@ def as_ranks(options: argparse.Namespace) -> Figures:
             if are_enough(times):
                 break
         found[name] = statistics.median(times)
+        if world.rank == 0:
+            write_figures(options.json, found)
 
-    transposes(world, options.side, timed)
-    transforms(world, options.cells, timed)
-    for precision in options.precisions:
-        products(world, options.factors, precision, timed)
+    if "transpose" in options.only:
+        measure_transposes(world, options.side, timed)
+        free_memory(world)
+    if "fft" in options.only:
+        measure_transforms(world, options.cells, timed)
+        free_memory(world)
+    for precision in options.precisions if "matmul" in options.only else ():
+        measure_products(world, options.factors, precision, timed)
+        free_memory(world)
     world.close()
-    return found
 
 
-def transposes(world: Any, side: int, timed: Callable[[str, Callable[[], Any]], None]) -> None:
+def write_figures(file: Path, found: Figures) -> None:
+    write_json(file, "transforms_device_part", 1, {"seconds": found})
+
+
+def free_memory(world: Any) -> None:
+    """Give back a GPU's memory that CuPy keeps, so that NCCL and other sizes find it."""
+    if world.backend.device.kind == "cuda":
+        world.xp.fft.config.get_plan_cache().clear()
+        world.xp.get_default_memory_pool().free_all_blocks()
+
+
+def measure_all_to_all(world: Any, name: str, nbytes: int, timed: Timed) -> None:
+    if world.size > 1:
+        work, close = all_to_all(world, nbytes)
+        timed(name, work)
+        close()
+
+
+def measure_transposes(world: Any, side: int, timed: Timed) -> None:
     import meshrun
     from jobs.transforms.direct import open_direct
     from jobs.transforms.transpose import permuted
 
     xp, mine = world.xp, world.part(side)
-    rows = xp.arange(mine.start, mine.stop, dtype=np.int64)[:, None]
-    columns = xp.arange(side, dtype=np.int64)[None, :]
-    block = ((rows * PRIME + columns) % (1 << 24)).astype(np.float32)
-    expected = ((columns * PRIME + rows) % (1 << 24)).astype(np.float32)
+    rows = xp.arange(mine.start, mine.stop, dtype=np.uint32)[:, None]
+    columns = xp.arange(side, dtype=np.uint32)[None, :]
+    few = np.uint32((1 << 24) - 1)  # so that float32 holds them
+    block = ((rows * np.uint32(PRIME) + columns) & few).astype(np.float32)
+    expected = ((columns * np.uint32(PRIME) + rows) & few).astype(np.float32)
 
-    def check(result: Any, how: str) -> None:
+    def check(result: Any, expected: Any, how: str) -> None:
         if not bool((result == expected).all()):
             raise SystemExit(f"rank {world.rank}: wrong transpose, {how}")
 
-    check(meshrun.transpose(block, world), "messages")
-    timed("transpose: messages in parts", lambda: meshrun.transpose(block, world))
+    check(meshrun.transpose(block, world), expected, "messages")
+    timed("transpose: messages in parts", partial(meshrun.transpose, block, world))
     whole = (side, side)
     if world.size > 1:
-        timed("transpose: in turn", lambda: permuted(world.redistribute(block, 0, 1, whole), (1, 0)))
-        send = xp.zeros((world.size, side**2 // world.size**2), np.float32)
-        out = xp.empty_like(send)
-        timed("transpose: all-to-all", lambda: world.all_to_all(send, out))
+
+        def in_turn(block: Any) -> None:
+            permuted(world.redistribute(block, 0, 1, whole), (1, 0))
+
+        timed("transpose: in turn", partial(in_turn, block))
     direct = open_direct(world, whole, np.dtype(np.float32), (1, 0))
-    if isinstance(direct, str):
-        if world.rank == 0:
-            print(f"no direct transpose: {direct}", file=sys.stderr)
-        return
-    check(direct(block, *whole), "direct")
-    timed("transpose: direct", lambda: direct(block, *whole))
-    direct.close()
+    if not isinstance(direct, str):
+        check(direct(block, *whole), expected, "direct")
+        timed("transpose: direct", partial(direct, block, *whole))
+        direct.close()
+    elif world.rank == 0:
+        print(f"no direct transpose: {direct}", file=sys.stderr)
+    nbytes = block.nbytes
+    del block, expected
+    free_memory(world)
+    measure_all_to_all(world, "transpose: all-to-all", nbytes, timed)
 
 
-def transforms(world: Any, cells: int, timed: Callable[[str, Callable[[], Any]], None]) -> None:
+def measure_transforms(world: Any, cells: int, timed: Timed) -> None:
     import meshrun
 
     xp, mine = world.xp, world.part(cells)
-    generator = xp.random.RandomState(world.rank)
-    shape = (mine.stop - mine.start, cells, cells)
-    block = (generator.standard_normal(shape) + 1j * generator.standard_normal(shape)).astype(np.complex64)
+    generator = xp.random.default_rng(world.rank)
+    block = xp.empty((mine.stop - mine.start, cells, cells), np.complex64)
+    block.real = generator.standard_normal(block.shape, dtype=np.float32)
+    block.imag = generator.standard_normal(block.shape, dtype=np.float32)
     result, _ = meshrun.fft(block, world, keep_order=False)
-    before, after = (float((abs(one.astype(np.complex128)) ** 2).sum()) for one in (block, result))
+    before, after = (
+        float((one.real**2).sum(dtype=np.float64) + (one.imag**2).sum(dtype=np.float64))
+        for one in (block, result)
+    )
     before, after = (sum(world.control.allgather(one)) for one in (before, after))
     if not abs(after / (before * float(cells) ** 3) - 1) < 1e-4:
         raise SystemExit(f"rank {world.rank}: the transform has not the input's energy")
     del result
-    timed("fft", lambda: meshrun.fft(block, world, keep_order=False))
-    if world.size > 1:
-        other = xp.zeros((cells, shape[0], cells), np.complex64)
-        other[...] = block[:1].transpose(1, 0, 2)
-        timed("fft: local", lambda: (xp.fft.fftn(block, axes=(1, 2)), xp.fft.fft(other, axis=0)))
-        send = xp.zeros((world.size, cells**3 // world.size**2), np.complex64)
-        out = xp.empty_like(send)
-        timed("fft: all-to-all", lambda: world.all_to_all(send, out))
-    else:
-        timed("fft: local", lambda: xp.fft.fftn(block))
+    timed("fft", partial(meshrun.fft, block, world, keep_order=False))
+    nbytes = block.nbytes
+    del block
+    free_memory(world)
+    timed("fft: local", transforms(world, cells))
+    free_memory(world)
+    measure_all_to_all(world, "fft: all-to-all", nbytes, timed)
 
 
-def products(world: Any, side: int, precision: Any, timed: Callable[[str, Callable[[], Any]], None]) -> None:
+def measure_products(world: Any, side: int, precision: Any, timed: Timed) -> None:
     import meshrun
+    from jobs.linalg.matmul.precision import choose
+    from jobs.linalg.matmul.products import open_products
 
     xp, mine = world.xp, world.part(side)
-    dtype = np.float64 if precision == "float64" else np.float32
-    generator = xp.random.RandomState(world.rank)
-    a = generator.standard_normal((mine.stop - mine.start, side)).astype(dtype)
-    b = generator.standard_normal((mine.stop - mine.start, side)).astype(dtype)
+    dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
+    generator = xp.random.default_rng(world.rank)
+    shape = (mine.stop - mine.start, side)
+    a, b = (generator.standard_normal(shape, dtype=dtype.name) for _ in range(2))
+    multiply = partial(meshrun.matmul, a, b, world=world, precision=precision)
+    timed(f"matmul {precision}", multiply)
+    got = multiply()[:2].copy()
+    free_memory(world)
     whole = world.all_gather(b)
-    got = meshrun.matmul(a, b, world=world, precision=precision)[:2]
     rows, columns = a[:2].astype(np.float64), range(0, side, PART)
     expected = xp.concatenate([rows @ whole[:, n : n + PART].astype(np.float64) for n in columns], axis=1)
     limit = {"bfloat16": 0.05, "float32": 1e-4, "float64": 1e-11}[precision]
     if not float(abs(got - expected).max()) < limit * side**0.5 * 10:
         raise SystemExit(f"rank {world.rank}: wrong product in {precision}")
-    del got, expected
-    timed(f"matmul {precision}", lambda: meshrun.matmul(a, b, world=world, precision=precision))
-    timed(f"matmul {precision}: own rows", lambda: meshrun.matmul(a, whole, precision=precision))
+    gpu = world.backend.device.kind == "cuda"
+    products = open_products(world.backend, choose(dtype, dtype, precision, gpu=gpu))
+    stored = products.stored(a), products.stored(whole)
+    del a, b, whole, multiply
+    free_memory(world)
+    timed(f"matmul {precision}: own rows", product(world, precision, *stored))
 
 
-def as_jax(options: argparse.Namespace) -> Figures:
+def as_jax(options: argparse.Namespace, found: Figures) -> None:
     """The same of JAX, sharded over as many devices of this process; nothing if JAX is not installed."""
     try:
         import jax
     except ImportError:
         print("JAX is not installed", file=sys.stderr)
-        return {}
+        return
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     devices = jax.devices()[: options.count]
@@ -170,7 +216,7 @@ def as_jax(options: argparse.Namespace) -> Figures:
     mesh = Mesh(np.array(devices), ("ranks",))
     rows = NamedSharding(mesh, PartitionSpec("ranks"))
 
-    def timed(work: Any, *arrays: Any) -> float:
+    def timed(name: str, work: Any, *arrays: Any) -> None:
         compiled, times = jax.jit(work, out_shardings=rows), []
         for number in range(REPEATS + 2):
             begin = time.perf_counter()
@@ -179,7 +225,8 @@ def as_jax(options: argparse.Namespace) -> Figures:
                 times.append(time.perf_counter() - begin)
             if are_enough(times):
                 break
-        return statistics.median(times)
+        found[name] = statistics.median(times)
+        write_figures(options.json, found)
 
     def random(*shape: int, dtype: Any = "float32") -> Any:
         make = jax.jit(lambda key: jax.random.normal(key, shape, dtype), out_shardings=rows)
@@ -188,35 +235,44 @@ def as_jax(options: argparse.Namespace) -> Figures:
     def highest(a: Any, b: Any) -> Any:
         return jax.numpy.matmul(a, b, precision="highest")
 
-    found = {"transpose": timed(lambda x: x.T, random(options.side, options.side))}
+    if "transpose" in options.only:
+        timed("transpose", lambda x: x.T, random(options.side, options.side))
     cells = options.cells
-    found["fft"] = timed(jax.numpy.fft.fftn, random(cells, cells, cells, dtype="complex64"))
-    for precision in (one for one in options.precisions if one != "float64"):
-        a, b = (random(options.factors, options.factors, dtype=precision) for _ in range(2))
-        found[f"matmul {precision}"] = timed(highest, a, b)
-    return found
+    if "fft" in options.only:
+        timed("fft", jax.numpy.fft.fftn, random(cells, cells, cells, dtype="complex64"))
+    for precision in options.precisions if "matmul" in options.only else ():
+        if precision != "float64":
+            a, b = (random(options.factors, options.factors, dtype=precision) for _ in range(2))
+            timed(f"matmul {precision}", highest, a, b)
 
 
-def child(options: argparse.Namespace, count: int, part: str) -> Figures:
-    """Start the ranks, or JAX, once; return their figures."""
+def child(options: argparse.Namespace, count: int, part: str, follow: Callable[[Figures], None]) -> int:
+    """Start the ranks, or JAX, once; call `follow` with the figures so far as they come. Returns the exit
+    status."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "figures.json"
+        write_figures(file, {})
         sizes = ("side", "cells", "factors", "device")
         words = [sys.executable, __file__, "--as", part, "--count", str(count), "--json", str(file)]
         words += [word for size in sizes for word in (f"--{size}", str(getattr(options, size)))]
-        words += ["--precisions", *options.precisions]
+        words += ["--precisions", *options.precisions, "--only", *options.only]
         if part == "ranks":
             words = [str(find().path), "-n", str(count), *words]
             if options.device == "cpu":
                 words.insert(1, "--oversubscribe")
-        done = subprocess.run(words, env={**os.environ, **AS_ROOT}, check=False)
-        if done.returncode and part == "jax":
-            print(f"JAX on {count} ended with status {done.returncode}: no figures of it", file=sys.stderr)
-            return {}
-        if done.returncode:
-            raise SystemExit(f"{part} on {count} ended with status {done.returncode}")
-        figures: Figures = json.loads(file.read_text())["seconds"]
-        return figures
+        with subprocess.Popen(words, env={**os.environ, **AS_ROOT}) as process:
+            status = None
+            try:
+                while status is None:
+                    with suppress(subprocess.TimeoutExpired):
+                        status = process.wait(POLL)
+                    follow(json.loads(file.read_text())["seconds"])
+            except BaseException:
+                process.terminate()
+                raise
+        if status:
+            print(f"{part} on {count} ended with status {status}", file=sys.stderr)
+        return status
 
 
 def goals(of: Figures, jax: Figures) -> dict[str, float]:
@@ -228,11 +284,12 @@ def goals(of: Figures, jax: Figures) -> dict[str, float]:
             found[name] = bound / of[figure]
 
     ways = [name for name in ("transpose: direct", "transpose: messages in parts") if name in of]
-    best = min(ways, key=lambda name: of[name])
+    best = min(ways, key=lambda name: of[name], default="")
     add("transpose, of the all-to-all's rate", of.get("transpose: all-to-all"), best)
     add("transpose, times as fast as in turn", of.get("transpose: in turn"), best)
     add("transpose, times as fast as JAX", jax.get("transpose"), best)
-    add("fft, of the overlapped bound", max(of["fft: local"], of.get("fft: all-to-all", 0)), "fft")
+    if "fft: local" in of:
+        add("fft, of the overlapped bound", max(of["fft: local"], of.get("fft: all-to-all", 0)), "fft")
     add("fft, times as fast as JAX", jax.get("fft"), "fft")
     for precision in PRECISIONS:
         name = f"matmul {precision}"
@@ -241,35 +298,62 @@ def goals(of: Figures, jax: Figures) -> dict[str, float]:
     return found
 
 
-def main() -> None:
+def main() -> int:
     options = arguments()
     if options.part:
-        figures = {"ranks": as_ranks, "jax": as_jax}[options.part](options)
-        if options.part == "jax" or os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "0":
-            write_json(options.json, "transforms_device_part", 1, {"seconds": figures})
-        return
-    found: dict[str, Any] = {}
-    for count in (int(word) for word in options.gpus.split(",")):
-        taken: dict[str, dict[str, list[float]]] = {"ranks": {}, "jax": {}}
-        for _ in range(options.rounds):
-            for part, of_part in taken.items():
-                for name, seconds in child(options, count, part).items():
-                    of_part.setdefault(name, []).append(seconds)
-        medians = {
-            part: {name: statistics.median(all_) for name, all_ in of_part.items()}
-            for part, of_part in taken.items()
-        }
-        reached = goals(medians["ranks"], medians["jax"])
+        {"ranks": as_ranks, "jax": as_jax}[options.part](options, {})
+        return 0
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the ranks end, too
+    counts = [int(word) for word in options.gpus.split(",")]
+    taken: dict[int, dict[str, list[Figures]]] = {count: {"ranks": [], "jax": []} for count in counts}
+    failed = False
+    for _ in range(options.rounds):
+        for count, of_count in taken.items():
+            for part, rounds in of_count.items():
+                rounds.append({})
+
+                def follow(figures: Figures, rounds: list[Figures] = rounds) -> None:
+                    rounds[-1] = figures
+                    if options.json:
+                        write(options, taken)
+
+                status = child(options, count, part, follow)
+                failed |= part == "ranks" and status != 0
+    for count, of_count in taken.items():
         print(f"{count} GPUs" if options.device == "cuda" else f"{count} CPU ranks")
+        medians, reached = summary(of_count)
         for part, of_part in medians.items():
             for name, seconds in of_part.items():
                 print(f"  {'JAX, ' if part == 'jax' else ''}{name:32s} {1e3 * seconds:10.3f} ms")
         for name, ratio in reached.items():
             print(f"  {name:44s} {ratio:6.3f}")
-        found[str(count)] = {"seconds": taken, "medians": medians, "reached": reached}
-    if options.json:
-        sizes = {"side": options.side, "cells": options.cells, "factors": options.factors}
-        write_json(options.json, "transforms_device", 1, {**sizes, "device": options.device, "counts": found})
+    return 1 if failed else 0
+
+
+def gathered(rounds: list[Figures]) -> dict[str, list[float]]:
+    """Return each figure's seconds in all rounds that have it."""
+    names = dict.fromkeys(name for figures in rounds for name in figures)
+    return {name: [figures[name] for figures in rounds if name in figures] for name in names}
+
+
+def summary(of_count: dict[str, list[Figures]]) -> tuple[dict[str, Figures], Figures]:
+    """Return the medians over the rounds, by part, and what they reach."""
+    medians = {
+        part: {name: statistics.median(all_) for name, all_ in gathered(rounds).items()}
+        for part, rounds in of_count.items()
+    }
+    return medians, goals(medians["ranks"], medians["jax"])
+
+
+def write(options: argparse.Namespace, taken: dict[int, dict[str, list[Figures]]]) -> None:
+    """Write all figures so far."""
+    found = {}
+    for count, of_count in taken.items():
+        medians, reached = summary(of_count)
+        seconds = {part: gathered(rounds) for part, rounds in of_count.items()}
+        found[str(count)] = {"seconds": seconds, "medians": medians, "reached": reached}
+    sizes = {"side": options.side, "cells": options.cells, "factors": options.factors}
+    write_json(options.json, "transforms_device", 1, {**sizes, "device": options.device, "counts": found})
 
 
 def arguments() -> argparse.Namespace:
@@ -284,6 +368,7 @@ def arguments() -> argparse.Namespace:
         "--factors", type=int, default=32768, help="rows and columns of the products' factors"
     )
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
+    parser.add_argument("--only", nargs="+", default=JOBS, choices=JOBS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--as", dest="part", choices=("ranks", "jax"), help=argparse.SUPPRESS)
@@ -292,4 +377,4 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,10 +14,12 @@ usual value is a median, which a minority of bad values does not move.
     intermittent_threshold, is_intermittent, is_erratic
                             a part that is slow for some of the time
     intermittence           how likely it is slow part of the time, and not loaded by others
+    partners_needed         how many of a part's partners see it slow in a look, beyond noise
     is_stalling             one of which single samples are slow
     is_critical             a part, or a drift, that is slow enough to fail the run
     drift_score, is_drift   a rate against the same rate of earlier runs
     far_below_limit         a rate against what the hardware allows
+    looks_below_limit       how often a rate must be below what is usual to be so for good
     deviating               a single figure against the median of its siblings
 
 Times are compared by their logarithm ("level": log of the time over the siblings' time), so a threshold of
@@ -241,6 +243,16 @@ def far_below_limit(rate: float, limit: float) -> bool:
     return rate < LIMIT_SHARE * limit
 
 
+def looks_below_limit(figures: int) -> int:
+    """Return in how many looks a rate must be below a limit, to be below it not by chance.
+
+    Sign test (Arbuthnot 1710): a rate that reaches the limit in half of all looks, or more, is below it in n
+    of n with a probability of at most 1 / 2^n, whatever the distribution of the noise. FALSE_ALARMS for so
+    many figures together (Bonferroni): 10 looks at one, 14 at 16, 19 at 512.
+    """
+    return math.ceil(math.log2(max(figures, 1) / FALSE_ALARMS))
+
+
 # --- slow for some of the time
 
 BURST = 10  # samples that an intermittent part may stay slow; they count as one observation
@@ -250,9 +262,10 @@ MOST_USUAL, CLEAR_EXCESS = 0.1, 0.08  # on a retest: shares of all samples
 ALWAYS = 0.95  # of the samples: a part that is slow longer is not intermittent
 LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
 FAST_SHARE = 0.1
-# Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose
-# load by others begins or ends in the look, or with whose partners that happens. Error of each decision.
-CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED = 0.55, 0.12
+# Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose own
+# load by others begins or ends in the look; at most, by noise and the loads of single partners.
+CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED, CHANGING_BY_NOISE = 0.55, 0.06, 0.06
+# Error of each decision.
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
 STALL_DISPERSION = 2.0  # times the binomial variance; of 6 samples in episodes of 8, 4
 
@@ -284,14 +297,39 @@ def is_erratic(fast: int, count: int) -> bool:
     return fast > FAST_SHARE * count
 
 
-def intermittence(changing: int, looks: int) -> float:
+def intermittence(changing: int, looks: int, by_noise: float) -> float:
     """Return the log of the likelihood ratio that a part is slow part of the time, against a loaded one.
 
-    changing: looks of the given number in which it was slow and fast. Sequential test (Wald 1945) of their
-    share: CHANGING_OF_INTERMITTENT against CHANGING_OF_LOADED.
+    changing: looks of the given number in which it was slow and fast. by_noise: share of the looks at a
+    healthy part that noise makes so (`partners_needed`). Sequential test (Wald 1945) of their share:
+    CHANGING_OF_INTERMITTENT against CHANGING_OF_LOADED and that.
     """
-    one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED
+    one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED + by_noise
     return changing * math.log(one / other) + (looks - changing) * math.log((1 - one) / (1 - other))
+
+
+def partners_needed(usual: float, partners: int) -> tuple[int, float]:
+    """Return how many of its partners must see a part slow in a look, so that it counts as slow there.
+
+    usual: probability that one partner of a healthy part does, by noise or its own load. As many as see a
+    healthy part slow in at most CHANGING_BY_NOISE of looks (binomial distribution), and at least two; more
+    than there are if all of them may be slow by chance. Also returns that share of looks.
+    """
+    several, beyond = 2, 1 - sum(binomial(count, partners, usual) for count in range(2))
+    while beyond > CHANGING_BY_NOISE:
+        beyond -= binomial(several, partners, usual)
+        several += 1
+    return several, max(beyond, 0.0)
+
+
+def share_estimate(found: int, of: int) -> float:
+    """Estimate a share from a sample of it (Jeffreys 1946); 0 without a sample."""
+    return (found + 0.5) / (of + 1) if of else 0.0
+
+
+def binomial(count: int, of: int, chance: float) -> float:
+    """Return the probability of `count` successes in so many trials."""
+    return math.comb(of, count) * chance**count * (1 - chance) ** (of - count)
 
 
 def is_stalling(slow: Ints, count: Ints) -> bool:

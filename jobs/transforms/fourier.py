@@ -8,6 +8,7 @@ on GPUs by cuFFT through cupy.fft, which keeps its plans.
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from runner.region import Array, Shape
 from runner.world.group import Group
 from runner.world.world import World
 
+PLAN_MOST = 2**31 - 1  # lines of a plan of cuFFT, and elements from one cell of a line to the next
 Norm = Literal["backward", "ortho", "forward"]
 NORMS = ("backward", "ortho", "forward")
 COMPLEX: dict[int, np.dtype[Any]] = {
@@ -174,6 +176,9 @@ class Local:
         if stage.half:
             return self._of("rfft", block, axis=stage.axes[0])
         more = {"overwrite_x": True} if overwrite and self._scipy else {}
+        strides = self._plan_strides(block, stage.axes)
+        if strides is not None:
+            return self._by_plan(block, stage.axes[0], *strides)
         if len(stage.axes) == 1:
             found = self._of("ifft" if self.inverse else "fft", block, axis=stage.axes[0], **more)
         else:
@@ -183,6 +188,39 @@ class Local:
     def result_type(self, dtype: np.dtype[Any], half: bool) -> np.dtype[Any]:
         """Return the dtype that a transform of a block of `dtype` has."""
         return result_type(dtype, self.real if half else "")
+
+    def _plan_strides(self, block: Array, axes: Sequence[int]) -> tuple[int, int] | None:
+        """Return the elements from a cell to the next, and from a line to the next, if one plan of cuFFT can
+        transform a block without copies: along an axis with cells before it or after it, not both."""
+        if self.module is np or len(axes) != 1 or not block.flags.c_contiguous:
+            return None
+        (axis,) = axes
+        before, after = math.prod(block.shape[:axis]), math.prod(block.shape[axis + 1 :])
+        if (before > 1 and after > 1) or max(before, after) > PLAN_MOST:
+            return None
+        return (1, block.shape[axis]) if after == 1 else (after, 1)
+
+    def _by_plan(self, block: Array, axis: int, stride: int, distance: int) -> Array:
+        """Return the transform along an axis by a plan of cuFFT, from where the block lies: cupy.fft copies a
+        block to where its cells along another axis than the last are together, and the result back."""
+        cufft, length = self.module.cuda.cufft, (block.shape[axis],)
+        kind = {8: cufft.CUFFT_C2C, 16: cufft.CUFFT_Z2Z}[block.dtype.itemsize]
+        batch = block.size // block.shape[axis]
+        # The arguments of PlanNd, under which cupy.fft keeps its plans, too.
+        layout = (length, stride, distance)
+        key = (length, *layout, *layout, kind, batch, "C", axis, None)
+        plans = self.module.fft.config.get_plan_cache()
+        plan = plans.get(key)
+        if plan is None:
+            plan = plans[key] = cufft.PlanNd(*key)
+        out = self.module.empty(block.shape, block.dtype)
+        plan.fft(block, out, cufft.CUFFT_INVERSE if self.inverse else cufft.CUFFT_FORWARD)
+        divided = {"backward": self.inverse, "forward": not self.inverse}
+        if self.norm == "ortho":
+            out /= math.sqrt(block.shape[axis])
+        elif divided[self.norm]:
+            out /= block.shape[axis]
+        return out
 
     def _of(self, name: str, block: Array, **options: Any) -> Array:
         return getattr(self._fft, name)(block, norm=self.norm, **options, **self._more)

@@ -149,9 +149,9 @@ def validate(
             f"--nagios and --{options.outputs.on_stdout} - both write to standard output; write one to a file"
         )
     if options.simulate is not None:
-        from jobs.validate.run.run import rehearse
+        from jobs.validate.run.run import rehearse_once
 
-        return rehearse(options, cli_context)
+        return rehearse_once(options, cli_context)
     from jobs.validate.run.run import report_before_world, run
 
     # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from runner import files, lock
 from runner.errors import UserError
 from runner.system.launcher import temporary_folder
 
+CLAIMED = 60.0  # seconds after which every rank of a run that fails has found its host's claim
 NOTE_BYTES = 1 << 16  # most of a note of a lost host that are read
 LINE = "\x1emeshrun-run"  # starts a status line; no program prints it otherwise
 
@@ -130,6 +132,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
+        remove_stale_claims()
         return cls(lock.private_folder("run"))
 
     def begin(self, rank: int, host: str, pid: int) -> None:
@@ -319,12 +322,29 @@ class RunLines:
 
     @property
     def _note(self) -> Path:
-        return temporary_folder() / f"meshrun-{self.token}-failure.json"
+        return _claim_of(self.token)
 
     def _print(self, kind: str, content: Any) -> None:
         if self.has_reader:  # in a single write, so that lines of several ranks do not mix
             sys.stderr.write(f"{LINE} {self.token} {kind} {json.dumps(content)}\n")
             sys.stderr.flush()
+
+
+def _claim_of(token: str, folder: Path | None = None) -> Path:
+    return (folder or temporary_folder()) / f"meshrun-{token}-failure.json"
+
+
+def remove_stale_claims(folder: Path | None = None) -> None:
+    """Remove the claims that killed ranks of this user have left in the folder for temporary files.
+
+    A launcher kills ranks soon after SIGTERM, and nobody watches a bare `mpirun`.
+    """
+    some = _claim_of("*", folder)
+    for path in (*some.parent.glob(some.name), *some.parent.glob(files.temporaries(some))):
+        with contextlib.suppress(OSError):  # removed in between
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > CLAIMED:
+                path.unlink()
 
 
 def _joined(paths: Sequence[Path]) -> str:

@@ -25,6 +25,7 @@ from runner.system import launcher
 from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
 from runner.world.group import Group
 from runner.world.process_grid import Grid, open_grid, process_grid
+from runner.world.run_status import remove_stale_claims
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -224,6 +225,7 @@ def open_recorder(
     try:
         if here.local == 0:
             remove_stale()
+            remove_stale_claims()
         recorder = Recorder(file_of(run_id, here.number), about)
     except OSError as failure:
         reason = f"[{here}] no flight recorder, which says where a stuck run stands: {first_line(failure)}"

@@ -673,7 +673,9 @@ def judged_record(case: Case, ended: Ended, path: Path) -> list[str]:
     return []
 
 
-UNSEEN = r"/tmp/(meshrun-run-|mr)|/dev/shm/meshrun_"  # of a killed command; the next run removes it
+CLAIM = "meshrun-*-failure.json"  # of the rank that reports a failure
+# Of a killed command; the next run removes it.
+UNSEEN = r"/tmp/(meshrun-run-|mr|\.?meshrun-\w+-failure\.json)|/dev/shm/meshrun_"
 LAUNCHERS = r".*/(ompi|hydra|prte|pmix|openmpi|mpich|sm_segment|vader)"  # only meshrun -n removes them
 
 
@@ -730,8 +732,13 @@ def inside(case: Case, limit: float, isolated: bool) -> dict[str, Any]:
         repair(where, fault.action, command)
         for note in where.notes.iterdir():
             note.unlink()
-        for folder in where.temporary.glob("meshrun-run-*"):
-            os.utime(folder, (time.time() - 60,) * 2)  # a run spares those of the last 10 s
+        for pattern, age in (
+            ("meshrun-run-*", 60),
+            (CLAIM, 120),
+            (f".{CLAIM}*", 120),
+        ):  # a run spares new ones
+            for path in where.temporary.glob(pattern):
+                os.utime(path, (time.time() - age,) * 2)
         (where.work / "record.json").unlink(missing_ok=True)  # bench would keep it, as nccl-tests
         again = run(case, where, limit, disturbed=False, resume=True)
         wrong += judged_again(case, where, again, new)

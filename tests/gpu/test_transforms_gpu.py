@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
+import numpy as np
 import pytest
 import transform_cases as cases
 from exchange_cases import part, same, whole
@@ -31,3 +32,25 @@ def test_transposes_by_every_permutation(world: World, shape: tuple[int, ...], d
     for order in permutations(range(3)):
         block = meshrun.transpose(world.xp.asarray(part(array, world, 0)), world, axes=order)
         same(block, part(array.transpose(order), world, 0))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_one_axis_of_whole_arrays_and_of_parts_of_them(axis: int, dtype: str) -> None:
+    import cupy
+
+    generator = np.random.default_rng(axis)
+    array = (generator.standard_normal((64, 45, 32)) + 1j * generator.standard_normal((64, 45, 32))).astype(
+        dtype
+    )
+    limit = 1e-4 if dtype == "complex64" else 1e-12
+    for given in (array, array[3:60], array[:, 2:40]):
+        placed = cupy.asarray(array)
+        placed = placed[3:60] if given.shape[0] == 57 else placed[:, 2:40] if given.shape[1] == 38 else placed
+        for norm in ("backward", "ortho", "forward"):
+            found = meshrun.fft(placed, axes=axis, norm=norm)
+            np.testing.assert_allclose(
+                found.get(), np.fft.fft(given, axis=axis, norm=norm), rtol=0, atol=limit
+            )
+            back = meshrun.ifft(found, axes=axis, norm=norm)
+            np.testing.assert_allclose(back.get(), given, rtol=0, atol=limit)

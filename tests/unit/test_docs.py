@@ -25,7 +25,10 @@ from scipy import ndimage
 
 import meshrun
 from jobs.bench.command_base import BAD_USAGE
+from jobs.linalg.matmul.job import matmul
 from jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
+from jobs.transforms.fft_job import fft
+from jobs.transforms.transpose_job import transpose_job
 from jobs.validate.simulation.spec import FORMS, FleetSpec, parse_fleet
 from jobs.validate.verdict import EXIT
 from launch.cli.main import command as root_command
@@ -33,6 +36,8 @@ from launch.cli.main import main
 from launch.cli.plugins import check_words
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
+from runner.plan.job_forecast import Place, links_of
+from runner.plan.machine import nominal
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
@@ -164,6 +169,41 @@ def test_the_transforms_pages_low_pass_keeps_low_frequencies(tmp_path: Path, ran
     places = (tmp_path / "in.npy", tmp_path / "out.npy")
     run_ranks(ranks, lambda comm: run(names["low_pass"], *places, world=open_world("cpu", control=comm)))
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), low, atol=1e-12)
+
+
+def modelled(job: Any, arrays: list[Any], ranks: int, **parameters: Any) -> tuple[float, float, float]:
+    """Milliseconds of products, of messages and of all without files, on H200s, 8 a host."""
+    machine, hosts = nominal("h200"), -(-ranks // 8)
+    links = links_of(machine, min(ranks, 8), None, None)
+    place = Place(machine, links, ranks, hosts, machine.device_memory)
+    found = job.forecast(place, arrays, **job.complete(parameters))
+    parts = [
+        sum(stage.seconds for stage in found.stages if stage.name == name)
+        for name in ("multiply", "exchange")
+    ]
+    return 1e3 * parts[0], 1e3 * parts[1], 1e3 * found.in_memory
+
+
+def rows_of(page: str, head: str) -> list[list[float]]:
+    """The numbers of a table of a page."""
+    table = (DOCS / page).read_text().partition(head)[2].partition("\n\n")[0]
+    rows = [row.replace(" ms", "").strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["1", "2", "4", "8", "16", "64", "512"]
+    return [[float(cell) for cell in row] for row in rows]
+
+
+def test_the_tables_of_how_time_grows_are_the_models() -> None:
+    for ranks, *times in rows_of("transforms.md", "| ranks | fft 1024^3"):
+        found = [
+            round(one, 2)
+            for job, shape, dtype in ((fft, (1024,) * 3, "c8"), (transpose_job, (32768,) * 2, "f4"))
+            for one in modelled(job, [(shape, dtype)], int(ranks))[1:]
+        ]
+        assert times == found, ranks
+    for ranks, *times in rows_of("matmul.md", "| ranks | products |"):
+        arrays = [((32768, 32768), "f4")] * 2
+        found = [round(one, 2) for one in modelled(matmul, arrays, int(ranks), precision="bfloat16")]
+        assert times == found, ranks
 
 
 @pytest.mark.nightly

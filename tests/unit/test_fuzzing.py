@@ -531,6 +531,10 @@ FOUND = [  # by the test above; each was another exception than the parser's own
     ("stl binary", b"\0" * 34),  # as long as 84 bytes and 50 for each of -1 triangles
     ("journal identity", b'{"rows": ' + DEEP),
     ("bench json", b'{"version": ' + DEEP),
+    (
+        "bench json",
+        b'{"version": 3, "average_bus_bandwidth": {"bandwidth": 1}, "nccl_version": 1e999, "results": []}',
+    ),
     ("fleet json", b'{"hosts": ' + DEEP),
     ("fleet toml", b"hosts = " + DEEP),
     ("known rates", b'{"gpus": ' + DEEP),

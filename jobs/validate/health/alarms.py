@@ -15,7 +15,7 @@ from jobs.measure.outliers import LIMIT_SHARE, far_below_limit
 from jobs.validate.health.known_rates import on_known_path
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import RankPlace, WrongData
-from jobs.validate.report.model import Change, HardwareLimit, Report
+from jobs.validate.report.model import Change, HardwareLimit, Member, Report
 from jobs.validate.report.wording import change_sentence, drift_sentence, percent, rate_text, unit_name
 from jobs.validate.verdict import SEVERITY, Alarm, Status, Unit, Verdict, unit_of
 
@@ -65,7 +65,9 @@ def add_fleet_alarms(report: Report, plan: Plan, best: BestOfRanks = MappingProx
         if one.rate < one.usual
     ]
     gpus = any(one.kind != "cpu" for one in report.members)
-    limits = {(one.rung, one.what): one for one in report.limits if one.rate and is_reachable(one, report)}
+    limits = {
+        (one.rung, one.what): one for one in report.limits if one.rate and is_reachable(one, report.members)
+    }
     far = []
     for rung in report.verdict.rungs:
         for what, rate in rung.rates.items():
@@ -84,10 +86,23 @@ def add_fleet_alarms(report: Report, plan: Plan, best: BestOfRanks = MappingProx
     return with_alarms(report.verdict, [*slower, *far])
 
 
-def is_reachable(limit: HardwareLimit, report: Report) -> bool:
+def least_rates(
+    limits: Sequence[HardwareLimit], members: Sequence[Member]
+) -> dict[tuple[RungName, str], float]:
+    """Return the rates that healthy GPUs reach at least, by rung and measurement, where known."""
+    if all(one.kind == "cpu" for one in members):
+        return {}
+    return {
+        (one.rung, one.what): one.least * one.rate
+        for one in limits
+        if one.rate and one.least is not None and is_reachable(one, members)
+    }
+
+
+def is_reachable(limit: HardwareLimit, members: Sequence[Member]) -> bool:
     """Whether each rank can reach this limit while the others measure, too."""
     if limit.rung in SINGLE_GPU:
-        return max(Counter(one.host for one in report.members).values(), default=0) == 1
+        return max(Counter(one.host for one in members).values(), default=0) == 1
     return limit.least is not None or (limit.rung in UNSHARED and on_known_path(limit))
 
 

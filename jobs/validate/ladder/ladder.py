@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,12 @@ from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import Localization, RungMeasurement, localize
 from jobs.validate.localize.set_cover import KnownFaults
 from jobs.validate.measurements.allreduce import AllReduce
+from jobs.validate.measurements.below_limit import (
+    Repeatable,
+    has_rates_of_ranks,
+    look_again,
+    rates_of_ranks,
+)
 from jobs.validate.measurements.inter_node import BETWEEN, InterNode, through_nics
 from jobs.validate.measurements.intra_node import IntraNode, PairOperation
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, measure_leaf_switches
@@ -28,8 +35,9 @@ from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.probe.api import Probe, SingleRankOp, WrongData, operation_work
 from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import Change, RateCurve
+from jobs.validate.report.wording import rate_text, unit_name
 from jobs.validate.topology import Topology, topology_of
-from jobs.validate.verdict import Finding, RungResult, Status, Verdict
+from jobs.validate.verdict import Finding, RungResult, Status, Verdict, unit_of
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
@@ -51,10 +59,18 @@ class Ladder:
 
     tables: measurements by rung and operation, with the work (bytes; operations of a product) that rates
     count. incomplete: something could not be judged. ended: the critical reason for an early end, or "".
+
+    least: known rates, by rung and operation. rates_again: best rates of the ranks that were below these at
+    first, when looked at again.
     """
 
     def __init__(
-        self, probe: Probe, plan: Plan, on_rung: OnRung = ignore_rung, limit: TimeLimit | None = None
+        self,
+        probe: Probe,
+        plan: Plan,
+        on_rung: OnRung = ignore_rung,
+        limit: TimeLimit | None = None,
+        least: Mapping[tuple[RungName, str], float] = MappingProxyType({}),
     ) -> None:
         self.probe, self.plan, self.topology = MeteredProbe(probe), plan, topology_of(probe)
         self.on_rung, self.limit = on_rung, limit or TimeLimit(Deadline(math.inf, probe.clock))
@@ -65,6 +81,7 @@ class Ladder:
         self.changes: list[Change] = []
         self.wrong: list[WrongData] = []
         self.curves: list[RateCurve] = []
+        self.least, self.rates_again = least, dict[tuple[RungName, str], Mapping[int, float]]()
         self.incomplete = False
         self.ended = ""
 
@@ -173,6 +190,8 @@ class Ladder:
                 self.tables[name, what] = located.table, work
                 rated = through_nics(located.table, self.topology) if name == "host pairs" else located.table
                 rates[what] = float(np.median(work / rated.siblings))
+                if isinstance(measurement, SingleGpu | IntraNode | InterNode):
+                    self.look_again(name, what, measurement, rated, work, found)
         if name in ("node", "all"):
             self.measure_curve(name)
         if name == "all":
@@ -193,6 +212,40 @@ class Ladder:
         why = TIME_UP if result == "not measured" else ""
         self.rungs.append(RungResult(name, result, why, rounds, messages, rates, analysed, measured))
         return broken
+
+    def look_again(
+        self,
+        name: RungName,
+        what: str,
+        measurement: Repeatable,
+        table: Observations,
+        work: int,
+        found: Sequence[Finding],
+    ) -> None:
+        """Measure ranks again that are below a known rate and that no finding explains.
+
+        table: of what is held against the rate. found: findings of this rung.
+        """
+        least = self.least.get((name, what))
+        if least is None or not has_rates_of_ranks(name, self.topology, self.plan):
+            return
+        explained = {rank for one in (*self.findings, *found) for rank in one.ranks}
+        rates = rates_of_ranks(table, work, self.topology.ranks)
+        slow = {rank for rank, rate in rates.items() if rate < least} - explained
+        if not slow:
+            return
+        try:
+            again = look_again(measurement, table, work, slow, least)
+        except TimeUpError:
+            self.note_time_up(name, what)
+            return
+        self.rates_again[name, what] = again.best
+        if count := len(again.undecided):
+            rate, unit = rate_text(least, unit_of(what)), unit_name(unit_of(what))
+            self.note_not_judged(
+                f"{name}: {what} of {count} {self.topology.unit}{'s'[: count > 1]} are around {rate} {unit}, "
+                "which is usual at least, in some looks above it and in more below"
+            )
 
     def leaf_switches(self, rates: dict[str, float]) -> list[Finding]:
         """Measure under full load. Returns the findings; adds the rate to `rates`."""

@@ -9,6 +9,7 @@ import numpy as np
 from jobs.measure.outliers import group_medians
 from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
+from jobs.validate.measurements.below_limit import has_rates_of_ranks, rates_of_ranks
 from jobs.validate.measurements.inter_node import through_nics
 from jobs.validate.plan import RungName
 from jobs.validate.report.model import RateMatrix
@@ -40,21 +41,19 @@ BestRates = dict[tuple[RungName, str], dict[int, float]]  # by rung and measurem
 
 
 def best_rates(ladder: Ladder) -> BestRates:
-    """Return each rank's best rate with any partner: not even one of its measurements was faster.
+    """Return each rank's best rate with any partner, in the first measurement or when it was looked at again.
 
-    Where partners are sampled, a rank may have met only partners beyond a switch that is slower by design;
-    those rungs are left out.
+    Only of rungs on which that is known (`has_rates_of_ranks`).
     """
-    sampled = ladder.topology.hosts > ladder.plan.full_mesh_hosts
-    found: BestRates = {}
+    topology, found = ladder.topology, BestRates()
     for (name, what), (measured, work) in ladder.tables.items():
-        if name in ("node", "rails") or (name == "host pairs" and sampled):
-            continue
-        table = through_nics(measured, ladder.topology) if name == "host pairs" else measured
-        best = np.zeros(ladder.topology.ranks)
-        for side in (table.a, table.b):
-            np.maximum.at(best, side, work / table.seconds)
-        found[name, what] = {rank: float(best[rank]) for rank in np.flatnonzero(best).tolist()}
+        if has_rates_of_ranks(name, topology, ladder.plan):
+            table = through_nics(measured, topology) if name == "host pairs" else measured
+            best, again = (
+                rates_of_ranks(table, work, topology.ranks),
+                ladder.rates_again.get((name, what), {}),
+            )
+            found[name, what] = {rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items()}
     return found
 
 

@@ -25,6 +25,8 @@ from jobs.measure.outliers import (
     is_mild,
     is_stalling,
     mostly_slow,
+    partners_needed,
+    share_estimate,
 )
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import (
@@ -38,7 +40,7 @@ from jobs.validate.localize.set_cover import (
 )
 from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
-from jobs.validate.topology import Topology
+from jobs.validate.topology import Ints, Topology
 
 # Kinds of which there are so many that others load some of them in most looks, by chance.
 OF_MANY, ALL_LOOKS = ("path",), 1.0
@@ -88,7 +90,7 @@ class RungMeasurement(Protocol):
         """Return a part that is slow part of the time, judged by open rows."""
         return None
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
         """Count the looks of retests in which a suspect was slow and fast, and all of its looks."""
         return changing_looks(table, suspect.rows)
 
@@ -292,8 +294,8 @@ class Search:
             rows = suspect.rows & table.retested
             looked = self.measurement.changing_looks(suspect, table)
             # With one partner, no look tells whether it is the part that is slow at times.
-            alone = not looked[1] and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
-            likely = intermittence(*looked) > 0 and 2 * looked[0] >= looked[1]
+            alone = not looked.looks and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
+            likely = looked.intermittence > 0 and 2 * looked.changing >= looked.looks
             if alone or (likely and not is_constant(rows, table)):
                 self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
@@ -318,7 +320,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
         looked = measurement.changing_looks(suspect, table)
-        likely = most and intermittence(*looked) >= INTERMITTENT_FROM  # else loaded by others
+        likely = most and looked.intermittence >= INTERMITTENT_FROM  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
     # Rows that another part explains do not count, unless they were faster than this part would allow.
@@ -381,27 +383,60 @@ def ranks_of(table: Observations, rows: Mask) -> list[int]:
     return list(np.unique([table.a[rows], table.b[rows]]).tolist())
 
 
-def changing_looks(table: Observations, rows: Mask, begin: int = 0) -> tuple[int, int]:
-    """Count the looks in which a part was slow with at least two partners (or with the only one, in two
+@dataclass(frozen=True)
+class ChangingLooks:
+    """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so."""
+
+    changing: int
+    looks: int
+    by_noise: float = 0.0
+
+    @property
+    def intermittence(self) -> float:
+        return intermittence(self.changing, self.looks, self.by_noise)
+
+
+def changing_looks(
+    table: Observations, rows: Mask, begin: int = 0, trusted: Mask | None = None
+) -> ChangingLooks:
+    """Count the looks in which a part was slow with several partners (or with the only one, in several
     measurements), but not all of the time.
 
-    Looks with few of its flows, as a partner of other suspects, do not count. begin: the first that
-    does. Returns them, and all looks. The load of others takes longer than a look, or slows one partner. Of a
-    part that is always slow in one direction, no look is changing.
+    Several: more than are slow by chance, see `partners_needed`. Looks with few of its flows, as a partner of
+    other suspects, do not count. begin: the first that does. trusted: rows of healthy parts (None: all other
+    rows). The load of others takes longer than a look, or slows one partner. Of
+    a part that is always slow in one direction, no look is changing.
     """
-    rows = rows & table.retested & (table.look >= begin)
-    late, changing = is_late(table.slow, table.count), 0
+    of_looks = table.retested & (table.look >= begin)
+    rows, others = rows & of_looks, of_looks & ~rows & (True if trusted is None else trusted)
+    late, changing, by_noise = is_late(table.slow, table.count), 0, 0.0
     looks, flows = np.unique(table.look[rows], return_counts=True)
     looks = looks[flows >= LEAST_FLOWS]
     alone = len(ranks_of(table, rows)) == FEW
+    usual = usual_lates(table.look[others], late[others])
     for look in looks.tolist():
         now = rows & (table.look == look)
-        several = (now & late).sum() >= FEW if alone else len(ranks_of(table, now & late)) > FEW
+        # What sees the part slow or not: each partner, in any of its flows; or each measurement.
+        witnesses = int(now.sum()) if alone else len(ranks_of(table, now)) - 1
+        seen = int((now & late).sum()) if alone else len(ranks_of(table, now & late)) - 1
+        chance = 1 - (1 - usual) ** (int(now.sum()) / witnesses)
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
-        changing += bool(several and not always)
+        needed, by_chance = partners_needed(chance, witnesses)
+        by_noise += by_chance / len(looks)
+        changing += seen >= needed and not always
     if len(looks) > 1 and one_way(table, rows):
         changing = 0
-    return int(changing), len(looks)
+    return ChangingLooks(changing, len(looks), by_noise)
+
+
+def usual_lates(look: Ints, late: Mask) -> float:
+    """Estimate the share of late measurements of healthy parts, in looks in which most are not late.
+
+    In the others, something loads all of them.
+    """
+    count, slow = np.bincount(look), np.bincount(look, late)
+    usual = 2 * slow <= count
+    return share_estimate(int(slow[usual].sum()), int(count[usual].sum()))
 
 
 def one_way(table: Observations, rows: Mask) -> bool:

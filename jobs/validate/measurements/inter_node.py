@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,14 +16,13 @@ from jobs.measure.outliers import (
     Floats,
     group_medians,
     healthy_pairs,
-    intermittence,
     is_erratic,
     row_medians,
     samples_to_clear,
 )
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import Confirmed, RungMeasurement, changing_looks
+from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks
 from jobs.validate.localize.set_cover import (
     Cover,
     KnownFaults,
@@ -99,7 +98,7 @@ class InterNode(RungMeasurement):
         self.flows: list[Ints] = []  # of `isolated`
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
-        self.looks_at: dict[int, tuple[int, int]] = {}  # NICs: looks until decided, see `changing_looks`
+        self.looks_at: dict[int, ChangingLooks] = {}  # of NICs, until decided
         self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
@@ -286,11 +285,14 @@ class InterNode(RungMeasurement):
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
         """Return the suspects that more looks may clear or confirm. begin: the first look at them."""
         kinds, count, found = self.part_kinds(table), self.looked - begin, []
+        of_kind, suspect = self.flow_kind(table.a, table.b), list(self.suspects)
+        healthy = ~np.isin(table.a, suspect) & ~np.isin(table.b, suspect)
         for name in names:
             through = rows_through(kinds, of_nic(name)) & (table.look >= begin)
             if name[0] == "flap":
-                self.looks_at[name[1]] = changing_looks(table, through, begin)
-                sure = intermittence(*self.looks_at[name[1]])
+                alike = healthy & np.isin(of_kind, of_kind[through])
+                self.looks_at[name[1]] = changing_looks(table, through, begin, alike)
+                sure = self.looks_at[name[1]].intermittence
                 decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
             else:
                 limit = self.plan.tolerance / 2
@@ -360,6 +362,12 @@ class InterNode(RungMeasurement):
         others = others[self.topology.gpu[others[:, 0]] == self.topology.gpu[others[:, 1]]]
         count = max(CONTROLS, len(pairs) // 4)
         return np.concatenate([pairs, self.random.permutation(others)[:count]])
+
+    def again(self, pairs: Ints, samples: int) -> Iterable[tuple[Ints, Seconds]]:
+        """Measure these pairs, both ways, in rounds of distinct pairs as at first."""
+        for met in matched_rounds(pairs, self.topology.ranks, self.random):
+            for flows in self.split(both_ways(met)):
+                yield flows, self.sample(flows, samples)
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.probe.flows(flows, self.nbytes, samples)
@@ -515,10 +523,10 @@ class InterNode(RungMeasurement):
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
-        proven = [nic for nic, looks in self.looks_at.items() if intermittence(*looks) >= INTERMITTENT_FROM]
+        proven = [nic for nic, looks in self.looks_at.items() if looks.intermittence >= INTERMITTENT_FROM]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> tuple[int, int]:
+    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
         """As of `RungMeasurement`. Later retests of others do not change what was decided."""
         return self.looks_at.get(suspect.key) or super().changing_looks(suspect, table)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -13,7 +13,12 @@ from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind
 from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
-from jobs.validate.measurements.schedule import intra_node_rounds, isolated_rounds
+from jobs.validate.measurements.schedule import (
+    intra_node_rounds,
+    isolated_rounds,
+    matched_rounds,
+    one_pcie_pair_a_host,
+)
 from jobs.validate.measurements.single_gpu import MANY_HOSTS
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
@@ -63,6 +68,12 @@ class IntraNode(RungMeasurement):
         own = np.isin(self.topology.host[table.a], list(hosts))
         self.retested = joined(self.retested, table.of(own))
         return self.retested, left
+
+    def again(self, pairs: Ints, samples: int) -> Iterable[tuple[Ints, Seconds]]:
+        """Measure these pairs, both ways, in rounds of distinct pairs as at first."""
+        for met in matched_rounds(pairs, self.topology.ranks, self.random):
+            for flows in one_pcie_pair_a_host(met, self.topology):
+                yield flows, self.sample(flows, samples)
 
     def sample(self, flows: Ints, samples: int) -> Seconds:
         return self.move(flows, self.nbytes, samples)

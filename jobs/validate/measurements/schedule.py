@@ -39,25 +39,29 @@ def both_ways(pairs: Pairs) -> Pairs:
 
 
 def intra_node_rounds(topology: Topology) -> Iterator[Pairs]:
-    """Yield rounds of all GPU pairs of each host, all hosts at once, as flows in both directions.
-
-    Pairs without NVLink share the links above their PCIe switches, so each host has one of them at a time.
-    """
+    """Yield rounds of all GPU pairs of each host, all hosts at once; see `one_pcie_pair_a_host`."""
     largest = max(len(topology.on(host)) for host in range(topology.hosts))
     table = np.full((topology.hosts, largest), -1, np.int64)
     for host in range(topology.hosts):
         table[host, : len(topology.on(host))] = topology.on(host)
     for met in round_robin(largest):
         pairs = np.stack([table[:, met[:, 0]].ravel(), table[:, met[:, 1]].ravel()], axis=1)
-        pairs = pairs[(pairs >= 0).all(axis=1)]
-        pcie = topology.over_pcie[pairs[:, 0], topology.gpu[pairs[:, 1]]]
-        of_host = topology.host[pairs[:, 0]]
-        turn = np.zeros(len(pairs), np.int64)
-        for number in np.unique(of_host[pcie]).tolist():
-            own = np.flatnonzero(pcie & (of_host == number))
-            turn[own] = np.arange(len(own)) + bool((~pcie & (of_host == number)).any())
-        for number in np.unique(turn).tolist():
-            yield both_ways(pairs[turn == number])
+        yield from one_pcie_pair_a_host(pairs[(pairs >= 0).all(axis=1)], topology)
+
+
+def one_pcie_pair_a_host(pairs: Pairs, topology: Topology) -> Iterator[Pairs]:
+    """Split a round of pairs inside hosts into rounds of flows in both directions.
+
+    Pairs without NVLink share the links above their PCIe switches, so each host has one of them at a time.
+    """
+    pcie = topology.over_pcie[pairs[:, 0], topology.gpu[pairs[:, 1]]]
+    of_host = topology.host[pairs[:, 0]]
+    turn = np.zeros(len(pairs), np.int64)
+    for number in np.unique(of_host[pcie]).tolist():
+        own = np.flatnonzero(pcie & (of_host == number))
+        turn[own] = np.arange(len(own)) + bool((~pcie & (of_host == number)).any())
+    for number in np.unique(turn).tolist():
+        yield both_ways(pairs[turn == number])
 
 
 def inter_node_rounds(topology: Topology, plan: Plan) -> Iterator[Pairs]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -48,6 +48,10 @@ class SingleGpu(RungMeasurement):
         own = np.logical_or.reduce([rows_through(kinds, name) for name in suspects])
         self.retested = joined(self.retested, table.of(own))
         return self.retested, left
+
+    def again(self, pairs: Ints, samples: int) -> Iterable[tuple[Ints, Seconds]]:
+        """Measure all ranks, as at first, and yield those of these pairs (of a rank with itself)."""
+        yield pairs, self.sample(self.what, samples)[pairs[:, 0]]
 
     def sample(self, what: SingleRankOp, samples: int) -> Seconds:
         if what not in ("to_device", "to_host"):

@@ -35,6 +35,7 @@ from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.verdict import EXIT, Status
 from meshrun import World
+from runner.comm.collective_call import on_root
 from runner.errors import BadResult, RunError, UserError, tell
 from runner.recorder.process import process_state
 from runner.run.record.record_builder import versions
@@ -110,6 +111,16 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
     report = measure_simulated(fleet, options, StatusLine(cli_context.columns).show, tell)
     report = publish(report, options, cli_context)
     return EXIT[report.verdict.status]
+
+
+def rehearse_once(options: ValidateOptions, cli_context: Any) -> int:
+    """Rehearse on rank 0 of the processes that a launcher has started; its exit status, or error, on all."""
+    launched = launcher.detect_launcher()
+    if launched is None or launched.size == 1:
+        return rehearse(options, cli_context)
+    from runner.comm.mpi import MpiComm
+
+    return on_root(MpiComm(), lambda: rehearse(options, cli_context))
 
 
 def measure_simulated(

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from jobs.validate.baseline import compare as baseline
-from jobs.validate.health.alarms import add_fleet_alarms, with_not_judged
+from jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_not_judged
 from jobs.validate.ladder import costs
 from jobs.validate.ladder.budget import MOST_SECONDS, Deadline, TimeLimit, fit
 from jobs.validate.ladder.ladder import Ladder, OnRung
@@ -92,9 +92,11 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     deadline = Deadline(options.budget, probe.clock) if options.budget else None
     limit = _fit_budget(validation, probe, deadline) if deadline else None
 
+    least = least_rates(validation.limits, validation.members)
+
     def climb() -> Verdict:
         usual = TimeLimit(Deadline(MOST_SECONDS, probe.clock))
-        validation.ladder = Ladder(probe, validation.plan, on_rung, limit or usual)
+        validation.ladder = Ladder(probe, validation.plan, on_rung, limit or usual, least)
         return validation.ladder.climb()
 
     if options.soak:

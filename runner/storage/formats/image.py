@@ -51,6 +51,15 @@ HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
     "BMP": {"uint8": (0, 1, 3)},
 }
 LONGEST = {"JPEG": 65500}  # rows or columns, by libjpeg
+# Decoded bytes per byte of a file, at most, by compression; others have no useful bound.
+EXPANSION = {
+    "raw": 1,
+    "packbits": 64,  # a run of 128 bytes is stored in 2
+    **dict.fromkeys(("zip", "tiff_adobe_deflate", "tiff_deflate"), 1032),  # 258 bytes in 2 bits
+    "tiff_lzw": 2731,  # up to 4096 bytes in 12 bits
+    "zstd": 1 << 15,  # a block of 128 KiB in 4 bytes
+}
+PACKED = 8  # decoded bytes per stored byte of a picture whose pixels are bits
 
 
 @dataclass
@@ -86,12 +95,53 @@ def decoded_bytes(path: Path) -> int:
     """Bytes of the decoded picture, by its header; 0 for a file that `open_source` will refuse."""
     try:
         with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
-            mode = "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode
-            bands = len(Image.new(mode, (0, 0)).getbands())
-            each = 4 if opened.mode in ("I", "F") else 2 if opened.mode.startswith("I;16") else 1
-            return int(opened.width * opened.height * bands * each)
+            return _bytes_of(opened, "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode)
     except UNREAD:
         return 0
+
+
+def _bytes_of(opened: ImageFile.ImageFile, mode: str) -> int:
+    """Return the bytes of a picture's pixels in `mode`."""
+    bands = len(Image.new(mode, (0, 0)).getbands())
+    each = 4 if mode in ("I", "F") else 2 if mode.startswith("I;16") else 1
+    return int(opened.width * opened.height * bands * each)
+
+
+def promises_more(path: Path, held: int, most: int, promised: int, shape: Shape) -> UserError:
+    """Build the error for a file whose header promises more decoded bytes than its `held` bytes expand to."""
+    return UserError(
+        f"{path} promises more than it can hold",
+        got=f"{held:,} bytes, which hold at most {most:,} bytes decoded",
+        expected=f"{promised:,} bytes for {shape}",
+    )
+
+
+def _check_size(path: Path, opened: ImageFile.ImageFile) -> None:
+    """Refuse a header that promises more than the file or the host's memory can hold, before it is decoded.
+
+    Pillow would reserve the memory, and return zeros for rows that a TIFF does not contain.
+    """
+    promised = _bytes_of(opened, opened.mode)
+    codec = opened.tile[0][0] if opened.tile else "raw"
+    factor = EXPANSION.get(str(opened.info.get("compression")) if codec == "libtiff" else codec)
+    held = path.stat().st_size
+    if factor is not None and promised > held * factor * PACKED:
+        raise promises_more(path, held, held * factor * PACKED, promised, (opened.height, opened.width))
+    if promised > (memory := _host_memory()):
+        raise UserError(
+            f"{path} does not fit the host's memory",
+            got=f"{promised:,} bytes decoded",
+            expected=f"at most {memory:,}",
+        )
+    boxes = [box for _, box, *_ in opened.tile if box is not None]  # not turned yet
+    right, bottom = (max((box[axis] for box in boxes), default=0) for axis in (2, 3))
+    pixels = opened.width * opened.height
+    if right * bottom < pixels:
+        raise UserError(f"{path} is broken or truncated", got=f"{right * bottom:,} of {pixels:,} pixels")
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _decode(path: Path) -> HostArray:
@@ -99,6 +149,7 @@ def _decode(path: Path) -> HostArray:
         # Only these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.
         with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
             _refuse_losses(path, opened)
+            _check_size(path, opened)
             picture = ImageOps.exif_transpose(opened)
             if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
                 picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")

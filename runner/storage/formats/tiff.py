@@ -36,6 +36,15 @@ ASSOCIATED_ALPHA, UNSPECIFIED = 1, 0  # kinds of a fourth channel that Pillow co
 ORIENTATION = 274  # tag
 HOLDS = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8")
 CLASSIC = (1 << 32) - (1 << 25)  # bytes of values for which 32-bit offsets suffice, with room for metadata
+# Of `image.EXPANSION`, by the number in the file.
+COMPRESSIONS = {
+    1: "raw",
+    5: "tiff_lzw",
+    8: "tiff_adobe_deflate",
+    32773: "packbits",
+    32946: "tiff_deflate",
+    50000: "zstd",
+}
 PAGE_BYTES = 1 << 9  # more than the metadata of a page
 # Exceptions of tifffile and the codecs for files that they cannot read.
 UNREAD = (
@@ -184,6 +193,7 @@ def _described(path: Path, file: Any) -> Source | None:
             f"{path} has a compression that needs a package", got=reason, hint="pip install imagecodecs"
         ) from reason
     chunks = (*(1 for _ in stack), *page.chunks[:2], *whole[2:])
+    _check_promise(path, only, whole, math.prod(chunks) * dtype.itemsize)
     return TiffSource(path, shape, dtype.newbyteorder("="), chunks, whole)
 
 
@@ -217,6 +227,21 @@ def _check_size(path: Path, file: Any, series: Any, size: int) -> None:
     (following,) = struct.unpack(sizes.offsetformat, handle.read(sizes.offsetsize))
     if following != 0:
         raise _truncated(path, size, following)
+
+
+def _check_promise(path: Path, series: Any, shape: Shape, part: int) -> None:
+    """Refuse pages of `shape` whose strips or tiles cannot hold so much.
+
+    part: decoded bytes of a strip or tile; those that were left out of a sparse file are zeros.
+    """
+    factor = image.EXPANSION.get(COMPRESSIONS.get(series.keyframe.compression, ""))
+    if factor is None:
+        return
+    whole = math.prod(shape) * series.dtype.itemsize
+    for page in series.pages:
+        held, left_out = sum(page.databytecounts), page.databytecounts.count(0)
+        if whole - left_out * part > held * factor:
+            raise image.promises_more(path, held, held * factor, whole, shape)
 
 
 def _truncated(path: Path, size: int, needed: int) -> UserError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import lzma
+import math
 import os
 import struct
 import warnings
@@ -35,6 +36,9 @@ from runner.storage.formats.sliced_array import Unmapped
 
 NAME = ""  # the array at the store's root
 CHUNK = 16 << 20  # bytes: large enough for a disk and a network, small enough for a rank's memory
+CACHED = ("_stored", "_compression", "_decoded")  # of a source, not sent to other ranks
+ZSTD = b"\x28\xb5\x2f\xfd"  # begins a frame of Zstandard
+HEADER = 18  # bytes of the longest header that `_promised` reads
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")  # all files but chunks
 NODES = ("zarr.json", ".zarray", ".zgroup")  # every array's and group's folder has one of these
 # Exceptions of Zarr's codecs for data that they cannot decode.
@@ -90,22 +94,38 @@ class ZarrSource:
             size = file.stat().st_size
             if file.is_dir() or size == 0:
                 raise self._broken(place, "a folder" if file.is_dir() else "an empty file")
-            if self._blosc:
-                with file.open("rb") as opened:
-                    header = opened.read(16)
-                promised = struct.unpack("<I", header[12:])[0] if len(header) == 16 else None
-                if promised != size:
-                    raise self._broken(place, f"{size:,} bytes", f"{promised or 16:,}")
+            if self._compression is None:
+                return
+            with file.open("rb") as opened:
+                header = opened.read(HEADER)
+            if self._compression == "Blosc":
+                ends = struct.unpack_from("<I", header, 12)[0] if len(header) >= 16 else None
+                if ends != size:  # its decoder does not check it
+                    raise self._broken(place, f"{size:,} bytes", f"{ends or 16:,}")
+            promised = _promised(self._compression, header)
+            if self._decoded is not None and promised not in (None, self._decoded):  # it would be reserved
+                raise self._broken(place, f"{promised:,} bytes promised", f"{self._decoded:,} in a chunk")
         except FileNotFoundError:
             return  # never written: reads as the fill value
         except OSError as reason:
             raise self._broken(place, reason.strerror) from reason
 
     @cached_property
-    def _blosc(self) -> bool:
-        """Whether a chunk's file is compressed by Blosc, whose decoder does not check the file's length."""
+    def _compression(self) -> str | None:
+        """The compression of a chunk's file, if the file begins with sizes: "Blosc" or "Zstd"."""
         codecs = self._stored.compressors
-        return self._stored.shards is None and bool(codecs) and type(codecs[-1]).__name__.startswith("Blosc")
+        if self._stored.shards is not None or not codecs:
+            return None
+        name = type(codecs[-1]).__name__
+        return next((kind for kind in ("Blosc", "Zstd") if name.startswith(kind)), None)
+
+    @cached_property
+    def _decoded(self) -> int | None:
+        """Bytes of a decompressed chunk; None if other codecs may change their number."""
+        stored = self._stored
+        if stored.filters or len(stored.compressors) != 1:
+            return None
+        return math.prod(self.chunks) * self.dtype.itemsize
 
     def _file(self, place: Shape) -> Path:
         key: str = self._stored.metadata.encode_chunk_key(place)
@@ -126,7 +146,25 @@ class ZarrSource:
         return RunError(f"{self.path} is broken: chunk {key} cannot be read", got=got, expected=expected)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_stored", "_blosc")}
+        return {key: value for key, value in self.__dict__.items() if key not in CACHED}
+
+
+def _promised(compression: str, header: bytes) -> int | None:
+    """Return the decompressed bytes that a chunk's header states; None if it states none.
+
+    Zstandard's frame header: a magic number, flags, then a window size and a dictionary's number, which may
+    be absent, and the content size in 0, 1, 2, 4 or 8 bytes.
+    """
+    if compression == "Blosc":
+        return int.from_bytes(header[4:8], "little")
+    if len(header) < 5 or header[:4] != ZSTD:
+        return None
+    flags = header[4]
+    single = flags >> 5 & 1
+    length = (single, 2, 4, 8)[flags >> 6]
+    begin = 5 + (1 - single) + (0, 1, 2, 4)[flags & 3]
+    stated = int.from_bytes(header[begin : begin + length], "little")
+    return stated + 256 * (length == 2) if length else None
 
 
 def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:

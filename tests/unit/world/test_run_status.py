@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.world.run_status import LINE, RunDirectory, RunLines, claim, run_at
+from runner.world.world import open_world
 
 
 @pytest.fixture
@@ -197,3 +198,27 @@ def test_processes_of_one_number_on_several_hosts(directory: RunDirectory) -> No
 
 def test_a_directory_is_named_by_its_path(tmp_path: Path) -> None:
     assert run_at(str(tmp_path)) == RunDirectory(tmp_path)
+
+
+@pytest.mark.parametrize("starts", ["a command", "ranks"])
+def test_the_next_run_removes_what_killed_ranks_have_claimed(
+    starts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    old, new = RunLines("old", has_reader=False), RunLines("new", has_reader=False)
+    other = tmp_path / "meshrun-failure.txt"
+    for path in (other, tmp_path / ".meshrun-old-failure.json.0123.partial"):
+        path.touch()
+    assert old.claim_failure({"sentence": "first"})
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    assert new.claim_failure({"sentence": "of a run that is ending"})
+    if starts == "a command":
+        made = {RunDirectory.create().path.name}
+    else:
+        made = set()
+        opened = open_world("cpu", record="run")
+        opened.close()
+        opened.recorder.close()
+    assert {path.name for path in tmp_path.iterdir()} == {other.name, "meshrun-new-failure.json", *made}
+    assert not new.claim_failure({"sentence": "second"})

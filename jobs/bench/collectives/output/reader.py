@@ -112,7 +112,7 @@ def _read(path: str, text: str) -> BenchRecord:
     if text.lstrip().startswith("{"):
         try:
             _read_json(text, gathered)
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as reason:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as reason:
             raise UserError(
                 f"{path} is JSON, but no record of measurements",
                 got=repr(reason),

@@ -21,6 +21,7 @@ from PIL import Image
 
 from runner.errors import RunError, UserError
 from runner.region import Region, Shape
+from runner.storage.formats import image
 from runner.storage.formats.image import HOLDS
 from runner.storage.formats.registry import commit, open_sink, open_source
 
@@ -272,6 +273,49 @@ def test_what_is_no_picture_is_refused(tmp_path: Path, suffix: str, content: byt
 def test_the_content_decides_not_the_suffix(tmp_path: Path) -> None:
     Image.fromarray(pixels(3)).save(tmp_path / "a.jpg", "PNG")
     np.testing.assert_array_equal(read(tmp_path / "a.jpg"), pixels(3))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+def test_a_png_that_promises_more_than_it_can_hold_is_refused(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.png"
+    Image.new(mode, (7, 5)).save(path)
+    content = bytearray(path.read_bytes())
+    content[16:24] = struct.pack(">II", 40_000, 50_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    path.write_bytes(content)
+    decoded = 40_000 * 50_000 * (3 if mode == "RGB" else 1)
+    expected = rf"a\.png promises more than it can hold: got {len(content):,} bytes.*, expected {decoded:,}"
+    with pytest.raises(UserError, match=expected):
+        open_source(path)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+def test_the_most_that_a_compression_expands_to_is_read(tmp_path: Path, suffix: str, mode: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    Image.new(mode, (4000, 4000)).save(path, **({"compression": "tiff_lzw"} if suffix == ".tif" else {}))
+    assert not read(path).any()
+
+
+def test_a_picture_larger_than_the_hosts_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.jpg"
+    Image.new("RGB", (64, 64)).save(path)
+    monkeypatch.setattr(image, "_host_memory", lambda: 10_000)
+    with pytest.raises(UserError, match=r"a\.jpg does not fit.*got 12,288 bytes.*expected at most 10,000"):
+        open_source(path)
+
+
+def test_strips_that_do_not_cover_the_picture_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    Image.new("L", (64, 64)).save(path)
+    content = bytearray(path.read_bytes())
+    entry = content.index(struct.pack("<H", 257))  # ImageLength
+    content[entry + 8 : entry + 12] = struct.pack("<I", 80)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.tif is broken or truncated: got 4,096 of 5,120 pixels"):
+        open_source(path)
 
 
 # Writing

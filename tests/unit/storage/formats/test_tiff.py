@@ -275,3 +275,64 @@ def test_a_file_beyond_4_gb_is_a_bigtiff(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_tiff_cannot_hold_is_refused(shape: tuple[int, ...], dtype: str) -> None:
     with pytest.raises(UserError, match=r"TIFF cannot hold this result.*ends in \.npy"):
         open_sink(Path("a.tif"), shape, np.dtype(dtype), "nonce")
+
+
+# Headers that promise more than their file can hold
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("strip", [6, 1 << 24], ids=["a strip of 6 rows", "one strip"])
+def test_a_header_of_more_rows_than_the_file_can_hold_is_refused(
+    tmp_path: Path, compression: str | None, strip: int
+) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, values((6, 8), "u2"), compression=compression, metadata=None, **GRAY)
+    promise(path, ImageLength=1 << 24, RowsPerStrip=strip)
+    promised = (1 << 24) * 8 * 2
+    if compression is None:
+        size, offset = os.path.getsize(path), promised + offset_of(path)
+        expected = rf"a\.tif is broken or truncated: got {size:,} bytes, expected at least {offset:,}"
+    else:
+        held = stored(path)
+        expected = (
+            rf"a\.tif promises more than it can hold: got {held:,} bytes.*, expected {promised:,} bytes"
+        )
+    with pytest.raises(UserError, match=expected):
+        open_source(path)
+
+
+def test_parts_that_were_left_out_are_not_promised(tmp_path: Path) -> None:
+    def tiles() -> Any:
+        yield np.full((16, 16), 3, "u2")
+        for _ in range(9999):
+            yield None
+
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, tiles(), shape=(1600, 1600), dtype="u2", tile=(16, 16), compression="zlib", **GRAY)
+    source = open_source(path)
+    target = np.full((16, 32), 77, "u2")
+    source.read(Region((0, 0), (16, 32)), target)
+    np.testing.assert_array_equal(target, [[3] * 16 + [0] * 16] * 16)
+
+
+def test_the_most_that_deflate_expands_to_is_read(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((4000, 4000), "u1"), compression="zlib", **GRAY)
+    assert not read(tmp_path / "a.tif").any()
+
+
+def promise(path: Path, **tags: int) -> None:
+    """Overwrite tags of the first page."""
+    with tifffile.TiffFile(path, mode="r+") as file:
+        for name, value in tags.items():
+            file.pages[0].tags[name].overwrite(value, dtype="I")
+
+
+def offset_of(path: Path) -> int:
+    with tifffile.TiffFile(path) as file:
+        return int(file.pages[0].dataoffsets[0])
+
+
+def stored(path: Path) -> int:
+    """Bytes of the first page's strips."""
+    with tifffile.TiffFile(path) as file:
+        return sum(file.pages[0].databytecounts)

@@ -6,6 +6,7 @@ import errno
 import importlib
 import math
 import os
+import tracemalloc
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -127,6 +128,51 @@ def test_a_folder_in_a_chunks_place_is_no_missing_chunk(tmp_path: Path) -> None:
     chunk.mkdir()
     with pytest.raises(RunError, match="chunk c/1/1 cannot be read: got a folder"):
         read(tmp_path / "a.zarr")
+
+
+def forged_zstd(content: bytes) -> bytes:
+    """The frame, with a content size of 3 GiB in 8 bytes. Its own has one segment and 1 byte."""
+    assert content[4] & 0xE3 == 0x20
+    return content[:4] + bytes([content[4] | 0xC0]) + (3 << 30).to_bytes(8, "little") + content[6:]
+
+
+def forged_blosc(content: bytes) -> bytes:
+    return content[:4] + (3 << 29).to_bytes(4, "little") + content[8:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "forge", "size"),
+    [
+        ("v3", forged_zstd, 3 << 30),
+        ("v3 blosc", forged_blosc, 3 << 29),
+        ("v2", forged_zstd, 3 << 30),
+        ("v2 blosc", forged_blosc, 3 << 29),
+    ],
+)
+def test_a_chunk_that_promises_more_than_its_cells_is_refused_before_memory_is_reserved(
+    tmp_path: Path, kind: str, forge: Callable[[bytes], bytes], size: int
+) -> None:
+    make(tmp_path / "a.zarr", **STORES[kind])
+    chunk = tmp_path / "a.zarr" / ("0.0" if kind.startswith("v2") else "c/0/0")
+    chunk.write_bytes(forge(chunk.read_bytes()))
+    expected = rf"chunk .*0.0 cannot be read: got {size:,} bytes promised, expected 48 in a chunk"
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunError, match=expected):
+            read(tmp_path / "a.zarr")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("length", [1, 200, 300, 70_000])
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_size_in_a_zstandard_frame_is_found(tmp_path: Path, version: int, length: int) -> None:
+    values = np.arange(1, length + 1).astype("u1")
+    make(tmp_path / "a.zarr", values=values, chunks=values.shape, zarr_format=version)
+    header = (tmp_path / "a.zarr" / ("0" if version == 2 else "c/0")).read_bytes()[: zarr_module.HEADER]
+    assert zarr_module._promised("Zstd", header) == length
+    np.testing.assert_array_equal(read(tmp_path / "a.zarr", Region((0,), (length,))), values)
 
 
 def test_other_chunks_than_the_broken_one_are_read(tmp_path: Path) -> None:

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.measure.outliers import INTERMITTENT_FROM, intermittence
+from jobs.measure.outliers import INTERMITTENT_FROM, intermittence, partners_needed
 from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize.observations import Observations
-from jobs.validate.localize.retest import changing_looks, confirmed_intermittent
+from jobs.validate.localize.retest import (
+    ChangingLooks,
+    changing_looks,
+    confirmed_intermittent,
+    usual_lates,
+)
 from jobs.validate.localize.set_cover import Suspect
 from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.plan import Plan
@@ -38,14 +43,14 @@ def pair(look: int, *slow: int) -> list[tuple[int, int, int, int]]:
 
 def test_a_look_at_a_part_with_one_partner_changes_if_the_part_is_slow_and_fast() -> None:
     table = looks(*pair(0, 6, 6, 6, 6), *pair(1, 0, 0, 0, 0), *pair(2, 6, 4, 0, 0), *pair(3, 0, 2, 0, 0))
-    assert changing_looks(table, np.ones(len(table), bool)) == (1, 4)
+    assert changing_looks(table, np.ones(len(table), bool)) == ChangingLooks(1, 4)
 
 
 def test_a_look_at_a_part_with_several_partners_changes_if_two_of_them_see_it_slow() -> None:
     load_of_one = [(0, 8, 0, 5), (8, 0, 0, 5), (0, 9, 0, 0), (9, 0, 0, 0)]
     of_the_part = [(0, 8, 1, 4), (8, 0, 1, 0), (0, 9, 1, 0), (9, 0, 1, 5)]
     table = looks(*load_of_one, *of_the_part)
-    assert changing_looks(table, np.ones(len(table), bool)) == (1, 2)
+    assert changing_looks(table, np.ones(len(table), bool)) == ChangingLooks(1, 2)
 
 
 def flapping(
@@ -102,5 +107,40 @@ def test_the_tail_is_that_of_the_flows_on_the_nics_rail() -> None:
     assert measured.tails(0) == pytest.approx((2.98, 3.98), abs=0.011)
 
 
-def test_five_changing_looks_of_six_are_enough() -> None:
-    assert intermittence(5, 6) >= INTERMITTENT_FROM > intermittence(5, 7)
+def test_how_many_changing_looks_are_enough_depends_on_the_noise() -> None:
+    assert intermittence(4, 4, 0.0) >= INTERMITTENT_FROM > intermittence(3, 4, 0.0)
+    assert intermittence(5, 6, 0.06) >= INTERMITTENT_FROM > intermittence(5, 7, 0.06)
+
+
+def test_more_partners_must_see_a_part_slow_the_more_often_healthy_flows_are_late() -> None:
+    assert partners_needed(0.0, 7) == (2, 0.0)
+    assert partners_needed(0.12, 7) == (3, pytest.approx(0.042, abs=0.001))
+    assert partners_needed(0.25, 7) == (5, pytest.approx(0.013, abs=0.001))
+    assert partners_needed(0.5, 2)[0] == 3  # both may be slow by chance
+
+
+def noisy(look: int, late: int, rank: int, others: range) -> list[tuple[int, int, int, int]]:
+    """Flows between a rank and others, there and back, in a look: so many of the others see it slow."""
+    rows = [(rank, other, look, 2 if number < late else 0) for number, other in enumerate(others)]
+    return rows + [(other, rank, look, 0) for other in others]
+
+
+def test_a_look_does_not_change_if_as_few_partners_see_a_part_slow_as_see_healthy_ones_slow() -> None:
+    """Each look, 2 of 7 partners: of healthy flows 1 in 14 is late, so that 2 of 7 are in 23 % of looks."""
+    healthy = [row for look in range(8) for row in noisy(look, 1, 20, range(30, 37))]
+    few = looks(*[row for look in range(8) for row in noisy(look, 2, 0, range(10, 17))], *healthy)
+    found = changing_looks(few, few.a * few.b == 0)
+    assert (found.changing, found.looks) == (0, 8)
+    assert 0.01 < found.by_noise < 0.06
+    most = looks(*[row for look in range(8) for row in noisy(look, 4, 0, range(10, 17))], *healthy)
+    assert changing_looks(most, most.a * most.b == 0).changing == 8
+    # Flows of other suspects are no measure of it.
+    others = looks(*zip(most.a, most.b, most.look, most.slow, strict=True), *noisy(0, 7, 5, range(40, 47)))
+    healthy_rows = (others.a >= 10) & (others.b >= 10)
+    assert changing_looks(others, others.a * others.b == 0, trusted=healthy_rows).changing == 8
+
+
+def test_a_look_in_which_all_are_late_is_no_measure_of_noise() -> None:
+    look, late = np.array([0] * 8 + [1] * 8), np.array([True] * 8 + [False] * 7 + [True])
+    assert usual_lates(look, late) == 1.5 / 9
+    assert usual_lates(look[:8], late[:8]) == 0
