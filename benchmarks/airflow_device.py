@@ -35,7 +35,7 @@ from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps.kernel import build, with_rows
 from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import trace
-from runner.pipeline.block_layout import SECTOR, BlockLayout
+from runner.pipeline.block_layout import LINE, BlockLayout
 from runner.region import Region
 from runner.report.record import write_json
 
@@ -130,7 +130,7 @@ def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -
     passes = [emit(merged, tile=tile, math=fuse_math) for tile in tiles(merged)]
     list(pool.map(compile_pass, passes))
     layout = BlockLayout(box, size, (False,) * len(size), widths, "wrap")
-    layout.aligned = SECTOR
+    layout.aligned = LINE
     blocks = [layout.empty(cupy, one.dtype) for one in padded]
     for block, one in zip(blocks, padded, strict=True):
         block[...] = cupy.asarray(one)

@@ -14,7 +14,7 @@ from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
 from runner.region import Array, Region, Shape
 
-LINE, SECTOR = 128, 32  # bytes of a GPU's cache, of which memory is read and written by sectors
+LINE = 128  # bytes, of a GPU's cache
 
 
 class Allocator(Protocol):
@@ -61,13 +61,15 @@ class BlockLayout:
         self.outside = list(self._outside_slabs(whole)) if boundary == "constant" else []
 
     def empty(self, allocator: Allocator, dtype: np.dtype[Any]) -> Array:
-        """Return memory for a block; a view of an array of the whole rows."""
-        before, pitch = self.row(dtype.itemsize)
-        lengths = [*self.shape[:-1], pitch]
-        lengths[0] += self.rows_before
-        whole = allocator.empty(tuple(lengths), dtype)
+        """Return memory for a block; if rows are aligned, a view of an array of one axis."""
+        lengths = (self.rows_before + self.shape[0], *self.shape[1:])
         if self.aligned:
-            whole = whole[..., before : before + self.shape[-1]]
+            before, pitch = self.row(dtype.itemsize)
+            rows = (*lengths[:-1], pitch) if len(lengths) > 1 else lengths
+            flat = allocator.empty((before + math.prod(rows),), dtype)
+            whole = flat[before:].reshape(rows)[..., : lengths[-1]]
+        else:
+            whole = allocator.empty(lengths, dtype)
         if self.rows_before == 0:
             return whole
         self._memory = whole
@@ -86,13 +88,12 @@ class BlockLayout:
         )
 
     def row(self, itemsize: int) -> tuple[int, int]:
-        """Return the elements that lie in memory before a row of the block, and those from one row to the
-        next."""
+        """Return the elements that lie in memory before the block's first row, and those from one row to the
+        next: what rounds a row up to whole lines lies between its own cells and those of the next one."""
         if not self.aligned:
             return 0, self.shape[-1]
         unit = max(self.aligned // itemsize, 1)
-        before = -self.widths[-1][0] % unit
-        return before, -(-(before + self.shape[-1]) // unit) * unit
+        return -self.widths[-1][0] % unit, -(-self.shape[-1] // unit) * unit
 
     def strides(self, itemsize: int) -> list[int]:
         """Return the bytes from one cell to the next, per axis."""

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
-from runner.pipeline.block_layout import LINE, SECTOR
+from runner.pipeline.block_layout import LINE
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
 from runner.pipeline.halo.direct import Peers
@@ -102,7 +102,7 @@ class Stepper(StepBlocks):
         ]
         for plan in self.plans:
             if task.kernel is not None and task.kernel.aligned:
-                plan.aligned = LINE if fused > 1 else SECTOR
+                plan.aligned = LINE
         read = [
             plan if widths == plan.widths else HaloPlan(one.partition, rank, widths, task.boundary, task.cval)
             for one, widths, plan in zip(task.fields, read_widths(task, steps), self.plans, strict=True)
