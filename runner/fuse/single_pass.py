@@ -180,10 +180,13 @@ def _within(tile: int, length: int) -> int:
 
 
 def choose_threads(program: Program) -> tuple[int, int]:
-    """Choose the threads of a block, along the last grid axis and the one before."""
+    """Choose the threads of a block, along the last grid axis and the one before.
+
+    More along the last one read longer parts of a row; rows are together where they share what they read.
+    """
     if marches(program):
         return 32, 8
-    return (64, 2) if program.axes == 2 else (128, 1)
+    return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
 
 
 def _apart(program: Program) -> int:
