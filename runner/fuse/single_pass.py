@@ -31,7 +31,7 @@ MOST_NARROW = (
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
-MOST_IN_BRANCHES = 1050  # of a thread with branches: more keep so many registers that few threads run at once
+MOST_IN_BRANCHES = 1000  # of a thread with branches: more keep so many registers that few threads run at once
 BRANCH_THREADS, BRANCH_REGISTERS = (
     512,
     64,
@@ -104,7 +104,7 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If planes share what they read, a thread
     marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved, rows first,
     while the loads of a thread need more than 96 registers, or while it computes more than 1500 values, which
-    take half a second to compile, or 1050 if the program has branches.
+    take half a second to compile, or 1000 if the program has branches.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
