@@ -87,6 +87,28 @@ def test_every_dtype(files: Files, dtype: str) -> None:
     cases.close(got, wanted, "complex64" if single else "complex128", single)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "inverse_real", "sentence"),
+    [
+        ("int16", False, "int16 converted to float64, result complex128"),
+        ("bool", False, "bool converted to float64, result complex128"),
+        ("float16", False, "float16 converted to float32, result complex64"),
+        ("float32", False, "float32, result complex64"),
+        (">c16", False, "complex128, result complex128"),
+        ("int64", True, "int64 converted to float64, result float64"),
+        ("complex64", True, "complex64, result float32"),
+    ],
+)
+def test_the_record_and_the_plan_have_the_precision(
+    files: Files, dtype: str, inverse_real: bool, sentence: str
+) -> None:
+    array = np.ones((4, 3), dtype)
+    result, _ = run_fft(files, array, 1, inverse=inverse_real, real=inverse_real)
+    assert result["precision"] == sentence
+    planned = fft.plan(files[0], ranks=2, inverse=inverse_real, real=inverse_real)
+    assert planned["facts"]["precision"] == sentence
+
+
 def test_large_axes_are_checked_too(files: Files) -> None:
     array = cases.random_array((1500, 11), "float32")
     run_fft(files, array, 3, real=True, axes="1,0")
@@ -148,6 +170,7 @@ REFUSED = [
     (1, (4, 4), "c8", {"real": True}, "takes real numbers: got complex64. Try: leave --real out"),
     (1, (4, 4), "f8", {"length": 4}, "a length applies to inverse real transforms only"),
     (1, (4, 0), "f8", {}, "axis 1 has no cells"),
+    (1, (), "f8", {}, r"an array without axes cannot be transformed: got shape \(\)"),
     (1, (4, 4), "longdouble", {}, "dtype is not available: got float128"),
     (3, (4,), "f8", {}, r"cannot be split into 3 parts: got shape \(4,\)"),
     (3, (2, 2, 2), "f8", {"decomposition": "slab"}, "more ranks than planes: got 3 ranks .* Try: -n 2"),
