@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transform_cases as cases
+from exchange_cases import mixed_up
 from stream_cases import run_on
 
 from jobs.transforms.fft_job import fft
@@ -136,16 +137,12 @@ def test_the_check_notices(files: Files, mutant: str, real: bool, monkeypatch: p
         exchange = Group.start_exchange
 
         def wrong(self: Group, sends: Any, receives: Any) -> Any:
-            sends = list(sends)
-            first, second = sends[0][1], sends[1][1]
-            sends[1] = (sends[1][0], first)
-            if mutant == "swapped":
-                sends[0] = (sends[0][0], second)
-            return exchange(self, sends, receives)
+            return exchange(self, mixed_up(sends, self.rank, mutant), receives)
 
         monkeypatch.setattr(Group, "start_exchange", wrong)
+    array = cases.random_array((8, 10 if real else 6), "float32")  # with messages of one length
     with pytest.raises(RunError, match="verification failed: a"):
-        run_fft(files, cases.random_array((8, 6), "float32"), 2, "sample", real=real)
+        run_fft(files, array, 3, "sample", real=real)
     assert not files[1].exists()
 
 

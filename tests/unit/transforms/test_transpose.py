@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_cases import DTYPES, part, same, whole
+from exchange_cases import DTYPES, mixed_up, part, same, whole
 from PIL import Image
 from stream_cases import run_on
 
@@ -152,14 +152,13 @@ def test_the_check_notices(tmp_path: Path, mutant: str, monkeypatch: pytest.Monk
     exchange = Group.start_exchange
 
     def wrong(self: Group, sends: Any, receives: Any) -> Any:
-        (_, first), (_, second) = sends
-        return exchange(self, [(0, second if mutant == "swapped" else first), (1, first)], receives)
+        return exchange(self, mixed_up(sends, self.rank, mutant), receives)
 
     monkeypatch.setattr(Group, "start_exchange", wrong)
     with pytest.raises(
         RunError, match=r"verification failed: cell \[\d, \d\] of the transposed array is wrong"
     ):
-        transposed(tmp_path, whole((6, 6)), 2)
+        transposed(tmp_path, whole((6, 6)), 3)
     assert not (tmp_path / "out.npy").exists()
 
 
