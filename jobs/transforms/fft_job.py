@@ -10,7 +10,7 @@ import numpy as np
 
 import meshrun
 from jobs.transforms.axes import parse_axes
-from jobs.transforms.forecast import forecast_transform
+from jobs.transforms.forecast import forecast_transform, precision_text
 from jobs.transforms.fourier import (
     Local,
     carry_out,
@@ -142,6 +142,7 @@ def fft(
     write_block(world, ordered, sink, plan.last.transposed(order))
     return {
         "axes": list(chosen),
+        "precision": precision_text(input.dtype, dtype, result),
         "decomposition": plan.name,
         "process_grid": list(plan.grid),
         "exchanges": len(plan.exchanges),

@@ -67,12 +67,20 @@ def forecast_transform(
         stages += transform(step.after, place.overlaps)
     stages += place.files("write", largest(plan.last_shape, plan.grid, splits) * result.itemsize)
     facts = {
+        "precision": precision_text(stored, working, result),
         "decomposition": plan.name,
         "process_grid": list(plan.grid),
         "exchanges": len(plan.exchanges),
     }
     memory = copies * plan.largest_block * itemsize
     return JobForecast(plan.last_shape, str(result), facts, memory, stages, pieces)
+
+
+def precision_text(stored: np.dtype[Any], working: np.dtype[Any], result: np.dtype[Any]) -> str:
+    """Return how a file's numbers are converted, for records. working: dtype that is transformed."""
+    real = {8: "float32", 16: "float64"}[working.itemsize] if working.kind == "c" else working.name
+    same = stored.kind == "c" or stored.name == real
+    return f"{stored.name}{'' if same else f' converted to {real}'}, result {result.name}"
 
 
 def _exchange(

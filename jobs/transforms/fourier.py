@@ -301,6 +301,8 @@ def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, len
         if not -len(shape) <= axis < len(shape):
             expected = f"{-len(shape)} to {len(shape) - 1}" if shape else "an array with axes"
             raise UserError(f"there is no axis {axis}", got=f"shape {shape}", expected=expected)
+    if not shape:
+        raise UserError("an array without axes cannot be transformed", got="shape ()")
     chosen = tuple(axis % len(shape) for axis in given)
     if not chosen or len(set(chosen)) < len(chosen):
         got = ", ".join(map(str, given)) or "none"
@@ -351,7 +353,7 @@ def working_type(dtype: np.dtype[Any], real: Real) -> np.dtype[Any]:
         )
     if real == "forward" and wide.kind == "c":
         raise UserError(
-            "a real transform takes real numbers", got=dtype, hint="leave --real out, or use rfft's inverse"
+            "a real transform takes real numbers", got=dtype, hint="leave --real out, or add --inverse"
         )
     return wide if real == "forward" or wide.kind == "c" else COMPLEX[wide.itemsize]
 

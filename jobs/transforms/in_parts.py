@@ -1,15 +1,15 @@
 """Move the split of an array to another axis in parts: work on one part hides the messages of another.
 
-While part n is on its way, part n + 1 is made ready and part n - 1 is finished.
+While part n is on its way, this rank copies what it keeps of it, part n + 1 is made ready and packed, and
+part n - 1 is finished: on a GPU, the messages' stream has nothing else to do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner.comm.api import Message
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
 from runner.world.group import Group
@@ -91,26 +91,34 @@ def exchange_in_parts(
     arrives (`Cuts.after`). finish: called with it when the part has arrived.
     """
 
-    def messages(number: int, source: Array, target: Array) -> tuple[Sequence[Message], Sequence[Message]]:
-        ranks = range(group.size)
-        return (
-            [(rank, source[cuts.outgoing(rank, number)]) for rank in ranks],
-            [(rank, target[cuts.incoming(rank, number)]) for rank in ranks],
-        )
+    def packed(number: int) -> list[Array]:
+        """Return a part's messages, by receiver; this rank's own is not packed."""
+        source = ready(number)
+        messages = [source[cuts.outgoing(rank, number)] for rank in range(group.size)]
+        return [
+            message if rank == group.rank else group.xp.ascontiguousarray(message)
+            for rank, message in enumerate(messages)
+        ]
 
-    made = {0: ready(0)}
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    made = {0: packed(0)}
     landed: dict[int, Array] = {}
     for number in range(cuts.parts):
-        landed[number] = land(number)
+        target = landed[number] = land(number)
+        messages = made.pop(number)
 
-        def work(number: int = number) -> None:
+        def work(number: int = number, own: Array = messages[group.rank], target: Array = target) -> None:
+            target[cuts.incoming(group.rank, number)] = own
             if number + 1 < cuts.parts:
-                made[number + 1] = ready(number + 1)
+                made[number + 1] = packed(number + 1)
             if number:
                 finish(number - 1, landed.pop(number - 1))
 
-        group.exchange_beside(work, *messages(number, made[number], landed[number]))
-        del made[number]
+        group.exchange_beside(
+            work,
+            [(rank, messages[rank]) for rank in others],
+            [(rank, target[cuts.incoming(rank, number)]) for rank in others],
+        )
     finish(cuts.parts - 1, landed.pop(cuts.parts - 1))
 
 

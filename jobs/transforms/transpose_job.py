@@ -118,7 +118,8 @@ def transpose_job(
     shape = tuple(input.shape[axis] for axis in order)
     sink = create(shape, input.dtype, serial=True)
     split = first_split(input.shape, order, world.size)
-    passes = world.collective_call(lambda: count_passes(world, input, sink, order, memory))
+    room = min(world.control.allgather(memory))  # GPUs and hosts may differ, passes must not
+    passes = world.collective_call(lambda: count_passes(world, input, sink, order, room))
     most = tuple(-(-n // passes) if axis == order[0] else n for axis, n in enumerate(input.shape))
     direct = _direct(world, most, input.dtype, order) if exchange == "direct" else None
     if direct is not None:

@@ -33,6 +33,17 @@ def part(array: Any, group: Group, axis: int, rank: int | None = None) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
+def mixed_up(sends: Any, rank: int, mutant: str) -> list[Any]:
+    """A rank's messages with those to two other ranks "swapped", or the first one of them sent "twice"."""
+    found = list(sends)
+    one, other = [number for number, (peer, _) in enumerate(found) if peer != rank][:2]
+    first, second = found[one][1], found[other][1]
+    found[other] = (found[other][0], first)
+    if mutant == "swapped":
+        found[one] = (found[one][0], second)
+    return found
+
+
 def same(got: Any, expected: np.ndarray) -> None:
     found = got.get() if hasattr(got, "get") else got
     assert found.dtype == expected.dtype

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transform_cases as cases
+from exchange_cases import mixed_up
 from stream_cases import run_on
 
 from jobs.transforms.fft_job import fft
@@ -87,6 +88,28 @@ def test_every_dtype(files: Files, dtype: str) -> None:
     cases.close(got, wanted, "complex64" if single else "complex128", single)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "inverse_real", "sentence"),
+    [
+        ("int16", False, "int16 converted to float64, result complex128"),
+        ("bool", False, "bool converted to float64, result complex128"),
+        ("float16", False, "float16 converted to float32, result complex64"),
+        ("float32", False, "float32, result complex64"),
+        (">c16", False, "complex128, result complex128"),
+        ("int64", True, "int64 converted to float64, result float64"),
+        ("complex64", True, "complex64, result float32"),
+    ],
+)
+def test_the_record_and_the_plan_have_the_precision(
+    files: Files, dtype: str, inverse_real: bool, sentence: str
+) -> None:
+    array = np.ones((4, 3), dtype)
+    result, _ = run_fft(files, array, 1, inverse=inverse_real, real=inverse_real)
+    assert result["precision"] == sentence
+    planned = fft.plan(files[0], ranks=2, inverse=inverse_real, real=inverse_real)
+    assert planned["facts"]["precision"] == sentence
+
+
 def test_large_axes_are_checked_too(files: Files) -> None:
     array = cases.random_array((1500, 11), "float32")
     run_fft(files, array, 3, real=True, axes="1,0")
@@ -114,16 +137,12 @@ def test_the_check_notices(files: Files, mutant: str, real: bool, monkeypatch: p
         exchange = Group.start_exchange
 
         def wrong(self: Group, sends: Any, receives: Any) -> Any:
-            sends = list(sends)
-            first, second = sends[0][1], sends[1][1]
-            sends[1] = (sends[1][0], first)
-            if mutant == "swapped":
-                sends[0] = (sends[0][0], second)
-            return exchange(self, sends, receives)
+            return exchange(self, mixed_up(sends, self.rank, mutant), receives)
 
         monkeypatch.setattr(Group, "start_exchange", wrong)
+    array = cases.random_array((8, 10 if real else 6), "float32")  # with messages of one length
     with pytest.raises(RunError, match="verification failed: a"):
-        run_fft(files, cases.random_array((8, 6), "float32"), 2, "sample", real=real)
+        run_fft(files, array, 3, "sample", real=real)
     assert not files[1].exists()
 
 
@@ -148,6 +167,7 @@ REFUSED = [
     (1, (4, 4), "c8", {"real": True}, "takes real numbers: got complex64. Try: leave --real out"),
     (1, (4, 4), "f8", {"length": 4}, "a length applies to inverse real transforms only"),
     (1, (4, 0), "f8", {}, "axis 1 has no cells"),
+    (1, (), "f8", {}, r"an array without axes cannot be transformed: got shape \(\)"),
     (1, (4, 4), "longdouble", {}, "dtype is not available: got float128"),
     (3, (4,), "f8", {}, r"cannot be split into 3 parts: got shape \(4,\)"),
     (3, (2, 2, 2), "f8", {"decomposition": "slab"}, "more ranks than planes: got 3 ranks .* Try: -n 2"),

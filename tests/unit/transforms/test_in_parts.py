@@ -225,3 +225,36 @@ def test_what_is_hidden(shape: tuple[int, ...], ranks: int, real: Any, hidden: i
     assert sum(len(stage.axes) for stage in beside) == hidden
     assert sorted(axis for stage in every for axis in stage.axes) == list(range(len(shape)))
     assert len(plan.exchanges) == sum(isinstance(step, Passage) for step in steps)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("along", [0, 1, 2])
+def test_nothing_is_packed_or_kept_while_messages_travel(along: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank sends to others is packed, and what it keeps is copied, beside the messages of another
+    part: on a GPU not in the stream of the messages."""
+    start = Group.start_exchange
+    peers: list[int] = []
+
+    def noted(self: Group, sends: Any, receives: Any) -> Any:
+        assert all(array.flags.c_contiguous for _, array in sends)
+        peers.extend(peer for peer, _ in (*sends, *receives) if self.rank == 1)
+        return start(self, sends, receives)
+
+    monkeypatch.setattr(Group, "start_exchange", noted)
+    array = whole((6, 9, 4))
+
+    def case(world: World) -> None:
+        cuts = Cuts(array.shape, 0, 1, along, 3, 2)
+        block, wanted = part(array, world, 0), part(array, world, 1)
+        got = np.full(wanted.shape, -1, wanted.dtype)
+        exchange_in_parts(
+            world,
+            cuts,
+            lambda number: block[cuts.before(world.rank, number)],
+            lambda number: got[cuts.after(world.rank, number)],
+            lambda number, landed: None,
+        )
+        same(got, wanted)
+
+    on_ranks(3, case)
+    assert set(peers) == {0, 2}

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_cases import DTYPES, part, same, whole
+from exchange_cases import DTYPES, mixed_up, part, same, whole
 from PIL import Image
 from stream_cases import run_on
 
 import meshrun
 from jobs.transforms.transpose import as_matrix, permuted
 from jobs.transforms.transpose_job import transpose_job
+from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
+from runner.plan.stream_options import StreamOptions
+from runner.run.execute import Options, run
 from runner.storage.formats.registry import open_source
 from runner.world.group import Group
 from runner.world.world import World, open_world
@@ -130,19 +133,32 @@ def test_an_array_larger_than_memory_passes_in_parts(tmp_path: Path, axes: str) 
     same(got, array.transpose([int(axis) for axis in axes.split(",")]))
 
 
+def test_ranks_with_different_memory_take_the_passes_of_the_least(tmp_path: Path) -> None:
+    array = whole((512, 768), "float64")
+    np.save(tmp_path / "in.npy", array)
+
+    def rank(control: Control) -> Any:
+        options = Options(stream=StreamOptions(host_memory=(4, 1, 16)[control.rank] << 20))
+        world = open_world("cpu", control=control)
+        return run(transpose_job, tmp_path / "in.npy", tmp_path / "out.npy", {}, options, world=world)
+
+    record = run_ranks(3, rank, timeout=20)[0]
+    assert record["result"]["passes"] == 8
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), array.T)
+
+
 @pytest.mark.parametrize("mutant", ["swapped", "twice"])
 def test_the_check_notices(tmp_path: Path, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = Group.start_exchange
 
     def wrong(self: Group, sends: Any, receives: Any) -> Any:
-        (_, first), (_, second) = sends
-        return exchange(self, [(0, second if mutant == "swapped" else first), (1, first)], receives)
+        return exchange(self, mixed_up(sends, self.rank, mutant), receives)
 
     monkeypatch.setattr(Group, "start_exchange", wrong)
     with pytest.raises(
         RunError, match=r"verification failed: cell \[\d, \d\] of the transposed array is wrong"
     ):
-        transposed(tmp_path, whole((6, 6)), 2)
+        transposed(tmp_path, whole((6, 6)), 3)
     assert not (tmp_path / "out.npy").exists()
 
 
