@@ -205,6 +205,16 @@ def longest_name(folder: Path) -> int:
         return LONGEST
 
 
+def working_directory() -> str:
+    """Path of the working directory. Raises UserError if it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError as reason:
+        was = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # PWD may be of another process
+        hint = "cd to one that exists"
+        raise UserError("the working directory is gone", got=was, hint=hint) from reason
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in `folder` durable, where its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

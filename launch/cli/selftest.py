@@ -42,9 +42,10 @@ def check_installation(device: DeviceChoice, debug: bool) -> int:
     from launch.mpi import launcher as mpi_launcher
     from launch.mpi import local
     from runner.errors import UserError
+    from runner.files import working_directory
     from runner.run.installation.selftest import launcher_ranks
     from runner.run.installation.selftest import main as test
-    from runner.system.launcher import Started, working_directory
+    from runner.system.launcher import Started
 
     working_directory()  # otherwise each part would report that it does not exist
     status = test(device=device, started=Started(ranks=1), debug=debug)

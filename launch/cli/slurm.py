@@ -87,7 +87,7 @@ def slurm(
     from launch.slurm import job as slurm_job
     from launch.slurm.queries import program
     from runner.errors import tell
-    from runner.system.launcher import working_directory
+    from runner.files import working_directory
 
     # Check the command with a number in place of an array task's index.
     known = tuple(word.replace(INDEX, "0") for word in words) if options["array"] else words

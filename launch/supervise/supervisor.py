@@ -71,7 +71,7 @@ def supervise(
     `judge`. restart: what is run, to raise LossError with what is left of it after a loss, instead of judging
     the run; None to judge it in any case. clocks: makes the clocks of the run.
     """
-    from runner.system.launcher import working_directory
+    from runner.files import working_directory
     from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist

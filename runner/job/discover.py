@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from runner.errors import Importing, UserError
+from runner.files import working_directory
 from runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
@@ -151,6 +152,8 @@ def load_file(path: Path) -> types.ModuleType:
     path, a neighbour called `jobs` or `runner`, or like a module of the standard library, shadows nothing.
     """
     if not path.is_file():
+        if not path.is_absolute():
+            working_directory()  # raises UserError if it is gone with the file
         raise UserError(
             "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
         )

@@ -38,6 +38,7 @@ from runner.storage.formats.registry import (
     array_at,
     check_output,
     check_place,
+    decoded_bytes,
     open_sink,
     open_source,
 )
@@ -122,9 +123,7 @@ def execute(
         details = FolderRun(run, folder).write()
     else:
         with phases("read"):
-            sources: list[Source] = world.on_root(
-                lambda: [*map(open_source, opened, forms_of_inputs(options.form, len(opened)))]
-            )
+            sources: list[Source] = world.on_root(lambda: _open(opened, options))
         run = RunContext(
             world,
             job,
@@ -232,6 +231,21 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
         got=f"{counted(len(paths), 'file')}: {'; '.join(listed)}",
         expected=" ".join(file_names(job)),
     )
+
+
+def _open(paths: Sequence[Path], options: Options) -> list[Source]:
+    """Open the inputs. UserError, before it is decoded, for a picture that needs more than --host-memory."""
+    bound = options.stream.host_memory
+    for path in paths if bound is not None else ():
+        file = split(path)[0]
+        needed = decoded_bytes(file) if file.is_file() else 0
+        if bound is not None and needed > bound:
+            raise UserError(
+                f"--host-memory is less than {path} needs, which is decoded as a whole",
+                got=f"{bound:,} bytes",
+                expected=f"at least {needed:,}",
+            )
+    return [*map(open_source, paths, forms_of_inputs(options.form, len(paths)))]
 
 
 def _check_files(

@@ -128,16 +128,6 @@ def temporary_folder() -> Path:
     return Path.cwd()
 
 
-def working_directory() -> str:
-    """Path of the working directory. Raises UserError if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError as reason:
-        was = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")  # PWD may be of another process
-        hint = "cd to one that exists"
-        raise UserError("the working directory is gone", got=was, hint=hint) from reason
-
-
 def _integer(environment: Mapping[str, str], name: str) -> int | None:
     value = environment.get(name, "")
     return int(value) if value.isdecimal() else None

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from runner.errors import MeshrunError, RunError, UserError, is_met_by_all, tell
+from runner.files import working_directory
 from runner.system import launcher
 from runner.system.launcher import BY_HAND, Started
 from runner.world import preload
@@ -101,7 +102,7 @@ def join_world(
     detected = launcher.detect_launcher()
     rank = detected.rank if detected else 0
     try:
-        launcher.working_directory()
+        working_directory()
         world = open_world(
             device, oversubscribe=oversubscribe, expected_ranks=started.ranks, check=check, record=command
         )

@@ -610,7 +610,7 @@ def values_of(path: Path) -> tuple[str, tuple[int, ...], bytes] | None:
 def judge(case: Case, where: Site, ended: Ended, old: Any, new: Any) -> list[str]:
     """What is wrong with a disturbed run."""
     fault = FAULTS[case.fault]
-    if ended.status is None:
+    if ended.status is None and not launcher_hangs(case, ended):
         return [f"hangs: no end in {ended.seconds:.0f} s: {ended.late}"]
     wrong = judged_words(case, ended)
     folder_is_gone = fault.action == "removed" and ended.done
@@ -627,6 +627,16 @@ def judge(case: Case, where: Site, ended: Ended, old: Any, new: Any) -> list[str
     elif ended.status == 0 and not folder_is_gone:
         wrong.append("success without a record")
     return wrong
+
+
+# Of Open MPI's: a rank that it ended was connecting to it. It then waits forever for nobody.
+UNREACHED = "PMIX ERROR: PMIX_ERR_UNREACH"
+
+
+def launcher_hangs(case: Case, ended: Ended) -> bool:
+    """Whether a bare `mpirun` waits although no process of meshrun is left, which nothing of it can end."""
+    alone = all(re.match(r"\d+ \w \S*(prterun|mpirun) ", words) for words in ended.late)
+    return case.launcher == "mpirun" and alone and UNREACHED in ended.errors
 
 
 NOT_STARTED = r"(?m)^Abort\(\d+\): Fatal error in internal_Init"  # of MPICH

@@ -68,6 +68,28 @@ def test_what_is_wrong_with_a_run_is_noticed(where: Site, ended: Ended, after: A
     assert wrong in judged(where, ended, after=after)
 
 
+BARE = replace(KILLED, launcher="mpirun")
+LAUNCHER, RANK = "8 S /venv/bin/prterun -n 2 meshrun", "9 S /venv/bin/python meshrun"
+UNREACHED = "[n1:00008] PMIX ERROR: PMIX_ERR_UNREACH in file ptl_base_connection_hdlr.c at line 103"
+
+
+@pytest.mark.parametrize(
+    ("case", "late", "errors", "hangs"),
+    [
+        (BARE, [LAUNCHER], UNREACHED, False),
+        (BARE, [LAUNCHER, RANK], UNREACHED, True),
+        (BARE, [LAUNCHER], "", True),
+        (KILLED, [LAUNCHER], UNREACHED, True),
+    ],
+    ids=["alone", "with a rank", "for another reason", "under meshrun -n"],
+)
+def test_a_bare_launcher_that_hangs_after_all_ranks_have_ended_is_not_meshruns(
+    where: Site, case: Case, late: list[str], errors: str, hangs: bool
+) -> None:
+    ended = replace(FAILED, status=None, errors=errors, late=late)
+    assert ("hangs" in judged(where, ended, case)) is hangs
+
+
 def test_a_verdict_other_than_the_exit_status_is_noticed(where: Site) -> None:
     case = replace(KILLED, command="validate")
     (where.work / "record.json").write_text('{"status": "unknown"}')

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +32,14 @@ from runner.storage.formats.sliced_array import Unmapped
 
 NAME = "data"  # of the dataset that is written, if no name is given
 PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and maps require
+
+# Decoded bytes per stored byte, at most, by filter.
+EXPANSION = {
+    h5py.h5z.FILTER_DEFLATE: 1032,  # 258 bytes in 2 bits
+    h5py.h5z.FILTER_LZF: 88,  # 264 bytes in 3
+    h5py.h5z.FILTER_SHUFFLE: 1,
+    h5py.h5z.FILTER_FLETCHER32: 1,
+}
 
 with contextlib.suppress(ImportError):  # filters that HDF5 itself lacks, for files that need them
     importlib.import_module("hdf5plugin")
@@ -68,12 +78,41 @@ class Hdf5Source:
         if region.size == 0:
             return
         try:
-            if target.flags.c_contiguous and target.ndim > 0:
-                self._dataset.read_direct(target, region.slices)
-            else:
-                target[...] = self._dataset[region.slices]
+            self._check_promise(region)
+            self._fill(region, target)
         except OSError as reason:
             raise self._broken(region, reason) from reason
+
+    def _fill(self, region: Region, target: HostArray) -> None:
+        if target.flags.c_contiguous and target.ndim > 0:
+            self._dataset.read_direct(target, region.slices)
+        else:
+            target[...] = self._dataset[region.slices]
+
+    def _check_promise(self, region: Region) -> None:
+        """Refuse a chunk whose stored bytes cannot hold its cells: HDF5 would reserve their memory, and
+        return whatever is in it."""
+        if self.chunks is None or self._expansion is None:
+            return
+        needed = math.prod(self.chunks) * self._dataset.id.get_type().get_size()
+        spans = zip(region.start, region.stop, self.chunks, strict=True)
+        for place in itertools.product(*(range(start // n, -(-stop // n)) for start, stop, n in spans)):
+            corner = tuple(i * n for i, n in zip(place, self.chunks, strict=True))
+            stored = self._dataset.id.get_chunk_info_by_coord(corner)
+            most = stored.size * self._expansion
+            if stored.byte_offset is not None and most < needed:  # None: never written
+                raise RunError(
+                    f"{self.path} is broken: chunk {place} of {self.name} cannot be read",
+                    got=f"{stored.size:,} bytes, which hold at most {most:,} bytes decoded",
+                    expected=f"{needed:,}",
+                )
+
+    @cached_property
+    def _expansion(self) -> int | None:
+        """Decoded bytes of a chunk per stored byte, at most; None if a filter has no known bound."""
+        properties = self._dataset.id.get_create_plist()
+        codes = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+        return math.prod(EXPANSION[code] for code in codes) if EXPANSION.keys() >= {*codes} else None
 
     def _broken(self, region: Region, reason: OSError) -> RunError:
         """Build the error for the first chunk of `region` that cannot be decoded."""
@@ -89,7 +128,7 @@ class Hdf5Source:
         return RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_dataset"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_dataset", "_expansion")}
 
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:

@@ -7,10 +7,12 @@ orientation recorded by a camera is applied.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -94,7 +96,7 @@ def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
 def decoded_bytes(path: Path) -> int:
     """Bytes of the decoded picture, by its header; 0 for a file that `open_source` will refuse."""
     try:
-        with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
+        with _any_size, _opened(path) as opened:
             return _bytes_of(opened, "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode)
     except UNREAD:
         return 0
@@ -146,8 +148,7 @@ def _host_memory() -> int:
 
 def _decode(path: Path) -> HostArray:
     try:
-        # Only these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.
-        with _any_size, Image.open(path, formats=sorted(set(FORMATS.values()))) as opened:
+        with _any_size, _opened(path) as opened:
             _refuse_losses(path, opened)
             _check_size(path, opened)
             picture = ImageOps.exif_transpose(opened)
@@ -165,6 +166,24 @@ def _decode(path: Path) -> HostArray:
             raise  # the operating system's error, such as no permission, not Pillow's
         raise UserError(f"{path} is broken or truncated", got=reason) from reason
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+class _ToItsEnd(io.BufferedReader):
+    """A file of which Pillow may read any number of bytes: none are reserved beyond its end."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = max(os.fstat(self.fileno()).st_size - self.tell(), 0)
+        return super().read(left if size is None or size < 0 else min(size, left))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[ImageFile.ImageFile]:
+    """Open a picture, whose header is read.
+
+    Only as one of these formats, whatever the content is: for PostScript, Pillow would start Ghostscript.
+    """
+    with _ToItsEnd(io.FileIO(path)) as file, Image.open(file, formats=sorted(set(FORMATS.values()))) as found:
+        yield found
 
 
 @dataclass

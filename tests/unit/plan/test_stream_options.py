@@ -276,6 +276,16 @@ def test_a_picture_goes_through_whole_and_says_so() -> None:
     assert not Path("out.png").exists()
 
 
+def test_a_picture_that_decodes_to_more_than_the_bound_is_not_decoded() -> None:
+    Image.new("L", (2000, 1500)).save("in.png")
+    done = command("in.png", "out.png", "--host-memory", "1M")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "meshrun: --host-memory is less than in.png needs, which is decoded as a whole: got 1,048,576 bytes, "
+        "expected at least 3,000,000\n"
+    )
+
+
 def test_a_command_in_chunks_writes_what_one_in_one_piece_does() -> None:
     np.save("in.npy", np.arange(3000, dtype=np.int32).reshape(500, 6))
     whole = command("in.npy", "whole.npy")

@@ -618,6 +618,8 @@ def test_columns_are_the_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
         ("launch slurm --print --mpi pmix -j 1x2 -- selftest", 2),
         ("launch local -j 2 -- selftest", 2),
         ("-n 2 selftest", 2),
+        ("run job.py:smooth in.npy out.npy", 2),
+        ("run transpose in.npy out.npy", 2),
     ],
 )
 def test_a_working_directory_that_is_gone_is_one_sentence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from runner.storage.formats.flat import FlatSink, FlatSource
 from runner.storage.formats.registry import check_output, commit, open_sink, open_source
 
 h5py = pytest.importorskip("h5py")
+hdf5 = importlib.import_module("runner.storage.formats.hdf5")
 
 ARRAY = np.random.default_rng(0).random((10, 7)).astype("f4")
 WHOLE = Region((0, 0), ARRAY.shape)
@@ -245,6 +247,29 @@ def test_other_arrays_of_an_old_file_are_not_lost(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="got data, precious"):
         check_output(Path(f"{path}:/new"), alone=True)
     check_output(save(tmp_path / "b.h5", "data"), alone=True)
+
+
+@pytest.mark.parametrize("kind", ["chunked", "compressed", "shuffled", "checksums"])
+def test_a_chunk_that_cannot_hold_its_cells_is_refused_before_it_is_decoded(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, more = tmp_path / "a.h5", {**STORED[kind][0], "chunks": (1 << 14, 1 << 14)}
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (1 << 15, 1 << 14), "f4", **more)
+        made.id.write_direct_chunk((1 << 14, 0), b"0123456789abcdef")
+    monkeypatch.setattr(hdf5.Hdf5Source, "_fill", lambda *_: pytest.fail("decoded"))
+    expected = r"a\.h5 is broken: chunk \(1, 0\) of x cannot be read: got 16 bytes, .*expected 1,073,741,824"
+    source = open_source(path)
+    with pytest.raises(RunError, match=expected):
+        source.read(Region((1 << 14, 5), ((1 << 14) + 1, 7)), np.empty((1, 2), "f4"))
+
+
+def test_the_most_that_deflate_expands_to_is_read(tmp_path: Path) -> None:
+    zeros = np.zeros((4096, 1024), "f4")
+    path = save(tmp_path / "a.h5", values=zeros, chunks=zeros.shape, compression="gzip", compression_opts=9)
+    with h5py.File(path) as file:
+        assert file["data"].id.get_chunk_info(0).size < zeros.nbytes / 1000
+    assert not read(path).any()
 
 
 def test_a_broken_old_file_is_refused_rather_than_replaced(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pickle
 import struct
 import sys
 import threading
+import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -305,6 +306,20 @@ def test_a_picture_larger_than_the_hosts_memory_is_refused(
     monkeypatch.setattr(image, "_host_memory", lambda: 10_000)
     with pytest.raises(UserError, match=r"a\.jpg does not fit.*got 12,288 bytes.*expected at most 10,000"):
         open_source(path)
+
+
+def test_no_memory_is_reserved_for_a_length_beyond_the_files_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels(3)).save(path)
+    content = bytearray(path.read_bytes())
+    content[33:37] = struct.pack(">I", 1 << 30)  # the length of the chunk of pixels
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        np.testing.assert_array_equal(read(path), pixels(3))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_strips_that_do_not_cover_the_picture_are_refused(tmp_path: Path) -> None:
