@@ -10,6 +10,8 @@ import pytest
 from toy_fleet import ToyFleet
 
 from jobs.measure.outliers import looks_below_limit
+from jobs.validate.ladder.budget import Deadline, TimeLimit
+from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.measurements.below_limit import best_pairs, look_again
 from jobs.validate.plan import Plan
@@ -97,6 +99,17 @@ def test_pairs_show_as_many_ranks_as_they_can_and_each_with_a_good_partner() -> 
     # Ranks 4 and 5 are slow together, though not with others.
     assert best_pairs(rows, [4, 5], 0.07).tolist() == [[4, 0], [5, 1]]
     assert best_pairs(ALONE, [1, 3], 0.07).tolist() == [[1, 1], [3, 3]]
+
+
+def test_without_time_to_look_again_the_status_is_unknown() -> None:
+    fleet = ToyFleet([2, 2])
+    limit = TimeLimit(Deadline(10.0, fleet.clock))
+    plan = Plan(rungs=("host pairs",))
+    ladder = Ladder(fleet, plan, limit=limit, least={("host pairs", "flows"): 60e9})
+    verdict = ladder.climb()
+    assert verdict.status == "unknown"
+    assert "host pairs: flows not measured to the end: no time was left" in verdict.not_judged
+    assert ladder.rates_again == {}
 
 
 def verdict_of(words: str) -> Verdict:
