@@ -231,7 +231,7 @@ class Ladder:
             return
         explained = {rank for one in (*self.findings, *found) for rank in one.ranks}
         rates = rates_of_ranks(table, work, self.topology.ranks)
-        slow = {rank for rank, rate in rates.items() if rate < least} - explained
+        slow = {rank: rate for rank, rate in rates.items() if rate < least and rank not in explained}
         if not slow:
             return
         try:

@@ -14,7 +14,7 @@ import numpy as np
 
 from jobs.measure.outliers import far_below_limit, looks_below_limit, row_medians
 from jobs.validate.localize.observations import Observations
-from jobs.validate.measurements.repeats import RETEST_REPEATS, spaced_repeats
+from jobs.validate.measurements.repeats import RETEST_REPEATS
 from jobs.validate.plan import Plan, RungName
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
@@ -33,8 +33,9 @@ class Repeatable(Protocol):
 
 @dataclass(frozen=True)
 class Shortfall:
-    """best: best rate of each rank in any look. undecided: ranks that were below the known rate in most looks
-    but not in all."""
+    """best: best rate of each rank, in any look or at first. undecided: ranks that were below the known rate
+    in most looks but not in all.
+    """
 
     best: Mapping[int, float]
     undecided: tuple[int, ...]
@@ -79,34 +80,38 @@ def best_pairs(table: Observations, ranks: Iterable[int], tolerance: float) -> I
 
 
 def look_again(
-    measurement: Repeatable, table: Observations, work: int, ranks: Iterable[int], least: float
+    measurement: Repeatable, table: Observations, work: int, slow: Mapping[int, float], least: float
 ) -> Shortfall:
     """Measure ranks that were below a known rate again, in looks over the plan's span.
 
-    table: of the first measurement. work: bytes or operations of one measurement. least: the known rate.
+    table: of the first measurement. work: bytes or operations of one measurement. slow: rates of the ranks.
+    least: the known rate.
 
     A rank is clear when it has reached the rate in half of its looks. It falls short if it was below in all
     of them: in as many (`looks_below_limit`) that no rank that reaches the rate in half of its time is below
-    in all of them by chance; RETEST_REPEATS if all are far below, which noise does not make them, and load
-    not for the whole span. Raises TimeUpError.
+    in all of them by chance; RETEST_REPEATS while all are far below, which noise does not make them, and
+    load not for the whole span. Raises TimeUpError.
     """
-    probe, plan, topology = measurement.probe, measurement.plan, measurement.topology
-    left = {*ranks}
-    best, reached = dict.fromkeys(left, 0.0), dict.fromkeys(left, 0)
-    pairs, most = best_pairs(table, left, plan.tolerance), looks_below_limit(topology.ranks)
-    for look in spaced_repeats(most, plan.retest_span, probe):
-        shown = pairs[np.isin(pairs, list(left)).any(axis=1)]
+    probe, plan = measurement.probe, measurement.plan
+    left, best, reached = {*slow}, dict(slow), dict.fromkeys(slow, 0)
+    pairs, most = best_pairs(table, left, plan.tolerance), looks_below_limit(measurement.topology.ranks)
+    due, looks, needed = probe.clock(), 0, most
+    while left and looks < needed:
+        far = all(far_below_limit(best[rank], least) for rank in left)
+        needed = min(RETEST_REPEATS, most) if far else most
+        due += plan.retest_span / needed
+        if (pause := due - probe.clock()) > 0:
+            probe.wait(pause)
         now = dict.fromkeys(left, 0.0)
+        shown = pairs[np.isin(pairs, list(left)).any(axis=1)]
         for flows, seconds in measurement.again(shown, plan.retest_samples):
             rates = work / row_medians(seconds)
             for (a, b), rate in zip(flows.tolist(), rates.tolist(), strict=True):
                 for rank in {a, b} & left:
                     now[rank] = max(now[rank], rate)
+        looks += 1
         for rank, rate in now.items():
             best[rank] = max(best[rank], rate)
             reached[rank] += rate >= least
-        left = {rank for rank in left if 2 * reached[rank] < look + 1}
-        far = all(far_below_limit(best[rank], least) for rank in left)
-        if not left or (far and look + 1 >= RETEST_REPEATS):
-            break
+        left = {rank for rank in left if 2 * reached[rank] < looks}
     return Shortfall(best, tuple(sorted(rank for rank in left if reached[rank])))

@@ -10,6 +10,8 @@ import pytest
 from toy_fleet import ToyFleet
 
 from jobs.measure.outliers import looks_below_limit
+from jobs.validate.ladder.budget import Deadline, TimeLimit
+from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.measurements.below_limit import best_pairs, look_again
 from jobs.validate.plan import Plan
@@ -55,7 +57,7 @@ ALONE = table(*[(rank, rank, 35.0) for rank in range(4)])
 
 def test_a_rank_is_clear_once_it_has_reached_the_rate_in_half_of_its_looks() -> None:
     fleet = Looks([[45, 35], [35, 35], [35, 44], [35, 43], [35, 38]])
-    found = look_again(fleet, ALONE, 1, [0, 1], LEAST)
+    found = look_again(fleet, ALONE, 1, {0: 35.0, 1: 35.0}, LEAST)
     assert fleet.taken == [[0, 1], [1], [1], [1]]
     assert found.best == pytest.approx({0: 45, 1: 44})
     assert found.undecided == ()
@@ -63,21 +65,26 @@ def test_a_rank_is_clear_once_it_has_reached_the_rate_in_half_of_its_looks() -> 
 
 def test_a_rank_that_is_below_in_all_looks_falls_short() -> None:
     fleet = Looks([[39]])
-    found = look_again(fleet, ALONE, 1, [0], LEAST)
+    found = look_again(fleet, ALONE, 1, {0: 35.0}, LEAST)
     assert len(fleet.taken) == looks_below_limit(4) == 12
     assert found.best == pytest.approx({0: 39})
     assert found.undecided == ()
-    assert fleet.probe.clock() == fleet.plan.retest_span
+    assert fleet.probe.clock() == pytest.approx(fleet.plan.retest_span)
 
 
 def test_what_is_far_below_needs_no_more_looks_than_it_takes_a_load_to_pass() -> None:
-    fleet = Looks([[19]])
-    assert look_again(fleet, ALONE, 1, [0], LEAST).best == pytest.approx({0: 19})
+    fleet = Looks([[18]])
+    assert look_again(fleet, ALONE, 1, {0: 19.0}, LEAST).best == pytest.approx({0: 19})
     assert len(fleet.taken) == 5
+    assert fleet.probe.clock() == pytest.approx(fleet.plan.retest_span)
+    # Once it was faster, it needs as many as others.
+    fleet = Looks([[18], [30], [18]])
+    assert look_again(fleet, ALONE, 1, {0: 19.0}, LEAST).undecided == ()
+    assert len(fleet.taken) == 12
 
 
 def test_a_rank_that_reaches_the_rate_at_times_is_undecided() -> None:
-    found = look_again(Looks([[35], [35], [41], [35]]), ALONE, 1, [0], LEAST)
+    found = look_again(Looks([[35], [35], [41], [35]]), ALONE, 1, {0: 35.0}, LEAST)
     assert found.undecided == (0,)
     assert found.best == pytest.approx({0: 41})
 
@@ -92,6 +99,17 @@ def test_pairs_show_as_many_ranks_as_they_can_and_each_with_a_good_partner() -> 
     # Ranks 4 and 5 are slow together, though not with others.
     assert best_pairs(rows, [4, 5], 0.07).tolist() == [[4, 0], [5, 1]]
     assert best_pairs(ALONE, [1, 3], 0.07).tolist() == [[1, 1], [3, 3]]
+
+
+def test_without_time_to_look_again_the_status_is_unknown() -> None:
+    fleet = ToyFleet([2, 2])
+    limit = TimeLimit(Deadline(10.0, fleet.clock))
+    plan = Plan(rungs=("host pairs",))
+    ladder = Ladder(fleet, plan, limit=limit, least={("host pairs", "flows"): 60e9})
+    verdict = ladder.climb()
+    assert verdict.status == "unknown"
+    assert "host pairs: flows not measured to the end: no time was left" in verdict.not_judged
+    assert ladder.rates_again == {}
 
 
 def verdict_of(words: str) -> Verdict:
