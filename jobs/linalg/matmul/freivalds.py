@@ -24,7 +24,7 @@ import numpy as np
 
 from jobs.linalg.matmul.precision import Precision, choose
 from runner.device.cpu import CpuBackend
-from runner.errors import RunError
+from runner.errors import RunError, UserError
 from runner.plan.grid import bounds
 from runner.region import HostArray, Region
 from runner.storage.formats.registry import Source
@@ -54,7 +54,8 @@ def check_product(
     """Check the product in `output`; return the record of the check. Collective.
 
     Raises RunError on every rank, with the first wrong row, if C is not A B. Rows of A and columns of B with
-    a value that is not finite are left out, and so are rows of C that overflow where they may.
+    a value that is not finite are left out, and so are rows of C that overflow where they may. Raises
+    UserError if nothing is left.
     """
     begin = time.perf_counter()
     gpu = world.backend.device.kind == "cuda"
@@ -72,8 +73,20 @@ def check_product(
             hint="meshrun selftest; run again with --device cpu to compare",
             everywhere=True,
         )
+    if sum(world.control.allgather(check.judged)) == 0 < check.rows or check.kept == 0 < check.columns:
+        raise UserError(
+            "--verify cannot check this product: no row or no column of it is of numbers only",
+            got=f"factors {inputs[0].path} and {inputs[1].path} with values that are not finite",
+            expected="numbers",
+            hint="run without --verify",
+            everywhere=True,
+        )
     compared = sum(seen for _, seen in found)
-    left_out = "" if compared >= check.rows else f", {check.rows - compared:,} rows not finite"
+    left_out = "".join(
+        f", {every - some:,} {name} not finite"
+        for name, some, every in (("rows", compared, check.rows), ("columns", check.kept, check.columns))
+        if some < every
+    )
     return {
         "mode": mode,
         "against": f"A (B x) for {VECTORS[mode]} random x, which miss a wrong element with a probability "
@@ -86,7 +99,11 @@ def check_product(
 
 
 class _Check:
-    """The files as matrices, and this rank's parts of them."""
+    """The files as matrices, and this rank's parts of them.
+
+    judged: this rank's rows whose factors are finite: they are compared, or overflow where they may. kept:
+    columns that are compared.
+    """
 
     def __init__(
         self, world: World, inputs: Sequence[Source], output: Source, precision: Precision, vectors: int
@@ -97,6 +114,7 @@ class _Check:
         self.rows = self.a.shape[0] if len(self.a.shape) == 2 else 1
         self.length = self.a.shape[-1]
         self.columns = self.b.shape[1] if len(self.b.shape) == 2 else 1
+        self.judged, self.kept = 0, self.columns
         # Host arrays: the check does not use the devices that it checks.
         self.group = Group(world.control, world.control, CpuBackend())
         self.random = np.random.default_rng(int(world.run_id, 16))  # the same on every rank
@@ -113,6 +131,7 @@ class _Check:
         for first, a, c in self._rows():
             bad = ((c @ x) != (a.astype(kind, copy=False) @ through)).any(axis=1)
             seen += len(c)
+            self.judged += len(c)
             if wrong is None and bad.any():
                 wrong = WrongRow(first + int(bad.argmax()), 1, 0)
         return wrong, seen
@@ -122,6 +141,7 @@ class _Check:
         with np.errstate(all="ignore"):
             scale = self._scale()
             kept = scale > 0
+            self.kept = int(kept.sum())
             signs = self.random.integers(0, 2, (self.columns, self.vectors)) * 2.0 - 1.0
             x = signs * scale[:, None]
             images, norms = [], []
@@ -146,6 +166,7 @@ class _Check:
                 difference = abs(c @ x - a @ through).max(axis=1, initial=0)
                 bad = usable & ~(difference <= tolerance)
                 seen += int(usable.sum())
+                self.judged += int(within.sum())
                 if wrong is None and bad.any():
                     row = int(bad.argmax())
                     wrong = WrongRow(first + row, float(difference[row]), float(tolerance[row]))

@@ -16,7 +16,7 @@ from jobs.linalg.matmul.job import matmul
 from jobs.linalg.matmul.products import NumpyProducts
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import RunError
+from runner.errors import RunError, UserError
 from runner.storage.formats.registry import open_source
 from runner.world.world import open_world
 
@@ -87,6 +87,32 @@ def test_overflow_of_a_result_passes(tmp_path: Path) -> None:
         c = (a.astype(np.float32) @ a.astype(np.float32).T).astype(np.float16)
     assert np.isinf(c).all()
     assert "3 rows not finite" in check(tmp_path, a, np.ascontiguousarray(a.T), c)["against"]
+
+
+@pytest.mark.parametrize("place", ["every row of A", "every column of B"])
+def test_a_product_of_which_nothing_can_be_compared_is_not_verified(tmp_path: Path, place: str) -> None:
+    a, b = np.ones((6, 4)), np.ones((4, 5))
+    if place == "every row of A":
+        a[:, 1] = np.nan
+    else:
+        b[2] = np.inf
+    with pytest.raises(UserError, match=r"--verify cannot check this product: .* Try: run without --verify"):
+        check(tmp_path, a, b, np.zeros((6, 5)))
+
+
+def test_the_columns_that_are_not_compared_are_counted(tmp_path: Path) -> None:
+    a, b = np.ones((6, 4)), np.ones((4, 5))
+    b[1, 3] = np.inf
+    assert check(tmp_path, a, b, a @ b)["against"].endswith("(Freivalds), 1 columns not finite")
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 2), (2, 3, 0), (2, 0, 3)])
+def test_products_without_elements_or_without_sums_are_right(
+    tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    rows, length, columns = shape
+    a, b = np.ones((rows, length)), np.ones((length, columns))
+    assert check(tmp_path, a, b, a @ b)["against"].endswith("(Freivalds)")
 
 
 @pytest.mark.parametrize("size", [1e-9, 1e6])
