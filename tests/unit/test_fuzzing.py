@@ -555,6 +555,15 @@ FOUND = [  # by the test above; each was another exception than the parser's own
 ]
 
 
+def test_a_refused_fault_is_not_repeated_in_full() -> None:
+    from jobs.validate.simulation.spec import parse_fleet
+
+    for fault in (f"nic:h{'1' * 5000}:1:0.6", f"nic:h1:1:{'1' * 5000}"):
+        with pytest.raises(MeshrunError) as refused:
+            parse_fleet(f"hosts=4,gpus=2,fault={fault}")
+        assert len(str(refused.value)) < 1000
+
+
 @pytest.mark.parametrize(("name", "content"), FOUND, ids=lambda one: str(one)[:24])
 def test_what_was_found_stays_mended(name: str, content: bytes, tmp_path: Path) -> None:
     (target,) = (one for one in TARGETS if one.name == name)

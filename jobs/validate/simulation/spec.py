@@ -32,6 +32,7 @@ FORMS = {
 }
 SHARES = {"flap": 0.3, "stall": 0.05}  # of the time, or of the calls, unless stated
 DIGITS_MOST = 9  # of a number in a fault
+LONGEST = 200  # characters of a fault
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ def form(kind: str) -> str:
 
 def parse_fault(text: str) -> Fault:
     """Parse a fault. Raises UserError for wrong syntax; FleetSpec checks that the part exists."""
+    if len(text) > LONGEST:
+        got = f"{len(text):,} characters"
+        raise UserError(f"fault {text[:LONGEST]}... is too long", got=got, expected=f"at most {LONGEST}")
     kind, *words = text.split(":")
     if kind not in FORMS:
         near = difflib.get_close_matches(kind, FORMS, 1)
