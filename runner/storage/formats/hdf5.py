@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ from runner.storage.formats.sliced_array import Unmapped
 
 NAME = "data"  # of the dataset that is written, if no name is given
 PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and maps require
+
+OPENED = ("_dataset", "_expansion", "_short")  # of a source, not sent to other ranks
 
 # Decoded bytes per stored byte, at most, by filter.
 EXPANSION = {
@@ -92,20 +93,40 @@ class Hdf5Source:
     def _check_promise(self, region: Region) -> None:
         """Refuse a chunk whose stored bytes cannot hold its cells: HDF5 would reserve their memory, and
         return whatever is in it."""
-        if self.chunks is None or self._expansion is None:
-            return
-        needed = math.prod(self.chunks) * self._dataset.id.get_type().get_size()
-        spans = zip(region.start, region.stop, self.chunks, strict=True)
-        for place in itertools.product(*(range(start // n, -(-stop // n)) for start, stop, n in spans)):
-            corner = tuple(i * n for i, n in zip(place, self.chunks, strict=True))
-            stored = self._dataset.id.get_chunk_info_by_coord(corner)
-            most = stored.size * self._expansion
-            if stored.byte_offset is not None and most < needed:  # None: never written
+        for corner, stored in self._short.items():
+            assert self.chunks is not None
+            spans = zip(corner, self.chunks, region.start, region.stop, strict=True)
+            if all(start < at + n and at < stop for at, n, start, stop in spans):
+                place = tuple(at // n for at, n in zip(corner, self.chunks, strict=True))
+                most = stored * (self._expansion or 0)
                 raise RunError(
                     f"{self.path} is broken: chunk {place} of {self.name} cannot be read",
-                    got=f"{stored.size:,} bytes, which hold at most {most:,} bytes decoded",
-                    expected=f"{needed:,}",
+                    got=f"{stored:,} bytes, which hold at most {most:,} bytes decoded",
+                    expected=f"{self._chunk_bytes:,}",
                 )
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """Bytes of a decoded chunk."""
+        return math.prod(self.chunks or ()) * int(self._dataset.id.get_type().get_size())
+
+    @cached_property
+    def _short(self) -> dict[Shape, int]:
+        """The first cell and the stored bytes of each chunk that cannot hold its cells.
+
+        One walk over all chunks: to look one up, HDF5 walks over those before it.
+        """
+        short: dict[Shape, int] = {}
+        most, needed = self._expansion, self._chunk_bytes
+        if self.chunks is None or most is None:
+            return short
+
+        def note(chunk: Any) -> None:
+            if chunk.size * most < needed:
+                short[tuple(chunk.chunk_offset)] = chunk.size
+
+        self._dataset.id.chunk_iter(note)
+        return short
 
     @cached_property
     def _expansion(self) -> int | None:
@@ -128,7 +149,7 @@ class Hdf5Source:
         return RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_dataset", "_expansion")}
+        return {key: value for key, value in self.__dict__.items() if key not in OPENED}
 
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
