@@ -312,10 +312,8 @@ def have_equal_pitches(operands: Sequence[Operand], arrays: Sequence[Array], axe
 def is_wide(arrays: Sequence[Array]) -> bool:
     """Return whether some place in the arrays needs more than 32 bits, or a pitch is negative."""
     return any(
-        min(one.strides) < 0
-        or sum((n - 1) * stride for n, stride in zip(one.shape, one.strides, strict=True)) // one.itemsize
-        > MOST_NARROW
-        for one in arrays
+        min(strides) < 0 or sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) > most
+        for shape, strides, most in {(one.shape, one.strides, MOST_NARROW * one.itemsize) for one in arrays}
     )
 
 
