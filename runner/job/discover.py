@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from runner.errors import Importing, UserError
-from runner.files import working_directory
 from runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
@@ -153,6 +152,8 @@ def load_file(path: Path) -> types.ModuleType:
     """
     if not path.is_file():
         if not path.is_absolute():
+            from runner.files import working_directory  # help needs none of it
+
             working_directory()  # raises UserError if it is gone with the file
         raise UserError(
             "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
