@@ -256,14 +256,15 @@ class Values:
         operand, row = self._inputs[strip.node.input], self._row(strip)
         if operand.dtype.itemsize >= WORD:
             element = self._element_of(strip, place)
-            return _Recipe([], lambda _: self._loaded(row, element))
+            return _Recipe([], lambda _: self._hoisted(row, element))
         word, lane = self._part_of_row(strip, place)
         if operand.dtype.kind == "b":
             return _Recipe([], lambda _: f"packed::element<uint8, {lane}>({word}) != 0", "bool")
         kind = ctype(operand.dtype)
         return _Recipe([], lambda _: f"packed::element<{kind}, {lane}>({word})", kind)
 
-    def _loaded(self, row: Row, element: int) -> str:
+    def _hoisted(self, row: Row, element: int) -> str:
+        """Return the name of an element that is read before all else."""
         self.loaded[row].add(element)
         return element_name(self.rows[row], element)
 
