@@ -72,3 +72,21 @@ def test_all_reduce_on_gpus(world: World, dtype: str) -> None:
     world.all_reduce(array[:0])
     array[...] = world.rank
     assert (world.all_reduce(array, "max") == world.size - 1).all()
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(257, 129, 1023), (2, 7, 1), (3000, 500, 1100)])
+def test_products_of_blocks(
+    world: World, shape: tuple[int, int, int], precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slabs of columns that are gathered: several, and an odd number in the last."""
+    monkeypatch.setattr("jobs.linalg.matmul.plan.WIDE", 64)
+    dtype = "float64" if precision == "float64" else "float32"
+    a, b = (np.random.default_rng(n).standard_normal(shape[n : n + 2]).astype(dtype) for n in range(2))
+    expected = (a.astype(np.float64) @ b.astype(np.float64))[world.part(shape[0])]
+    reach = (abs(a).astype(np.float64) @ abs(b).astype(np.float64))[world.part(shape[0])]
+    allowed = {"float64": 1e-13, "float32": 1e-5, "bfloat16": 2e-2}.get(precision, 2e-3)
+    blocks = [world.xp.asarray(array[world.part(len(array))]) for array in (a, b)]
+    for _ in range(5):
+        found = meshrun.matmul(*blocks, world=world, precision=precision)
+        assert (abs(found.get() - expected) <= allowed * reach).all()

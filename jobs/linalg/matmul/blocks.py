@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jobs.linalg.matmul.gathered import multiply_gathered
 from jobs.linalg.matmul.job import shapes_of
 from jobs.linalg.matmul.plan import MatmulLayout, panel_cuts, panels_of
 from jobs.linalg.matmul.precision import choose
-from jobs.linalg.matmul.products import open_products, share_of_cores
+from jobs.linalg.matmul.products import Products, open_products, share_of_cores
 from jobs.linalg.matmul.summa import Schedule, multiply_summa
 from runner.device.cpu import CpuBackend
 from runner.device.host_blas import adds_products
@@ -52,25 +53,35 @@ def _multiply(world: World, a: Any, b: Any, word: Word) -> Array:
         lambda: choose(a.dtype, b.dtype, word, gpu=backend.device.kind == "cuda")
     )
     products = open_products(backend, rounding)
-    size, rank = world.size, world.rank
-    in_place = all(world.control.allgather(not backend.asynchronous and adds_products(rounding.sums)))
-    panels = panels_of(shapes.length, size, in_place=in_place) if size > 1 else 1
-    layout = MatmulLayout("summa", (size, 1), 1, 1, panels, (1, 1), 0, 0)
     left = products.stored(a if a.ndim == 2 else a[None, :])
-    right = products.stored(b if b.ndim == 2 else b[:, None])
-    first = bounds(shapes.length, size, rank)[0]
-    schedule = Schedule(layout.grid, panels)
-    of_a, of_b = {}, {}
-    for number, (start, stop) in enumerate(panel_cuts(shapes.length, layout.grid, panels)):
-        of_a[number] = left[:, start:stop]
-        if schedule.holder_of_b(rank, number) == rank:
-            of_b[number] = right[start - first : stop - first]
+    rows_of_b = b if b.ndim == 2 else b[:, None]
     sums = backend.empty((left.shape[0], shapes.columns), rounding.sums)
     with share_of_cores(world):
-        multiply_summa(world, layout, shapes.length, products, of_a, of_b, sums)
+        if backend.asynchronous and world.size > 1:
+            multiply_gathered(world, products, shapes.length, left, rows_of_b, sums)
+        else:
+            _multiply_panels(world, products, shapes.length, left, products.stored(rows_of_b), sums)
     return products.rounded(sums).reshape(
         [n for axis, n in enumerate(sums.shape) if axis not in shapes.dropped]
     )
+
+
+def _multiply_panels(
+    world: World, products: Products, length: int, left: Array, right: Array, sums: Array
+) -> None:
+    """Fill `sums`, this rank's rows of the product, panel by panel of the length. Collective."""
+    size, rank = world.size, world.rank
+    in_place = all(world.control.allgather(adds_products(products.precision.sums)))
+    panels = panels_of(length, size, in_place=in_place) if size > 1 else 1
+    layout = MatmulLayout("summa", (size, 1), 1, 1, panels, (1, 1), 0, 0)
+    first = bounds(length, size, rank)[0]
+    schedule = Schedule(layout.grid, panels)
+    of_a, of_b = {}, {}
+    for number, (start, stop) in enumerate(panel_cuts(length, layout.grid, panels)):
+        of_a[number] = left[:, start:stop]
+        if schedule.holder_of_b(rank, number) == rank:
+            of_b[number] = right[start - first : stop - first]
+    multiply_summa(world, layout, length, products, of_a, of_b, sums)
 
 
 def _whole(kinds: list[tuple[Any, ...]]) -> tuple[Any, Any]:

@@ -27,6 +27,9 @@ from runner.plan.grid import bounds, factorizations
 from runner.report.units import bytes_text
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
+# Slabs of B's columns that are gathered: the first arrives before anything is multiplied, and each product is
+# cut into parts of rows (`products.PARTS`). On an H100, slabs of 4096 columns cost 1 to 2 % of a product.
+SLABS = 8
 DEEP = 2048  # length of a panel from which the sums of products run at their full rate
 PANELS = 4  # of each rank's block, if they are deep enough: a quarter is sent before the first step
 # The same where each CPU's BLAS adds products in place, at its full rate from this length: panels arrive in
@@ -123,6 +126,15 @@ def panels_of(length: int, groups: int, *, in_place: bool) -> int:
     """Return into how many panels `length` is cut: as many in each of the `groups` that ranks hold."""
     deep, most = (DEEP_IN_PLACE, PANELS_IN_PLACE) if in_place else (DEEP, PANELS)
     return groups * max(min(most, length // (groups * deep)), 1)
+
+
+def slab_cuts(columns: int) -> list[tuple[int, int]]:
+    """Return start and stop of each slab of columns that is gathered; one without columns if there are none.
+
+    All but the last stop are multiples of WIDE.
+    """
+    slabs = max(min(SLABS, columns // WIDE), 1)
+    return [cut(columns, slabs, number, WIDE) for number in range(slabs)]
 
 
 def chunks_of(problem: MatmulProblem, ranks: int) -> tuple[int, int]:

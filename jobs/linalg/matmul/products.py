@@ -1,4 +1,8 @@
-"""Products on one rank: by NumPy's BLAS on a CPU, by cuBLAS on a GPU. All matrices have rows without gaps."""
+"""Products on one rank: by NumPy's BLAS on a CPU, by cuBLAS on a GPU.
+
+Rows of a matrix have no gaps between their elements; rows of the first factor and of the result may have gaps
+between them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class Products(Protocol):
         """Fill `out`, C-contiguous of dtype `precision.stored`, with a factor as it is multiplied."""
 
     def multiply(self, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
-        """Set `out` to a b, or add a b to it. out: C-contiguous, of dtype `precision.sums`."""
+        """Set `out` to a b, or add a b to it. b: C-contiguous. out: of dtype `precision.sums`."""
 
     def rounded(self, sums: Array) -> Array:
         """Return sums as the result's dtype: the same array if that is the dtype of the sums."""
@@ -124,11 +128,18 @@ class CudaProducts:
                 self.backend.xp.cuda.get_current_stream(),
                 add=add,
                 sums=self.precision.sums.name,
-                lda=a.strides[0] // a.itemsize if rows > 1 else length,
+                lda=_pitch(a),
+                ldc=_pitch(out),
             )  # fmt: skip
 
     def rounded(self, sums: Array) -> Array:
         return sums.astype(self.precision.result, copy=False)
+
+
+def _pitch(matrix: Array) -> int:
+    """Return the elements from one row to the next."""
+    rows, columns = matrix.shape
+    return int(matrix.strides[0] // matrix.itemsize if rows > 1 else columns)
 
 
 def round_bfloat16(array: Array, out: Array) -> None:

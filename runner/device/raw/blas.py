@@ -55,12 +55,13 @@ def gemm(
     add: bool = False,
     sums: str | None = None,
     lda: int | None = None,
+    ldc: int | None = None,
 ) -> None:
-    """Queue c = a b on the current GPU: (m, k) at address `a` times (k, n) at `b`; all C-contiguous.
+    """Queue c = a b on the current GPU: (m, k) at address `a` times (k, n) at `b`, rows without gaps.
 
     precision: a real or complex dtype, "tf32" for float32 with inputs rounded to 10 bits of mantissa,
     "float16" or "bfloat16" with sums in float32. add: add a b to c. sums: dtype of c; None: that of the
-    factors. lda: elements from one row of a to the next; None: k.
+    factors. lda, ldc: elements from one row of a, and of c, to the next; None: k, and n.
     """
     kind, compute = PRECISIONS[precision]
     result = kind if sums is None else PRECISIONS[sums][0]
@@ -72,7 +73,8 @@ def gemm(
         # In column-major order, the three are their transposes: (n, m) = (n, k) (k, m).
         cublas.gemmEx(
             handle, cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N, n, m, k,
-            one.ctypes.data, b, kind, n, a, kind, lda or k, scale.ctypes.data, c, result, n, compute,
+            one.ctypes.data, b, kind, n, a, kind, lda or k, scale.ctypes.data, c, result, ldc or n,
+            compute,
             cublas.CUBLAS_GEMM_DEFAULT,
         )  # fmt: skip
 

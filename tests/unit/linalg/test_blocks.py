@@ -11,6 +11,8 @@ from stream_cases import run_on
 
 import meshrun
 from jobs.linalg.matmul.job import matmul
+from jobs.linalg.matmul.plan import SLABS, WIDE, slab_cuts
+from jobs.linalg.matmul.products import NumpyProducts
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import UserError
@@ -24,9 +26,13 @@ def made(*shape: int, dtype: str = "float64") -> Array:
     return (np.random.default_rng(len(shape) + shape[0]).standard_normal(shape) * 9).astype(dtype)
 
 
-def on_ranks(ranks: int, a: Array, b: Array, **options: Any) -> list[Array]:
+def on_ranks(ranks: int, a: Array, b: Array, *, queued: bool = False, **options: Any) -> list[Array]:
+    """queued: on devices that compute while messages are exchanged, as GPUs do."""
+
     def rank(control: Control) -> Array:
         world = open_world("cpu", control=control)
+        if queued:
+            world.backend = QueuedBackend()
 
         def part(array: Array) -> Array:
             return array[slice(*bounds(len(array), ranks, world.rank))]
@@ -59,6 +65,45 @@ def test_dtypes_are_numpys(dtype: str, known: bool, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(found, expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_slabs_of_columns_are_gathered_on_devices(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.linalg.matmul.plan.WIDE", 2)  # several slabs, the last one narrower
+    for shape in ((7, 5, 3), (1, 1, 1), (17, 64, 29), (3, 0, 4), (0, 3, 2), (4, 3, 0), (2, 9, 16)):
+        a, b = made(*shape[:2]), made(*shape[1:])
+        found = np.concatenate(on_ranks(ranks, a, b, queued=True))
+        np.testing.assert_allclose(found, a @ b, rtol=1e-12, atol=1e-12)
+    for dtype in ("float16", "int8", "complex64"):
+        a, b = made(9, 30, dtype=dtype), made(30, 7, dtype=dtype)
+        found = np.concatenate(on_ranks(ranks, a, b, queued=True))
+        assert found.dtype == dtype
+        wide = a @ b if dtype == "int8" else a.astype("c16") @ b.astype("c16")
+        np.testing.assert_allclose(found, wide, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-3)
+
+
+def test_sums_of_gathered_slabs_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each element is one product over the whole length: sums are written once, and not read."""
+    monkeypatch.setattr("jobs.linalg.matmul.plan.WIDE", 2)
+    found, multiply = [], NumpyProducts.multiply
+
+    def counted(self: Any, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
+        found.append((a.shape[1], b.shape, add))
+        multiply(self, a, b, out, add=add)
+
+    monkeypatch.setattr(NumpyProducts, "multiply", counted)
+    on_ranks(2, made(6, 500), made(500, 11), queued=True)
+    assert sorted(found) == sorted(2 * [(500, (500, n), False) for n in (4, 2, 2, 2, 1)])
+
+
+def test_slabs_cover_the_columns() -> None:
+    for columns in (0, 1, 511, 512, 1024, 4095, 4096, 5000, 32768, 100_003):
+        cuts = slab_cuts(columns)
+        assert [cut[0] for cut in cuts] == [0, *(cut[1] for cut in cuts[:-1])]
+        assert cuts[-1][1] == columns
+        assert len(cuts) <= SLABS
+        assert all(start % WIDE == 0 for start, _ in cuts)
+        assert columns < WIDE or all(stop - start >= WIDE for start, stop in cuts[:-1])
+
+
 def test_ranks_of_which_one_has_an_unknown_blas_cut_the_same_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.linalg.matmul.plan.DEEP_IN_PLACE", 2)
     known = iter((True, False, True))
@@ -70,8 +115,9 @@ def test_ranks_of_which_one_has_an_unknown_blas_cut_the_same_panels(monkeypatch:
 def test_vectors() -> None:
     a, b = made(6, 5), made(5)
     np.testing.assert_allclose(np.concatenate(on_ranks(2, a, b)), a @ b)
-    for found in on_ranks(2, b, made(5, 3)):  # whole on every rank
-        np.testing.assert_allclose(found, b @ made(5, 3))
+    for queued in (False, True):
+        for found in on_ranks(2, b, made(5, 3), queued=queued):  # whole on every rank
+            np.testing.assert_allclose(found, b @ made(5, 3))
     assert meshrun.matmul(b, b).shape == ()
     np.testing.assert_allclose(meshrun.matmul(b, b), b @ b)
 
