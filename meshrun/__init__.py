@@ -7,6 +7,7 @@
     read_block, write_block            this rank's part of an array that is split over the ranks
     matmul                             the product of arrays that are split over the ranks
     fft, ifft, rfft, irfft, transpose  of an array that is split over the ranks, or of a whole one
+    FourierPlan                        Fourier transforms of many arrays of one shape
     kernel                             a CUDA kernel of a .cu file, compiled for this rank's GPU
     MeshrunError, UserError, RunError, BadResult
                                        any error; a mistake in what was asked for; a failure; a wrong result
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from jobs.transforms.fourier import ifft as ifft
     from jobs.transforms.fourier import irfft as irfft
     from jobs.transforms.fourier import rfft as rfft
+    from jobs.transforms.fourier_plan import FourierPlan as FourierPlan
     from jobs.transforms.transpose import transpose as transpose
     from runner.device.cuda import kernel as kernel
     from runner.errors import BadResult as BadResult
@@ -53,6 +55,7 @@ _MODULE_OF = {
     "write_block": "runner.pipeline.store",
     "matmul": "jobs.linalg.matmul.blocks",
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "jobs.transforms.fourier"),
+    "FourierPlan": "jobs.transforms.fourier_plan",
     "transpose": "jobs.transforms.transpose",
     "kernel": "runner.device.cuda",
     "MeshrunError": "runner.errors",

@@ -23,17 +23,20 @@ template <typename T> __device__ __forceinline__ unsigned short rounded(T value)
     return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A thread for every DEPTH * N elements. Addresses are aligned as Packed of both types.
+// A thread for every DEPTH * N elements. Addresses are aligned as Packed of both types. source: rows of `columns`
+// elements, `pitch` elements apart; one row, or both are multiples of N. target: without gaps.
 template <typename T, int N>
-__global__ void round_bfloat16(const T* __restrict__ source, unsigned short* __restrict__ target, long long count) {
-    const long long packs = count / N;
+__global__ void round_bfloat16(const T* __restrict__ source, unsigned short* __restrict__ target, long long count,
+                               long long columns, long long pitch) {
+    const long long packs = count / N, across = columns / N, apart = pitch / N;
     const long long first = static_cast<long long>(blockIdx.x) * (THREADS * DEPTH) + threadIdx.x;
     const Packed<T, N>* from = reinterpret_cast<const Packed<T, N>*>(source);
     Packed<unsigned short, N>* to = reinterpret_cast<Packed<unsigned short, N>*>(target);
     Packed<T, N> held[DEPTH];
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
-        if (first + i * THREADS < packs) held[i] = from[first + i * THREADS];
+        const long long pack = first + i * THREADS;
+        if (pack < packs) held[i] = from[pack / across * apart + pack % across];
     }
 #pragma unroll
     for (int i = 0; i < DEPTH; ++i) {
@@ -43,6 +46,6 @@ __global__ void round_bfloat16(const T* __restrict__ source, unsigned short* __r
         for (int k = 0; k < N; ++k) words.values[k] = rounded(held[i].values[k]);
         to[first + i * THREADS] = words;
     }
-    const long long rest = packs * N + threadIdx.x;  // fewer than N elements
+    const long long rest = packs * N + threadIdx.x;  // fewer than N elements, of a single row
     if (blockIdx.x == 0 && rest < count) target[rest] = rounded(source[rest]);
 }

@@ -100,6 +100,28 @@ class DirectTranspose:
         self._peers.close()
 
 
+def find_peers(world: World) -> PeerBlocks | str:
+    """Return memory of GPUs that all ranks can open, or why there is none; the same on every rank.
+
+    Collective.
+    """
+    if world.size == 1:
+        return "there is one rank"
+    if world.here.device.kind != "cuda":
+        return "the ranks compute on CPUs"
+    if len(world.hosts) > 1:
+        return f"the ranks are on {len(world.hosts)} hosts"
+    if world.checksums is not None:
+        return "--checksum, which checks messages"
+    if clashes(world.ranks):
+        return "ranks share a GPU"
+    from runner.comm.peer_arrays import PeerArrays
+
+    found = PeerArrays(world.control, [rank.device for rank in world.ranks])
+    problem = next(filter(None, world.control.allgather(found.problem())), None)
+    return found if problem is None else str(problem)
+
+
 def open_direct(
     world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: PeerBlocks | None = None
 ) -> DirectTranspose | str:
@@ -113,31 +135,16 @@ def open_direct(
         return "this permutation is no transpose of one matrix whose rows are split"
     if dtype.itemsize not in WORD:
         return f"elements of {dtype.itemsize} bytes"
-    if world.size == 1:
-        return "there is one rank"
-    if peers is None:
-        if world.here.device.kind != "cuda":
-            return "the ranks compute on CPUs"
-        if len(world.hosts) > 1:
-            return f"the ranks are on {len(world.hosts)} hosts"
-        if world.checksums is not None:
-            return "--checksum, which checks messages"
-        if clashes(world.ranks):
-            return "ranks share a GPU"
-        from runner.comm.peer_arrays import PeerArrays
-
-        found = PeerArrays(world.control, [rank.device for rank in world.ranks])
-        problem = next(filter(None, world.control.allgather(found.problem())), None)
-        if problem:
-            return str(problem)
-        peers = found
+    found = find_peers(world) if peers is None else peers
+    if isinstance(found, str):
+        return found
     direct, reason = None, ""
     try:
-        direct = DirectTranspose(world, *matrix, matrix[1] // shape[order[0]], dtype, peers)
+        direct = DirectTranspose(world, *matrix, matrix[1] // shape[order[0]], dtype, found)
     except Unreachable as problem:
         reason = str(problem)
     reason = next(filter(None, world.control.allgather(reason)), "")
     if direct is not None and not reason:
         return direct
-    peers.close()
+    found.close()
     return reason

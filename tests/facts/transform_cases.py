@@ -73,3 +73,19 @@ def transforms(
         close(got, part(wanted, world, split), kind, single)
         got, last = function(block, world, axes=axes, norm=norm, split=split, keep_order=False, **more)
         close(got, part(wanted, world, last), kind, single)
+
+
+def plan_goes_there_and_back(
+    world: World, plan: Any, *, dtype: str, norm: Any = "backward", turns: int = 1
+) -> None:
+    """`meshrun.FourierPlan`, or what stands behind it. turns: times, each of other numbers, issued at once: a
+    store that comes too early or too late is seen."""
+    arrays = [random_array(plan.shape, dtype, seed) for seed in range(turns)]
+    blocks = [world.xp.asarray(np.ascontiguousarray(part(array, world, 0))) for array in arrays]
+    spectra = [plan.forward(block) for block in blocks]
+    backs = [plan.inverse(spectrum) for spectrum in spectra]
+    for array, block, spectrum, back in zip(arrays, blocks, spectra, backs, strict=True):
+        axes = tuple(range(array.ndim))
+        close(spectrum, part(expected("fft", array, axes, norm), world, 1), dtype, dtype == "complex64")
+        close(back, part(array.astype("complex128"), world, 0), dtype, dtype == "complex64")
+        close(block, part(array.astype("complex128"), world, 0), dtype, dtype == "complex64")

@@ -62,3 +62,10 @@ def test_jobs_from_file_to_file(world: World, folder: Path) -> None:
         fft, folder / "in.npy", folder / "half.npy", {"real": True, "keep_order": False}, options, world=world
     )
     assert np.load(folder / "half.npy").size == 12 * 10 * 8
+
+
+@pytest.mark.parametrize("shape", [(9, 7), (6, 8, 5), (2, 12)])
+def test_plans_go_there_and_back(world: World, shape: tuple[int, ...]) -> None:
+    with meshrun.FourierPlan(world, shape, "complex128", norm="ortho") as plan:
+        assert plan.exchange == ("messages" if world.size > 1 else "none")
+        cases.plan_goes_there_and_back(world, plan, dtype="complex128", norm="ortho")

@@ -53,14 +53,13 @@ def _multiply(world: World, a: Any, b: Any, word: Word) -> Array:
         lambda: choose(a.dtype, b.dtype, word, gpu=backend.device.kind == "cuda")
     )
     products = open_products(backend, rounding)
-    left = products.stored(a if a.ndim == 2 else a[None, :])
-    rows_of_b = b if b.ndim == 2 else b[:, None]
+    left, right = a if a.ndim == 2 else a[None, :], b if b.ndim == 2 else b[:, None]
     sums = backend.empty((left.shape[0], shapes.columns), rounding.sums)
     with share_of_cores(world):
         if backend.asynchronous and world.size > 1:
-            multiply_gathered(world, products, shapes.length, left, rows_of_b, sums)
+            multiply_gathered(world, products, shapes.length, left, right, sums)
         else:
-            _multiply_panels(world, products, shapes.length, left, products.stored(rows_of_b), sums)
+            _multiply_panels(world, products, shapes.length, left, right, sums)
     return products.rounded(sums).reshape(
         [n for axis, n in enumerate(sums.shape) if axis not in shapes.dropped]
     )
@@ -71,6 +70,7 @@ def _multiply_panels(
 ) -> None:
     """Fill `sums`, this rank's rows of the product, panel by panel of the length. Collective."""
     size, rank = world.size, world.rank
+    left, right = products.stored(left), products.stored(right)
     in_place = all(world.control.allgather(adds_products(products.precision.sums)))
     panels = panels_of(length, size, in_place=in_place) if size > 1 else 1
     layout = MatmulLayout("summa", (size, 1), 1, 1, panels, (1, 1), 0, 0)

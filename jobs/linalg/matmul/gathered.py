@@ -20,8 +20,8 @@ def multiply_gathered(
 ) -> None:
     """Fill `out`, this rank's rows of the product, of the sums' dtype. Collective.
 
-    left: this rank's rows of A, as factors are stored. right: its rows of B, of any dtype, which are stored
-    slab by slab. length: rows of all of B, split by the project's rule.
+    left, right: this rank's rows of A and of B, of any dtype; those of B are stored slab by slab. length:
+    rows of all of B, split by the project's rule.
     """
     backend, ranks = world.backend, range(world.size)
     rows = [slice(*bounds(length, world.size, rank)) for rank in ranks]
@@ -42,10 +42,13 @@ def multiply_gathered(
         others = [rank for rank in ranks if rank != world.rank]
         world.exchange([(rank, own) for rank in others], [(rank, slab[rows[rank]]) for rank in others])
 
-    gather(0)
+    mark = backend.mark()
+    a = products.stored(left)
+    with backend.beside(mark):
+        gather(0)
     for number, slab in enumerate(slabs):
         mark = backend.mark()
-        products.multiply(left, gathered(number), out[:, slab])
+        products.multiply(a, gathered(number), out[:, slab])
         if number + 1 < len(slabs):
             with backend.beside(mark):
                 gather(number + 1)

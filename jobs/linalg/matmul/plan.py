@@ -28,8 +28,8 @@ from runner.report.units import bytes_text
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 # Slabs of B's columns that are gathered: the first arrives before anything is multiplied, and each product is
-# cut into parts of rows (`products.PARTS`). On an H100, slabs of 4096 columns cost 1 to 2 % of a product.
-SLABS = 8
+# cut into parts of rows (`products.PARTS`). On an H100, slabs of 2048 columns cost 1 to 2 % of a product.
+SLABS = 16
 DEEP = 2048  # length of a panel from which the sums of products run at their full rate
 PANELS = 4  # of each rank's block, if they are deep enough: a quarter is sent before the first step
 # The same where each CPU's BLAS adds products in place, at its full rate from this length: panels arrive in

@@ -97,7 +97,7 @@ class CudaProducts:
     def store(self, array: Array, out: Array) -> None:
         if self.precision.name != "bfloat16":
             out[...] = array
-        elif array.flags.c_contiguous:
+        elif array.flags.c_contiguous or (array.strides[1] == array.itemsize and array.strides[0] > 0):
             round_bfloat16(array, out)
         else:
             for first in range(0, array.shape[0], LEAST):  # in parts, whose copies take little memory
@@ -143,17 +143,23 @@ def _pitch(matrix: Array) -> int:
 
 
 def round_bfloat16(array: Array, out: Array) -> None:
-    """Round numbers to bfloat16, half to even, in one pass on the current GPU.
+    """Round the numbers of a matrix to bfloat16, half to even, in one pass on the current GPU.
 
-    array: of any real dtype but float128. out: their bits, uint16. Both C-contiguous, of one size.
+    array: of any real dtype but float128; its rows have no gaps. out: their bits, uint16, C-contiguous, of
+    the same shape.
     """
     if not array.size:
         return
     aligned = address(array) % min(4 * array.itemsize, 16) == 0 and address(out) % 8 == 0
+    columns = pitch = array.size
+    if not array.flags.c_contiguous:
+        columns, pitch = array.shape[1], _pitch(array)
+        aligned &= columns % 4 == pitch % 4 == 0
     together = 4 if aligned else 1
     blocks = -(-array.size // (together * THREADS * DEPTH))
     name = instance("round_bfloat16", array.dtype, together)
-    launch("round_bfloat16.cu", name, blocks, THREADS, (array, out, np.int64(array.size)))
+    numbers = (np.int64(array.size), np.int64(columns), np.int64(pitch))
+    launch("round_bfloat16.cu", name, blocks, THREADS, (array, out, *numbers))
 
 
 def share_of_cores(world: World) -> AbstractContextManager[None]:

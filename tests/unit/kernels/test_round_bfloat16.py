@@ -75,16 +75,24 @@ def test_counts_and_addresses(count: int, skipped: int) -> None:
 
 def test_arrays_with_gaps() -> None:
     array = np.random.default_rng(1).standard_normal((2100, 12)).astype(np.float32)
-    same(array[:, 3:10])
+    for columns in (slice(3, 10), slice(4, 12), slice(4, 9), slice(2, 3), slice(3, 3)):
+        same(array[:, columns])
+        same(array[:1, columns])
     same(array.T)
+    same(array[::3])
+    same(array[::-1])
     same(array[:0])
+    same(np.broadcast_to(array[:1], (5, 12)))
 
 
 def test_one_launch_rounds_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     launched, launch = [], products.launch
     monkeypatch.setattr(products, "launch", lambda *words: (launched.append(words), launch(*words)))
-    same(np.random.default_rng(2).standard_normal((3000, 7)).astype(np.float32))
-    assert [instance for _, instance, *_ in launched] == ["round_bfloat16<float, 4>"]
+    array = np.random.default_rng(2).standard_normal((3000, 28)).astype(np.float32)
+    for part in (array, array[:, 4:12], array[:, 3:10]):
+        same(part)
+    names = [instance for _, instance, *_ in launched]
+    assert names == ["round_bfloat16<float, 4>", "round_bfloat16<float, 4>", "round_bfloat16<float, 1>"]
 
 
 def test_the_launch_is_the_kernels() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +11,16 @@ import numpy as np
 import pytest
 from exchange_cases import part, same, whole
 from stream_cases import run_on
+from thread_peers import ThreadPeers
 
 import jobs.kernels
 from jobs.transforms import transpose_job
 from jobs.transforms.direct import DirectTranspose, open_direct
-from runner.comm.peer_memory import Unreachable
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import UserError
 from runner.world.world import World, open_world
 
 pytestmark = pytest.mark.usefixtures("one_kernel_at_a_time")
-
-
-class ThreadPeers:
-    """Memory of a process that its threads share. closed: calls of `close`."""
-
-    closed = 0
-
-    def __init__(self, world: World, blind: Collection[int] = ()) -> None:
-        self.world, self.blind = world, blind
-        self.kept: list[np.ndarray] = []
-
-    def empty(self, shape: Any, dtype: Any) -> np.ndarray:
-        array = np.full(shape, -1, dtype)
-        self.kept.append(array)
-        return array
-
-    def open(self, arrays: Sequence[Any], peers: Collection[int]) -> dict[int, list[int]]:
-        every = self.world.control.allgather([array.ctypes.data for array in arrays])
-        if self.world.rank in self.blind:
-            raise Unreachable(f"rank {self.world.rank} cannot open rank 0's memory")
-        return {peer: every[peer] for peer in peers}
-
-    def close(self) -> None:
-        type(self).closed += 1
 
 
 @pytest.fixture

@@ -1,0 +1,169 @@
+"""`meshrun.FourierPlan`: Fourier transforms of many arrays of one shape that is split over the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from jobs.transforms.direct import PeerBlocks, find_peers
+from jobs.transforms.direct_fourier import DirectFourier, Planner, cufft_plan, problem_of
+from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
+from jobs.transforms.plan import Redistribution, Transform, TransformPlan
+from runner.comm.peer_memory import Unreachable
+from runner.errors import RunError, UserError
+from runner.region import Array, Shape
+from runner.world.world import World
+
+
+class FourierPlan:
+    """Discrete Fourier transforms along all axes of complex arrays of one shape, as numpy.fft.fftn and ifftn.
+
+        with meshrun.FourierPlan(world, (1024, 1024, 1024), np.complex64) as plan:
+            spectrum = plan.forward(block)
+            block = plan.inverse(spectrum * filter)
+
+    `forward` takes this rank's part of an array that is split along axis 0 and returns its part of the
+    result, which is split along axis 1; `inverse` goes back. Each redistributes once, where `meshrun.fft`
+    with `keep_order` does so twice.
+
+    exchange: how the ranks redistribute. "direct": each GPU stores its results where the others continue, for
+    which their memory is opened once, here (seconds; as many bytes as a block stay allocated). "messages": in
+    parts, as `meshrun.fft` does. "none": there is one rank. reason: why it is not direct, or "".
+
+    To be closed, by `close` or a `with` statement, on every rank.
+    """
+
+    def __init__(
+        self, world: World, shape: Sequence[int], dtype: Any = np.complex64, *, norm: Norm = "backward"
+    ) -> None:
+        """Plan transforms of arrays of `shape`. Collective.
+
+        shape: of the whole array, of two axes or more, none empty. dtype: complex64 or complex128. norm:
+        which direction is divided by the number of cells, as of `meshrun.fft`. Raises UserError, on every
+        rank, for others.
+        """
+        self._world, self.shape, self.dtype = world, tuple(int(n) for n in shape), np.dtype(dtype)
+        world.collective_call(lambda: _check(self.shape, self.dtype, norm))
+        self._norm = norm
+        self._direct: DirectFourier | None = None
+        self.exchange, self.reason = "none", ""
+        if world.size > 1:
+            found = open_direct(world, self.shape, self.dtype, _scales(self.shape, norm))
+            if isinstance(found, str):
+                self.exchange, self.reason = "messages", found
+            else:
+                self.exchange, self._direct = "direct", found
+
+    def forward(self, block: Array) -> Array:
+        """Return this rank's part, along axis 1, of the transform of an array. Collective.
+
+        block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed.
+        """
+        return self._transformed(block, 0)
+
+    def inverse(self, block: Array) -> Array:
+        """Return this rank's part, along axis 0, of the inverse transform of an array. Collective.
+
+        block: its part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed.
+        """
+        return self._transformed(block, 1)
+
+    def _transformed(self, block: Array, split: int) -> Array:
+        part = self._world.part(self.shape[split])
+        expected = tuple(part.stop - part.start if axis == split else n for axis, n in enumerate(self.shape))
+        if tuple(block.shape) != expected or np.dtype(block.dtype) != self.dtype:
+            raise UserError(
+                f"rank {self._world.rank}: the block does not fit the plan",
+                got=f"{block.dtype} of shape {tuple(block.shape)}",
+                expected=f"{self.dtype} of shape {expected}",
+            )
+        if self._direct is not None:
+            block = self._world.xp.ascontiguousarray(block)
+            return self._direct.inverse(block) if split else self._direct.forward(block)
+        world = self._world
+        local = Local(world.xp, bool(split), "", self._norm, 0, world.cores)
+        return carry_out(_stages(self.shape, world.size, split), [world], local, block)
+
+    def close(self) -> None:
+        """Give the memory back. Collective."""
+        if self._direct is not None:
+            self._direct.close()
+            self._direct = None
+
+    def __enter__(self) -> FourierPlan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:  # else other ranks may not come here
+            self.close()
+
+
+def open_direct(
+    world: World,
+    shape: Shape,
+    dtype: np.dtype[Any],
+    scales: tuple[float, float],
+    peers: PeerBlocks | None = None,
+    plan: Planner = cufft_plan,
+) -> DirectFourier | str:
+    """Return what transforms by stores into other ranks' memory, or why it cannot; the same on every rank.
+
+    Collective. peers, plan: instead of the GPUs' memory, and of cuFFT.
+    """
+    problem = problem_of(shape, world.size)
+    if problem:
+        return problem
+    memory = find_peers(world) if peers is None else peers
+    if isinstance(memory, str):
+        return memory
+    direct, reason = None, ""
+    try:
+        direct = DirectFourier(world, shape, dtype, scales, memory, plan)
+    except (Unreachable, RunError) as problem_here:
+        reason = str(problem_here)
+    reason = next(filter(None, world.control.allgather(reason)), "")
+    if direct is not None and not reason:
+        return direct
+    memory.close()
+    return reason
+
+
+def _check(shape: Shape, dtype: np.dtype[Any], norm: str) -> None:
+    check_norm(norm)
+    if len(shape) < 2 or min(shape) < 1:
+        raise UserError(
+            "a Fourier plan needs two axes or more, with cells along each",
+            got=f"shape {shape}",
+            hint="meshrun.fft takes others",
+        )
+    if dtype not in (np.complex64, np.complex128):
+        raise UserError(
+            "a Fourier plan transforms complex numbers",
+            got=dtype,
+            expected="complex64 or complex128",
+            hint="meshrun.fft takes others",
+        )
+
+
+def _scales(shape: Shape, norm: str) -> tuple[float, float]:
+    """Return the factors of the transform and of its inverse."""
+    cells = math.prod(shape)
+    if norm == "ortho":
+        return 1 / math.sqrt(cells), 1 / math.sqrt(cells)
+    return (1.0, 1 / cells) if norm == "backward" else (1 / cells, 1.0)
+
+
+def _stages(shape: Shape, ranks: int, split: int) -> TransformPlan:
+    """Return the stages of a transform of an array that is split along axis 0, or of one along axis 1."""
+    axes = tuple(range(len(shape)))
+    if ranks == 1:
+        return TransformPlan(shape, (1,), (split,), (Transform(axes, shape),))
+    planes, lines = Transform(axes[1:], shape), Transform((0,), shape)
+    first, last = (planes, lines) if split == 0 else (lines, planes)
+    return TransformPlan(shape, (ranks,), (split,), (first, Redistribution(0, split, 1 - split, shape), last))

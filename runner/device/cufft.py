@@ -1,0 +1,72 @@
+"""Plans of cuFFT on the current GPU, of which a function of ours may store each element of the result."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+from cupy.cuda import cufft
+
+from runner.errors import RunError, first_line
+from runner.region import Array, Shape
+
+KINDS = {8: cufft.CUFFT_C2C, 16: cufft.CUFFT_Z2Z}  # by bytes of a complex number
+
+
+@dataclass(frozen=True)
+class StoreFunction:
+    """A __device__ function that cuFFT's last kernel calls instead of storing (cufftXtSetJITCallback).
+
+    path: of its text. name: a macro in the text, where the function's name stands. options: for NVRTC, such
+    as "-DN=3". data: what the function gets the address of.
+    """
+
+    path: Path
+    name: str
+    options: tuple[str, ...]
+    data: Array
+
+
+def complex_plan(
+    shape: Shape,
+    batch: int,
+    stride: int,
+    distance: int,
+    dtype: np.dtype[Any],
+    inverse: bool,
+    store: StoreFunction | None = None,
+) -> Callable[[Array, Array], None]:
+    """Return what transforms from one array to another, on the current stream, without dividing.
+
+    shape: cells of a transform, contiguous if there are several axes. batch: number of transforms. stride,
+    distance: elements from a cell to the next along the last axis, and from a transform to the next. dtype:
+    complex64 or complex128. store: gets the results; the second array is scratch memory then. Raises RunError
+    if this CuPy, cuFFT or NVRTC takes no such function.
+    """
+    memory = (shape, stride, distance)
+    words = (shape, *memory, *memory, KINDS[dtype.itemsize], batch, "C", len(shape) - 1, None)
+    plan = cufft.PlanNd(*words) if store is None else _storing_plan(words, KINDS[dtype.itemsize], store)
+    direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
+    return lambda source, out: plan.fft(source, out, direction)
+
+
+def _storing_plan(words: tuple[Any, ...], kind: int, store: StoreFunction) -> Any:
+    # The name has the constants in it, in case cuFFT keeps what it has linked by name.
+    name = f"{store.name.lower()}_{zlib.crc32(' '.join(store.options).encode()):x}"
+    try:
+        with cupy.fft.config.set_cufft_callbacks(
+            cb_store=store.path.read_text(),
+            cb_store_name=name,
+            cb_store_data=store.data.data,
+            cb_ver="jit",
+            nvrtc_options=(f"-D{store.name}={name}", *store.options),
+        ):
+            manager = cupy.fft.config.get_current_callback_manager()
+            return manager.create_plan(manager.set_callbacks(kind), ("PlanNd", words))
+    except (TypeError, RuntimeError, cupy.cuda.compiler.CompileException) as reason:
+        raise RunError(f"cuFFT takes no function that stores: {first_line(reason)}") from reason

@@ -1,0 +1,37 @@
+"""Plans whose GPUs store into each other's memory, on two ranks or more: tests/gpu on mpirun -n N."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import transform_cases as cases
+
+import meshrun
+from runner.system.launcher import detect_launcher
+from runner.world.world import World, open_world
+
+cupy = pytest.importorskip("cupy", reason="needs CuPy")
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    launched = detect_launcher()
+    if launched is None or launched.size == 1:
+        pytest.skip("needs mpirun -n 2 or more")
+    opened = open_world("cuda")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 7), (64, 48), (9, 10, 11), (32, 64, 16), (33, 8, 35), (6, 5, 4, 3), (128, 128, 256)]
+)
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+def test_it_is_the_transform(world: World, shape: tuple[int, ...], dtype: str, norm: Any) -> None:
+    with meshrun.FourierPlan(world, shape, dtype, norm=norm) as plan:
+        assert (plan.exchange, plan.reason) == ("direct", "")
+        cases.plan_goes_there_and_back(world, plan, dtype=dtype, norm=norm, turns=10)
