@@ -80,7 +80,8 @@ def test_products_of_blocks(
     world: World, shape: tuple[int, int, int], precision: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slabs of columns that are gathered: several, and an odd number in the last."""
-    monkeypatch.setattr("jobs.linalg.matmul.plan.WIDE", 64)
+    for name in ("WIDE", "FIRST_SLAB"):
+        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 64)
     dtype = "float64" if precision == "float64" else "float32"
     a, b = (np.random.default_rng(n).standard_normal(shape[n : n + 2]).astype(dtype) for n in range(2))
     expected = (a.astype(np.float64) @ b.astype(np.float64))[world.part(shape[0])]

@@ -27,9 +27,11 @@ from runner.plan.grid import bounds, factorizations
 from runner.report.units import bytes_text
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
-# Slabs of B's columns that are gathered: the first arrives before anything is multiplied, and each product is
-# cut into parts of rows (`products.PARTS`). On an H100, slabs of 2048 columns cost 1 to 2 % of a product.
-SLABS = 16
+# Slabs of B's columns that are gathered. Nothing is multiplied before the first one is there, and a message
+# beside a product takes multiprocessors from it, which costs about the time of one tile, however long it is.
+# So slabs are twice as wide as the one before, up to a part of all columns: two of them are in memory.
+FIRST_SLAB = 1024
+SLAB_PART = 4
 DEEP = 2048  # length of a panel from which the sums of products run at their full rate
 PANELS = 4  # of each rank's block, if they are deep enough: a quarter is sent before the first step
 # The same where each CPU's BLAS adds products in place, at its full rate from this length: panels arrive in
@@ -133,8 +135,13 @@ def slab_cuts(columns: int) -> list[tuple[int, int]]:
 
     All but the last stop are multiples of WIDE.
     """
-    slabs = max(min(SLABS, columns // WIDE), 1)
-    return [cut(columns, slabs, number, WIDE) for number in range(slabs)]
+    most = max(-(-columns // SLAB_PART // WIDE) * WIDE, FIRST_SLAB)
+    cuts, start, width = [(0, min(FIRST_SLAB, columns))], FIRST_SLAB, FIRST_SLAB
+    while start < columns:
+        width = min(2 * width, most)
+        cuts.append((start, min(start + width, columns)))
+        start += width
+    return cuts
 
 
 def chunks_of(problem: MatmulProblem, ranks: int) -> tuple[int, int]:

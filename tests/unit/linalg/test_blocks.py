@@ -11,7 +11,7 @@ from stream_cases import run_on
 
 import meshrun
 from jobs.linalg.matmul.job import matmul
-from jobs.linalg.matmul.plan import SLABS, WIDE, slab_cuts
+from jobs.linalg.matmul.plan import FIRST_SLAB, SLAB_PART, WIDE, slab_cuts
 from jobs.linalg.matmul.products import NumpyProducts
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
@@ -65,9 +65,15 @@ def test_dtypes_are_numpys(dtype: str, known: bool, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(found, expected, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-3)
 
 
+def narrow_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several slabs, the last one narrower."""
+    for name in ("WIDE", "FIRST_SLAB"):
+        monkeypatch.setattr(f"jobs.linalg.matmul.plan.{name}", 2)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_slabs_of_columns_are_gathered_on_devices(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.linalg.matmul.plan.WIDE", 2)  # several slabs, the last one narrower
+    narrow_slabs(monkeypatch)
     for shape in ((7, 5, 3), (1, 1, 1), (17, 64, 29), (3, 0, 4), (0, 3, 2), (4, 3, 0), (2, 9, 16)):
         a, b = made(*shape[:2]), made(*shape[1:])
         found = np.concatenate(on_ranks(ranks, a, b, queued=True))
@@ -82,7 +88,7 @@ def test_slabs_of_columns_are_gathered_on_devices(ranks: int, monkeypatch: pytes
 
 def test_sums_of_gathered_slabs_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each element is one product over the whole length: sums are written once, and not read."""
-    monkeypatch.setattr("jobs.linalg.matmul.plan.WIDE", 2)
+    narrow_slabs(monkeypatch)
     found, multiply = [], NumpyProducts.multiply
 
     def counted(self: Any, a: Array, b: Array, out: Array, *, add: bool = False) -> None:
@@ -91,17 +97,19 @@ def test_sums_of_gathered_slabs_are_not_split(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(NumpyProducts, "multiply", counted)
     on_ranks(2, made(6, 500), made(500, 11), queued=True)
-    assert sorted(found) == sorted(2 * [(500, (500, n), False) for n in (4, 2, 2, 2, 1)])
+    assert sorted(found) == sorted(2 * [(500, (500, n), False) for n in (2, 4, 4, 1)])
 
 
 def test_slabs_cover_the_columns() -> None:
-    for columns in (0, 1, 511, 512, 1024, 4095, 4096, 5000, 32768, 100_003):
+    for columns in (0, 1, 511, 1024, 1025, 4095, 4096, 5000, 32768, 100_003):
         cuts = slab_cuts(columns)
+        widths = [stop - start for start, stop in cuts]
         assert [cut[0] for cut in cuts] == [0, *(cut[1] for cut in cuts[:-1])]
         assert cuts[-1][1] == columns
-        assert len(cuts) <= SLABS
         assert all(start % WIDE == 0 for start, _ in cuts)
-        assert columns < WIDE or all(stop - start >= WIDE for start, stop in cuts[:-1])
+        assert max(widths) <= max(columns / SLAB_PART + WIDE, FIRST_SLAB)
+        assert len(cuts) < 9
+    assert [stop - start for start, stop in slab_cuts(32768)] == [1024, 2048, 4096, 8192, 8192, 8192, 1024]
 
 
 def test_ranks_of_which_one_has_an_unknown_blas_cut_the_same_panels(monkeypatch: pytest.MonkeyPatch) -> None:
