@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,8 @@ PRECISIONS = ("bfloat16", "float32", "float64")
 PRIME = 40503
 PART = 4096  # columns of a product that is checked
 Figures = dict[str, float]
-Timed = Callable[[str, Callable[[], Any]], None]
+# Times calls in turn, so that a GPU that grows warm and slow counts for all.
+Timed = Callable[[Mapping[str, Callable[[], Any]]], None]
 
 
 def are_enough(times: list[float]) -> bool:
@@ -62,20 +63,21 @@ def as_ranks(options: argparse.Namespace, found: Figures) -> None:
 
     world = meshrun.open_world(options.device)
 
-    def timed(name: str, work: Callable[[], Any]) -> None:
-        times = []
+    def timed(works: Mapping[str, Callable[[], Any]]) -> None:
+        times: dict[str, list[float]] = {name: [] for name in works}
         for number in range(REPEATS + 2):  # the first calls plan, compile and connect
-            world.backend.synchronize()
-            world.control.barrier()
-            begin = time.perf_counter()
-            work()
-            world.backend.synchronize()
-            taken = max(world.control.allgather(time.perf_counter() - begin))
-            if number > 1:
-                times.append(taken)
-            if are_enough(times):
+            for name, work in works.items():
+                world.backend.synchronize()
+                world.control.barrier()
+                begin = time.perf_counter()
+                work()
+                world.backend.synchronize()
+                taken = max(world.control.allgather(time.perf_counter() - begin))
+                if number > 1:
+                    times[name].append(taken)
+            if all(map(are_enough, times.values())):
                 break
-        found[name] = statistics.median(times)
+        found.update({name: statistics.median(some) for name, some in times.items()})
         if world.rank == 0:
             write_figures(options.json, found)
 
@@ -105,7 +107,7 @@ def free_memory(world: Any) -> None:
 def measure_all_to_all(world: Any, name: str, nbytes: int, timed: Timed) -> None:
     if world.size > 1:
         work, close = all_to_all(world, nbytes)
-        timed(name, work)
+        timed({name: work})
         close()
 
 
@@ -126,23 +128,25 @@ def measure_transposes(world: Any, side: int, timed: Timed) -> None:
             raise SystemExit(f"rank {world.rank}: wrong transpose, {how}")
 
     check(meshrun.transpose(block, world), expected, "messages")
-    timed("transpose: messages in parts", partial(meshrun.transpose, block, world))
+    works = {"transpose: messages in parts": partial(meshrun.transpose, block, world)}
     whole = (side, side)
     if world.size > 1:
 
         def in_turn(block: Any) -> None:
             permuted(world.redistribute(block, 0, 1, whole), (1, 0))
 
-        timed("transpose: in turn", partial(in_turn, block))
+        works["transpose: in turn"] = partial(in_turn, block)
     direct = open_direct(world, whole, np.dtype(np.float32), (1, 0))
     if not isinstance(direct, str):
         check(direct(block, *whole), expected, "direct")
-        timed("transpose: direct", partial(direct, block, *whole))
-        direct.close()
+        works["transpose: direct"] = partial(direct, block, *whole)
     elif world.rank == 0:
         print(f"no direct transpose: {direct}", file=sys.stderr)
+    timed(works)
+    if not isinstance(direct, str):
+        direct.close()
     nbytes = block.nbytes
-    del block, expected
+    del block, expected, works
     free_memory(world)
     measure_all_to_all(world, "transpose: all-to-all", nbytes, timed)
 
@@ -163,23 +167,24 @@ def measure_transforms(world: Any, cells: int, timed: Timed) -> None:
     before, after = (sum(world.control.allgather(one)) for one in (before, after))
     if not abs(after / (before * float(cells) ** 3) - 1) < 1e-4:
         raise SystemExit(f"rank {world.rank}: the transform has not the input's energy")
-    timed("fft", partial(meshrun.fft, block, world, keep_order=False))
+    works = {
+        "fft": partial(meshrun.fft, block, world, keep_order=False),
+        "fft: local": transforms(world, cells),
+    }
     with meshrun.FourierPlan(world, (cells,) * 3) as plan:
-        if plan.exchange != "messages":
+        if plan.exchange == "direct":
             spectrum = plan.forward(block)
             if not float(abs(spectrum - result).max()) < 1e-5 * float(abs(result).max()):
                 raise SystemExit(f"rank {world.rank}: the plan's transform is another one")
-            del result
-            timed("fft: plan", partial(plan.forward, block))
-            timed("fft: plan, inverse", partial(plan.inverse, spectrum))
-            del spectrum
+            works["fft: plan"] = partial(plan.forward, block)
+            works["fft: plan, inverse"] = partial(plan.inverse, spectrum)
         elif world.rank == 0:
-            print(f"no direct transform: {plan.reason}", file=sys.stderr)
-    free_memory(world)
+            print(f"no direct transform: {plan.reason or 'there is one rank'}", file=sys.stderr)
+        del result
+        timed(works)
     nbytes = block.nbytes
+    works.clear()
     del block
-    free_memory(world)
-    timed("fft: local", transforms(world, cells))
     free_memory(world)
     measure_all_to_all(world, "fft: all-to-all", nbytes, timed)
 
@@ -195,7 +200,6 @@ def measure_products(world: Any, side: int, precision: Any, timed: Timed) -> Non
     shape = (mine.stop - mine.start, side)
     a, b = (generator.standard_normal(shape, dtype=dtype.name) for _ in range(2))
     multiply = partial(meshrun.matmul, a, b, world=world, precision=precision)
-    timed(f"matmul {precision}", multiply)
     got = multiply()[:2].copy()
     free_memory(world)
     whole = world.all_gather(b)
@@ -206,10 +210,9 @@ def measure_products(world: Any, side: int, precision: Any, timed: Timed) -> Non
         raise SystemExit(f"rank {world.rank}: wrong product in {precision}")
     gpu = world.backend.device.kind == "cuda"
     products = open_products(world.backend, choose(dtype, dtype, precision, gpu=gpu))
-    stored = products.stored(a), products.stored(whole)
-    del a, b, whole, multiply
-    free_memory(world)
-    timed(f"matmul {precision}: own rows", product(world, precision, *stored))
+    own = product(world, precision, products.stored(a), products.stored(whole))
+    del whole
+    timed({f"matmul {precision}": multiply, f"matmul {precision}: own rows": own})
 
 
 def as_jax(options: argparse.Namespace, found: Figures) -> None:

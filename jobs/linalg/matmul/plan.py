@@ -31,7 +31,7 @@ WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 # beside a product takes multiprocessors from it, which costs about the time of one tile, however long it is.
 # So slabs are twice as wide as the one before, up to a part of all columns: two of them are in memory.
 FIRST_SLAB = 1024
-SLAB_PART = 4
+SLAB_PART = 8
 DEEP = 2048  # length of a panel from which the sums of products run at their full rate
 PANELS = 4  # of each rank's block, if they are deep enough: a quarter is sent before the first step
 # The same where each CPU's BLAS adds products in place, at its full rate from this length: panels arrive in

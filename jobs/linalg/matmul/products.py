@@ -20,7 +20,7 @@ from runner.device.host_blas import add_product, adds_products, at_most_blas_thr
 from runner.region import Array
 from runner.world.world import World
 
-PARTS = 4  # in which a GPU multiplies, so that a message's kernel need not wait for the whole product
+PARTS = 2  # in which a GPU multiplies, so that a message's kernel need not wait for the whole product
 LEAST = 1024  # rows of such a part
 THREADS, DEPTH = 256, 4  # of round_bfloat16.cu: of a block, and accesses of a thread
 
