@@ -1,10 +1,11 @@
 """The same work in meshrun and its peers, side by side: nox -s peers, or python benchmarks/peers/run.py
 
-Heat in a plate from one .npy file to another, on two ranks of one machine. The peers take turns, and each
-result is compared with NumPy's. For each: the lines that a user writes, seconds from the start of the command
-to its end, the largest memory of its processes together (PSS), and what happens when the process with the
-most memory is killed: how the command ends, after how long, and what it leaves. Prints a table, and writes
---json FILE.
+Heat in a plate from one .npy file to another, on two ranks of one machine; with --device cuda on two GPUs, or
+on one. The peers take turns, and each result is compared with NumPy's. For each: the lines that a user
+writes, seconds from the start of the command to its end, the largest memory of its processes together (PSS),
+and what happens when the process with the most memory is killed: how the command ends, after how long, and
+what it leaves (--kill-steps 0: nothing is killed). A peer that does not run here is left out, with what it
+says. Prints a table, and writes --json FILE.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ import numpy as np
 
 HERE = Path(__file__).parent / "programs"
 BIN = Path(sys.executable).parent
+MOST_BY_NUMPY = 1 << 32  # cells times steps
+CORNER = (
+    64  # rows and columns that are compared with NumPy's otherwise; all are compared with the first peer's
+)
 PATIENCE = 60.0  # seconds for a command to end once a process of it was killed
 
 
@@ -49,11 +54,12 @@ def program(name: str) -> str:
     return str(HERE / name)
 
 
+MESHRUN = str(BIN / "meshrun") if (BIN / "meshrun").exists() else "meshrun"
 OVERSUBSCRIBED = ("--oversubscribe", *(("--allow-run-as-root",) if os.geteuid() == 0 else ()))
 FILES = ("{in}", "{out}", "{steps}")
-PEERS = (
+CPUS = (
     Peer("meshrun", "meshrun", "heat_meshrun.py",
-         (str(BIN / "meshrun"), "-n", "2", "run", program("heat_meshrun.py"), "{in}", "{out}",
+         (MESHRUN, "-n", "2", "run", program("heat_meshrun.py"), "{in}", "{out}",
           "--steps", "{steps}", "--device", "cpu")),
     Peer("mpi4py by hand", "mpi4py", "heat_mpi4py.py",
          (str(BIN / "mpiexec"), "-n", "2", *OVERSUBSCRIBED, sys.executable, program("heat_mpi4py.py"),
@@ -63,6 +69,19 @@ PEERS = (
     Peer("JAX, two devices of one process", "jax", "heat_jax.py",
          (sys.executable, program("heat_jax.py"), *FILES),
          {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}),
+)  # fmt: skip
+GPUS = (
+    *(Peer(f"meshrun, {count} GPU{'s' if count > 1 else ''}", "meshrun", "heat_meshrun.py",
+           (MESHRUN, "-n", str(count), "run", program("heat_meshrun.py"), "{in}", "{out}",
+            "--steps", "{steps}", "--device", "cuda"))
+      for count in (2, 1)),
+    Peer("JAX, all GPUs of one process", "jax", "heat_jax.py",
+         (sys.executable, program("heat_jax.py"), *FILES)),
+    Peer("torch.compile, 1 GPU", "torch", "heat_torch.py",
+         (sys.executable, program("heat_torch.py"), *FILES)),
+    Peer("numba-cuda, 1 GPU", "numba", "heat_numba.py",
+         (sys.executable, program("heat_numba.py"), *FILES)),
+    Peer("CuPy, 1 GPU", "cupy", "heat_cupy.py", (sys.executable, program("heat_cupy.py"), *FILES)),
 )  # fmt: skip
 
 
@@ -88,6 +107,12 @@ def lines_of(path: Path) -> int:
     inside = {n for one in texts for n in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
     lines = enumerate(path.read_text().splitlines(), 1)
     return sum(bool(line.strip()) and line.strip()[0] != "#" and n not in inside for n, line in lines)
+
+
+def version_of(module: str) -> str:
+    """The version of the package that has a module, which may have another name."""
+    names = importlib.metadata.packages_distributions().get(module, [module])
+    return importlib.metadata.version(names[0])
 
 
 def reference(plate: np.ndarray[Any, Any], steps: int) -> np.ndarray[Any, Any]:
@@ -123,6 +148,10 @@ def memory(process: int) -> int:
     return next((1024 * int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
+def folder_of(peer: Peer) -> str:
+    return "".join(letter for letter in peer.name if letter.isalnum())
+
+
 def start(peer: Peer, source: Path, target: Path, steps: int, log: Path) -> subprocess.Popen[bytes]:
     values = {"in": str(source), "out": str(target), "steps": str(steps)}
     words = [word.format(**values) for word in peer.words]
@@ -131,6 +160,10 @@ def start(peer: Peer, source: Path, target: Path, steps: int, log: Path) -> subp
         return subprocess.Popen(
             words, env=environment, stdout=output, stderr=output, cwd=target.parent, start_new_session=True
         )
+
+
+class DoesNotRun(Exception):
+    """A peer's command fails on this machine."""
 
 
 def timed(peer: Peer, source: Path, target: Path, steps: int, log: Path) -> tuple[float, int]:
@@ -142,7 +175,8 @@ def timed(peer: Peer, source: Path, target: Path, steps: int, log: Path) -> tupl
         time.sleep(0.05)
     seconds = time.perf_counter() - begin
     if running.returncode:
-        sys.exit(f"{peer.name} ended with {running.returncode}:\n{log.read_text()}")
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise DoesNotRun(f"{peer.name} ended with {running.returncode}: {''.join(last)}")
     return seconds, most
 
 
@@ -176,38 +210,55 @@ def killed(peer: Peer, source: Path, target: Path, steps: int, after: float, log
     }
 
 
-def measure(peers: list[Peer], rows: int, steps: int, rounds: int, kill_steps: int) -> list[Measured]:
+def measure(
+    peers: list[Peer], rows: int, steps: int, rounds: int, kill_steps: int, failed: list[str]
+) -> list[Measured]:
+    """Measure all that run; take the others out of `peers`, and put their sentences in `failed`."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         source = folder / "in.npy"
         plate = np.random.default_rng(5).random((rows, rows), np.float32)
         np.save(source, plate)
-        expected = reference(plate, steps)
+        # Of more cells and steps, NumPy computes a corner, with the cells on which it depends.
+        seen = rows if rows * rows * steps <= MOST_BY_NUMPY else min(rows, CORNER)
+        expected = reference(plate[: seen + steps, : seen + steps], steps)[:seen, :seen]
+        first: np.ndarray[Any, Any] | None = None
         times: dict[str, list[float]] = {peer.name: [] for peer in peers}
         sizes: dict[str, list[int]] = {peer.name: [] for peer in peers}
         differences = {}
         for _ in range(rounds):
-            for peer in peers:
-                own = folder / peer.program / "run"
+            for peer in list(peers):
+                own = folder / folder_of(peer) / "run"
                 own.mkdir(parents=True, exist_ok=True)
                 target = own / "out.npy"
                 target.unlink(missing_ok=True)
-                seconds, size = timed(peer, source, target, steps, own / "log")
+                try:
+                    seconds, size = timed(peer, source, target, steps, own / "log")
+                except DoesNotRun as reason:
+                    peers.remove(peer)
+                    failed.append(str(reason))
+                    continue
                 times[peer.name].append(seconds)
                 sizes[peer.name].append(size)
-                differences[peer.name] = float(abs(np.load(target) - expected).max())
+                result = np.load(target)
+                first = result if first is None else first
+                differences[peer.name] = float(
+                    max(abs(result[:seen, :seen] - expected).max(), abs(result - first).max())
+                )
                 if differences[peer.name] > 1e-4:
                     sys.exit(f"{peer.name} computes something else: {differences[peer.name]}")
         found = []
         for peer in peers:
-            own = folder / peer.program / "killed"
+            own = folder / folder_of(peer) / "killed"
             own.mkdir()
             after = statistics.median(times[peer.name]) + 1
-            outcome = killed(peer, source, own / "out.npy", kill_steps, after, own / "log")
+            outcome: dict[str, Any] = {"outcome": "not killed"}
+            if kill_steps:
+                outcome = killed(peer, source, own / "out.npy", kill_steps, after, own / "log")
             found.append(
                 Measured(
                     peer.name,
-                    importlib.metadata.version(peer.needs),
+                    version_of(peer.needs),
                     lines_of(HERE / peer.program),
                     round(statistics.median(times[peer.name]), 3),
                     [round(one, 3) for one in times[peer.name]],
@@ -219,12 +270,18 @@ def measure(peers: list[Peer], rows: int, steps: int, rounds: int, kill_steps: i
     return found
 
 
+def told(killed: dict[str, Any]) -> str:
+    if "seconds" not in killed:
+        return str(killed["outcome"])
+    says = killed["says"].replace("|", "/")[:120]
+    return f"{killed['outcome']} after {killed['seconds']} s; says: {says}; leaves {killed['bytes_left']}"
+
+
 def table(found: list[Measured]) -> str:
     heads = ("", "version", "lines", "seconds", "MB", "when a process is killed")
     rows = [
         (one.name, one.version, one.lines, f"{one.seconds:.2f}", f"{one.bytes / 1e6:.0f}",
-         f"{one.killed['outcome']} after {one.killed.get('seconds', '-')} s; "
-         f"says: {one.killed.get('says', '').replace('|', '/')[:120]}; leaves {one.killed.get('bytes_left')}")
+         told(one.killed))
         for one in found
     ]  # fmt: skip
     cells = [heads, tuple("---" for _ in heads), *rows]
@@ -239,17 +296,22 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kill-steps", type=int, default=100_000, help="steps of the run that is killed")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    peers = [peer for peer in PEERS if importlib.util.find_spec(peer.needs) is not None]
-    absent = [peer.name for peer in PEERS if peer not in peers]
+    asked = CPUS if options.device == "cpu" else GPUS
+    peers = [peer for peer in asked if importlib.util.find_spec(peer.needs) is not None]
+    absent = [peer.name for peer in asked if peer not in peers]
     load = os.getloadavg()[0]
-    found = measure(peers, options.rows, options.steps, options.rounds, options.kill_steps)
+    failed: list[str] = []
+    found = measure(peers, options.rows, options.steps, options.rounds, options.kill_steps, failed)
     print(table(found))
+    print(*failed, sep="\n")
     print(f"\nnot installed: {', '.join(absent) or 'none'}; load before the start: {load:.2f}")
     if options.json:
         record = {
             "benchmark": "peers",
+            "device": options.device,
             "platform": platform.platform(),
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
@@ -258,6 +320,7 @@ def main() -> None:
             "steps": options.steps,
             "rounds": options.rounds,
             "not_installed": absent,
+            "failed": failed,
             "peers": [asdict(one) for one in found],
         }
         options.json.write_text(json.dumps(record, indent=2) + "\n")

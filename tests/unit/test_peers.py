@@ -30,9 +30,17 @@ def peers() -> Any:
 
 def test_the_page_has_the_lines_of_each_program(peers: Any) -> None:
     rows = re.findall(r"^\| ([^|]+) \| (\d+) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    counted = {peer.name: peers.lines_of(peers.HERE / peer.program) for peer in peers.PEERS}
+    every = (*peers.CPUS, *peers.GPUS)
+    counted = {peer.name: peers.lines_of(peers.HERE / peer.program) for peer in every}
     assert {name: int(lines) for name, lines in rows} == counted
-    assert {path.name for path in peers.HERE.glob("*.py")} == {peer.program for peer in peers.PEERS}
+    assert {path.name for path in peers.HERE.glob("*.py")} == {peer.program for peer in every}
+    assert len({peers.folder_of(peer) for peer in every}) == len(every)
+
+
+def test_a_corner_does_not_depend_on_cells_beyond_it(peers: Any) -> None:
+    plate = np.random.default_rng(4).random((40, 40), np.float32)
+    whole = peers.reference(plate, 9)[:12, :12]
+    np.testing.assert_array_equal(peers.reference(plate[:21, :21], 9)[:12, :12], whole)
 
 
 def test_lines_are_counted_without_comments_and_docstrings(tmp_path: Path, peers: Any) -> None:
