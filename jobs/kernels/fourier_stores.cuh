@@ -2,8 +2,7 @@
 //
 // Not kernels: cuFFT links one of these functions into its own last kernel (cufftXtSetJITCallback), which calls
 // it for each element instead of storing it. Therefore constants are macros: divisions by numbers that are read
-// would make planes of 1024 x 1024 float2 take 7.8 instead of 6.1 ms on an H100 (6.0 without a function). Limited
-// by the links for what other ranks get: 2 GiB in 6.0 ms on NVLink, while the kernel runs.
+// would take longer than the transform. Limited by the links, for what other ranks get, while the kernel runs.
 //
 // An array of (LENGTH, SPLIT, INNER) elements is split over RANKS ranks, as every axis is: of n cells, the first
 // n % RANKS ranks have one more. STORE_PLANES follows the transform of planes (SPLIT x INNER), of which this rank
