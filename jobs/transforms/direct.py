@@ -57,7 +57,8 @@ class DirectTranspose:
     ) -> None:
         """Open the ranks' results. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers, self._dtype, self._unit = world, peers, dtype, unit
-        self._result = peers.empty((self._cuts(columns)[1] * rows,), dtype)
+        most = self._cuts(columns)[1] * rows
+        self._result = world.collective_call(lambda: peers.empty((most,), dtype))
         others = [rank for rank in range(world.size) if rank != world.rank]
         opened = peers.open([self._result], others)
         own = kernels.address(self._result)

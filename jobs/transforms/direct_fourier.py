@@ -28,6 +28,8 @@ import numpy as np
 
 from jobs import kernels
 from jobs.transforms.direct import PeerBlocks
+from runner.comm.peer_memory import Unreachable
+from runner.errors import RunError
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
 from runner.world.world import World
@@ -67,7 +69,7 @@ class Places:
 
 
 # (layout, dtype, inverse, places): returns what transforms from one array to another. places: where results
-# are stored; the second array is scratch memory then. Raises RunError if that is not possible.
+# are stored; the second array is scratch memory then. Raises Unreachable if that is not possible.
 Planner = Callable[[BatchLayout, np.dtype[Any], bool, Places | None], Execute]
 
 
@@ -80,7 +82,10 @@ def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, places:
         options = tuple(f"-D{name}={value}" for name, value in places.constants.items())
         path = kernels.FOLDER / "fourier_stores.cuh"
         store = StoreFunction(path, places.function, options, places.targets)
-    return complex_plan(layout.shape, layout.batch, layout.stride, layout.distance, dtype, inverse, store)
+    try:
+        return complex_plan(layout.shape, layout.batch, layout.stride, layout.distance, dtype, inverse, store)
+    except RunError as reason:
+        raise Unreachable(str(reason)) from reason
 
 
 class DirectFourier:
@@ -98,7 +103,7 @@ class DirectFourier:
         """Open the ranks' memory, and make plans. Collective.
 
         shape: of two axes or more, with cells on every rank along the first two. scales: factors of the
-        results of both directions. Raises Unreachable or RunError on the ranks where it is not possible.
+        results of both directions. Raises Unreachable on the ranks where it is not possible.
         """
         self._world, self._peers, self._dtype = world, peers, dtype
         size, rank = world.size, world.rank
@@ -110,7 +115,7 @@ class DirectFourier:
         }
         # Every rank has room for the elements of rank 0, which has most.
         most = max(-(-shape[0] // size) * shape[1], shape[0] * -(-shape[1] // size)) * inner
-        self._received = peers.empty((most,), dtype)
+        self._received = world.collective_call(lambda: peers.empty((most,), dtype))
         opened = peers.open([self._received], [n for n in range(size) if n != rank])
         own = kernels.address(self._received)
         targets = [own if n == rank else opened[n][0] for n in range(size)]

@@ -14,7 +14,7 @@ from jobs.transforms.direct_fourier import DirectFourier, Planner, cufft_plan, p
 from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from jobs.transforms.plan import Redistribution, Transform, TransformPlan
 from runner.comm.peer_memory import Unreachable
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.region import Array, Shape
 from runner.world.world import World
 
@@ -46,9 +46,9 @@ class FourierPlan:
         which direction is divided by the number of cells, as of `meshrun.fft`. Raises UserError, on every
         rank, for others.
         """
-        self._world, self.shape, self.dtype = world, tuple(int(n) for n in shape), np.dtype(dtype)
-        world.collective_call(lambda: _check(self.shape, self.dtype, norm))
-        self._norm = norm
+        self._world, self._norm, self._closed = world, norm, False
+        self.shape, self.dtype = world.collective_call(lambda: _checked(shape, dtype, norm))
+        _agreed(world.control.allgather((self.shape, self.dtype, norm)))
         self._direct: DirectFourier | None = None
         self.exchange, self.reason = "none", ""
         if world.size > 1:
@@ -73,6 +73,8 @@ class FourierPlan:
         return self._transformed(block, 1)
 
     def _transformed(self, block: Array, split: int) -> Array:
+        if self._closed:
+            raise UserError("the Fourier plan is closed", hint="transform inside its `with` statement")
         part = self._world.part(self.shape[split])
         expected = tuple(part.stop - part.start if axis == split else n for axis, n in enumerate(self.shape))
         if tuple(block.shape) != expected or np.dtype(block.dtype) != self.dtype:
@@ -89,7 +91,8 @@ class FourierPlan:
         return carry_out(_stages(self.shape, world.size, split), [world], local, block)
 
     def close(self) -> None:
-        """Give the memory back. Collective."""
+        """Give the memory back; nothing can be transformed later. Collective."""
+        self._closed = True
         if self._direct is not None:
             self._direct.close()
             self._direct = None
@@ -125,8 +128,8 @@ def open_direct(
     direct, reason = None, ""
     try:
         direct = DirectFourier(world, shape, dtype, scales, memory, plan)
-    except (Unreachable, RunError) as problem_here:
-        reason = str(problem_here)
+    except Unreachable as unreachable:
+        reason = str(unreachable)
     reason = next(filter(None, world.control.allgather(reason)), "")
     if direct is not None and not reason:
         return direct
@@ -134,20 +137,39 @@ def open_direct(
     return reason
 
 
-def _check(shape: Shape, dtype: np.dtype[Any], norm: str) -> None:
+def _checked(shape: Sequence[int], dtype: Any, norm: str) -> tuple[Shape, np.dtype[Any]]:
+    """Return the plan's shape and dtype; UserError for others."""
     check_norm(norm)
-    if len(shape) < 2 or min(shape) < 1:
+    lengths = tuple(int(length) for length in shape)
+    if len(lengths) < 2 or min(lengths) < 1:
         raise UserError(
             "a Fourier plan needs two axes or more, with cells along each",
-            got=f"shape {shape}",
+            got=f"shape {lengths}",
             hint="meshrun.fft takes others",
         )
-    if dtype not in (np.complex64, np.complex128):
+    try:
+        kind = np.dtype(dtype)
+    except TypeError:
+        kind = None
+    if kind not in (np.complex64, np.complex128):
         raise UserError(
             "a Fourier plan transforms complex numbers",
             got=dtype,
             expected="complex64 or complex128",
             hint="meshrun.fft takes others",
+        )
+    return lengths, kind
+
+
+def _agreed(plans: Sequence[tuple[Shape, np.dtype[Any], str]]) -> None:
+    """UserError, on every rank, unless all ranks ask for the same."""
+    other = next((rank for rank, plan in enumerate(plans) if plan != plans[0]), None)
+    if other is not None:
+        shown = ["{1} of shape {0}, {2}".format(*plans[rank]) for rank in (other, 0)]
+        raise UserError(
+            "the ranks plan different transforms",
+            got=f"{shown[0]} on rank {other}",
+            expected=f"{shown[1]}, as on rank 0",
         )
 
 

@@ -76,11 +76,11 @@ def transforms(
 
 
 def plan_goes_there_and_back(
-    world: World, plan: Any, *, dtype: str, norm: Any = "backward", turns: int = 1
+    world: World, plan: Any, *, shape: tuple[int, ...], dtype: str, norm: Any = "backward", turns: int = 1
 ) -> None:
     """`meshrun.FourierPlan`, or what stands behind it. turns: times, each of other numbers, issued at once: a
     store that comes too early or too late is seen."""
-    arrays = [random_array(plan.shape, dtype, seed) for seed in range(turns)]
+    arrays = [random_array(shape, dtype, seed) for seed in range(turns)]
     blocks = [world.xp.asarray(np.ascontiguousarray(part(array, world, 0))) for array in arrays]
     spectra = [plan.forward(block) for block in blocks]
     backs = [plan.inverse(spectrum) for spectrum in spectra]

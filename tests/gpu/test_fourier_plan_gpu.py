@@ -34,4 +34,4 @@ def world() -> Iterator[World]:
 def test_it_is_the_transform(world: World, shape: tuple[int, ...], dtype: str, norm: Any) -> None:
     with meshrun.FourierPlan(world, shape, dtype, norm=norm) as plan:
         assert (plan.exchange, plan.reason) == ("direct", "")
-        cases.plan_goes_there_and_back(world, plan, dtype=dtype, norm=norm, turns=10)
+        cases.plan_goes_there_and_back(world, plan, shape=shape, dtype=dtype, norm=norm, turns=10)

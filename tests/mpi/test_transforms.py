@@ -68,4 +68,4 @@ def test_jobs_from_file_to_file(world: World, folder: Path) -> None:
 def test_plans_go_there_and_back(world: World, shape: tuple[int, ...]) -> None:
     with meshrun.FourierPlan(world, shape, "complex128", norm="ortho") as plan:
         assert plan.exchange == ("messages" if world.size > 1 else "none")
-        cases.plan_goes_there_and_back(world, plan, dtype="complex128", norm="ortho")
+        cases.plan_goes_there_and_back(world, plan, shape=shape, dtype="complex128", norm="ortho")

@@ -19,11 +19,12 @@ from nvrtc_log import done
 from thread_peers import ThreadPeers
 
 import jobs.kernels
-from jobs.transforms import fourier_plan
+from jobs.transforms import direct, fourier_plan
 from jobs.transforms.direct_fourier import BatchLayout, DirectFourier, Execute, Places, problem_of
 from jobs.transforms.fourier_plan import FourierPlan, open_direct
+from runner.comm.peer_memory import Unreachable
 from runner.comm.threads import ThreadComm, run_ranks
-from runner.errors import RunError, UserError
+from runner.errors import UserError
 from runner.world.world import World, open_world
 
 Array = np.ndarray[Any, Any]
@@ -118,12 +119,11 @@ def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
 def transforms(ranks: int, shape: tuple[int, ...], dtype: str, norm: Any, plans: HostPlans) -> None:
     def case(world: World) -> None:
         peers = GuardedPeers(world)
-        direct = open_direct(world, shape, np.dtype(dtype), fourier_plan._scales(shape, norm), peers, plans)
-        assert isinstance(direct, DirectFourier)
-        direct.shape = shape
+        opened = open_direct(world, shape, np.dtype(dtype), fourier_plan._scales(shape, norm), peers, plans)
+        assert isinstance(opened, DirectFourier)
         for _ in range(2):
-            cases.plan_goes_there_and_back(world, direct, dtype=dtype, norm=norm)
-        direct.close()
+            cases.plan_goes_there_and_back(world, opened, shape=shape, dtype=dtype, norm=norm)
+        opened.close()
 
     on_ranks(ranks, case)
 
@@ -172,9 +172,9 @@ def test_ranks_wait_for_each_other_before_and_after_the_stores(
         def plan(layout: BatchLayout, dtype: Any, inverse: bool, places: Places | None) -> Execute:
             return lambda source, out: events.append("store" if places else "transform")
 
-        direct = open_direct(world, (4, 4), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world), plan)
-        assert isinstance(direct, DirectFourier)
-        direct.forward(np.zeros((2, 4), np.complex64))
+        opened = open_direct(world, (4, 4), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world), plan)
+        assert isinstance(opened, DirectFourier)
+        opened.forward(np.zeros((2, 4), np.complex64))
         return events
 
     found = on_ranks(2, case)[0]
@@ -207,7 +207,7 @@ def test_why_it_is_not_possible(folder: Path) -> None:
     assert problem_of((2, 1 << 16, 1 << 15), 2) == "planes have more elements than cuFFT's plans count"
 
     def refused(*words: Any) -> Execute:
-        raise RunError("cuFFT takes no function that stores: CUFFT_INTERNAL_ERROR")
+        raise Unreachable("cuFFT takes no function that stores: CUFFT_INTERNAL_ERROR")
 
     def case(world: World) -> None:
         closed = ThreadPeers.closed
@@ -232,7 +232,7 @@ def test_messages_take_the_place_of_stores(ranks: int, shape: tuple[int, ...]) -
                 reason = f"there are {min(shape[:2])} planes or rows for {ranks} ranks" if few else None
                 assert plan.exchange == ("none" if ranks == 1 else "messages")
                 assert plan.reason == ("" if ranks == 1 else reason or "the ranks compute on CPUs")
-                cases.plan_goes_there_and_back(world, plan, dtype=dtype, norm=norm)
+                cases.plan_goes_there_and_back(world, plan, shape=shape, dtype=dtype, norm=norm)
 
     on_ranks(ranks, case)
 
@@ -244,7 +244,13 @@ def test_bad_input_gets_one_sentence() -> None:
             ((8, 0), "c8", "backward", "cells along each"),
             ((8, 8), "f4", "backward", "complex64 or complex128"),
             ((8, 8), "c8", "both", "unknown norm"),
+            ((8, 8), "complex", "ortho", None),
+            ((8, 8), "no dtype", "ortho", "complex64 or complex128"),
+            ((8, 8 + world.rank), "c8", "ortho", r"different transforms.*shape \(8, 9\), ortho on rank 1"),
         ):
+            if message is None:
+                FourierPlan(world, shape, dtype, norm=norm)  # type: ignore[arg-type]
+                continue
             with pytest.raises(UserError, match=message):
                 FourierPlan(world, shape, dtype, norm=norm)  # type: ignore[arg-type]
         plan = FourierPlan(world, (8, 6))
@@ -252,5 +258,30 @@ def test_bad_input_gets_one_sentence() -> None:
             plan.forward(np.zeros((4, 6)).astype("c16"))
         with pytest.raises(UserError, match=r"expected complex64 of shape \(8, 3\)"):
             plan.inverse(np.zeros((4, 6), "c8"))
+        plan.close()
+        with pytest.raises(UserError, match="closed"):
+            plan.forward(np.zeros((4, 6), "c8"))
+
+
+def test_a_rank_without_memory_ends_all(folder: Path) -> None:
+    class Full(ThreadPeers):
+        def empty(self, shape: Any, dtype: Any) -> Array:
+            if self.world.rank == 1:
+                raise MemoryError("out of memory")
+            return super().empty(shape, dtype)
+
+    def case(world: World) -> list[BaseException]:
+        found = []
+        for attempt in (
+            lambda: open_direct(world, (4, 4), np.dtype("c8"), (1.0, 1.0), Full(world), HostPlans(folder)),
+            lambda: direct.open_direct(world, (4, 4), np.dtype("c8"), (1, 0), Full(world)),
+        ):
+            with pytest.raises(Exception, match="out of memory") as caught:
+                attempt()
+            found.append(caught.value)
+        return found
+
+    for found in on_ranks(2, case):
+        assert len(found) == 2
 
     on_ranks(2, case)
