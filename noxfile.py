@@ -16,6 +16,7 @@ nox.options.error_on_external_run = True
 nox.options.error_on_missing_interpreters = True  # Python 3.10 and 3.11, for the lowest versions
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile what others have compiled
 
 OPEN_MPI, MPICH = "mpi", "mpich"  # our extras
 EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "--timeout=1200")
@@ -65,7 +66,7 @@ def hosts(session: nox.Session) -> None:
 def mpich(session: nox.Session) -> None:
     """Run the tests that depend on the MPI library, with MPICH."""
     session.install(f".[{MPICH},test]")
-    words = ["tests/unit", "tests/faults", "tests/cluster"]
+    words = [*marked("mpi_library"), "tests/faults", "tests/cluster"]
     session.run("pytest", *words, "-m", "mpi_library and not nightly", *session.posargs)
     on_ranks(session, MPICH, 4, "-m", "mpi_library and not nightly")
 
@@ -206,7 +207,7 @@ def full(session: nox.Session, mpi: str) -> None:
     if mpi == OPEN_MPI:
         unit(session, *EVERYTHING, nightly=True)
     else:
-        session.run("pytest", "tests/unit", *EVERYTHING, "-m", "mpi_library", *session.posargs)
+        session.run("pytest", *marked("mpi_library"), *EVERYTHING, "-m", "mpi_library", *session.posargs)
     session.run("pytest", "tests/faults", "tests/cluster", *EVERYTHING, "-m", "", *session.posargs)
     for ranks in range(1, 6):
         on_ranks(session, mpi, ranks, *EVERYTHING, "-m", "")
@@ -236,10 +237,16 @@ def install_lowest(session: nox.Session) -> None:
 def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
     """Run the unit tests on three processes, then those that measure time, alone."""
     without = "" if nightly else " and not nightly"
-    command = ["pytest", "tests/unit", *words]
     # A third of their time they wait, for processes and timeouts: three processes keep two cores busy.
-    session.run(*command, "-n", "3", "--dist", "loadfile", "-m", f"not timed{without}", *session.posargs)
-    session.run(*command, "-m", f"timed{without}", *session.posargs)
+    busy = ["-n", "3", "--dist", "loadfile"]
+    session.run("pytest", "tests/unit", *words, *busy, "-m", f"not timed{without}", *session.posargs)
+    session.run("pytest", *marked("timed"), *words, "-m", f"timed{without}", *session.posargs)
+
+
+def marked(mark: str) -> list[str]:
+    """Return the files of unit tests that have a mark; collecting all of them takes longer than these run."""
+    files = sorted(Path("tests", "unit").rglob("test_*.py"))
+    return [str(path) for path in files if f"pytest.mark.{mark}" in path.read_text()]
 
 
 def on_ranks(session: nox.Session, mpi: str, ranks: int, *words: str) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -16,6 +15,7 @@ from runner.pipeline.inputs import Inputs, input_key
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
 from runner.report.record import plain
+from runner.report.versions import installed_version
 from runner.storage.formats.registry import ComputedSource, Source
 from runner.world.world import World
 
@@ -67,7 +67,7 @@ def _state(inputs: Inputs, number: int) -> dict[str, int]:
 def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]:
     """Return the part of a fingerprint that does not depend on the array. On rank 0."""
     return {
-        "meshrun": _version(),
+        "meshrun": installed_version("meshrun") or "",  # none if run from a folder of sources
         "job": task.job.name,
         "code": code_of(task.job),
         "parameters": plain(task.parameters),
@@ -105,10 +105,3 @@ def _add_code(code: CodeType, add: Callable[[bytes], None]) -> None:
             _add_code(constant, add)
         else:
             add(repr(constant).encode())
-
-
-def _version() -> str:
-    try:
-        return version("meshrun")
-    except PackageNotFoundError:  # run from a folder of sources
-        return ""

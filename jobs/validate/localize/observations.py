@@ -141,10 +141,11 @@ def tabulate(
     failed = frozenset(
         pairs[np.concatenate([np.isnan(each).any(axis=1) for each in seconds])].ravel().tolist()
     )
-    most = max(each.shape[1] for each in seconds)
-    samples = np.concatenate(
-        [np.pad(each, ((0, 0), (0, most - each.shape[1])), constant_values=np.nan) for each in seconds]
-    )
+    samples = np.full((len(pairs), max(each.shape[1] for each in seconds)), np.nan)
+    row = 0
+    for each in seconds:
+        samples[row : row + len(each), : each.shape[1]] = each
+        row += len(each)
     look = np.repeat(np.array(looks or [0] * len(flows), np.int64), [len(each) for each in flows])
     missing = np.isnan(samples)
     good = ~missing.all(axis=1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from runner.report.phases import Phases
+from runner.report.versions import installed_version
 from runner.world.world import World
 
 
@@ -75,10 +75,8 @@ def versions(world: World) -> dict[str, str]:
     """Return the versions of the software that the run's figures depend on."""
     found = {"python": sys.version.split()[0], "numpy": np.__version__, "transport": world.arrays.label}
     for package in ("meshrun", "mpi4py"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        if known := installed_version(package):
+            found[package] = known
     if "mpi4py.MPI" in sys.modules:
         library = sys.modules["mpi4py.MPI"].Get_library_version()
         found["mpi"] = library.replace("\0", "").splitlines()[0].strip()

@@ -7,11 +7,11 @@ import resource
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from runner.device.api import Device
 from runner.errors import UserError
+from runner.report.versions import installed_version
 from runner.system import launcher, sysfs
 from runner.system.gpu import GpuFacts, read_gpu
 from runner.system.network import Interface, Port, interfaces, kernel_interfaces, ports
@@ -102,7 +102,7 @@ def survey(
         visible=environment.get("CUDA_VISIBLE_DEVICES"),
         nccl=_nccl() if gpu else None,
         mpi=mpi,
-        meshrun=_meshrun(),
+        meshrun=installed_version("meshrun") or "",
         python=sys.version.split()[0],
         cpus=cpus,
         one_core=on_one_core(cpus, online, root),
@@ -131,13 +131,6 @@ def _nccl() -> tuple[str, str] | None:
     except UserError:
         return None
     return nccl.version(), nccl.library_path()
-
-
-def _meshrun() -> str:
-    try:
-        return version("meshrun")
-    except PackageNotFoundError:  # run from a folder of sources
-        return ""
 
 
 def _online(root: Path) -> tuple[int, ...]:

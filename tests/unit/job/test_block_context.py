@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy  # which loads `stats` when a test needs it: a second for each process that collects
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 import meshrun
 from runner.errors import UserError
@@ -111,19 +111,19 @@ def test_seeds_may_be_numpys() -> None:
 def test_uniform_fills_the_unit_interval_evenly(seed: int) -> None:
     values = line().uniform(seed)
     assert 0 <= values.min() < values.max() < 1
-    assert stats.kstest(values, "uniform").pvalue > RARE
-    assert stats.chisquare(np.bincount((values * 1024).astype(int), minlength=1024)).pvalue > RARE
+    assert scipy.stats.kstest(values, "uniform").pvalue > RARE
+    assert scipy.stats.chisquare(np.bincount((values * 1024).astype(int), minlength=1024)).pvalue > RARE
     # The lowest bits too, of 53.
     low = (values * 2.0**53).astype(np.uint64) & np.uint64(255)
-    assert stats.chisquare(np.bincount(low.astype(int), minlength=256)).pvalue > RARE
+    assert scipy.stats.chisquare(np.bincount(low.astype(int), minlength=256)).pvalue > RARE
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63])
 def test_normal_has_the_bell_curve(seed: int) -> None:
     values = line().normal(seed)
     assert np.isfinite(values).all()
-    assert stats.kstest(values, "norm").pvalue > RARE
-    assert stats.normaltest(values).pvalue > RARE  # skew and tails
+    assert scipy.stats.kstest(values, "norm").pvalue > RARE
+    assert scipy.stats.normaltest(values).pvalue > RARE  # skew and tails
     assert abs(values.mean()) < 4 / math.sqrt(CELLS)
     assert abs(values.var() - 1) < 4 * math.sqrt(2 / CELLS)
 
@@ -131,11 +131,11 @@ def test_normal_has_the_bell_curve(seed: int) -> None:
 def pairs_are_even(one: Any, other: Any) -> bool:
     """Whether pairs of uniform numbers fill the unit square evenly: more than a correlation of 0."""
     cell = (one * 16).astype(int) * 16 + (other * 16).astype(int)
-    return bool(stats.chisquare(np.bincount(cell.reshape(-1), minlength=256)).pvalue > RARE)
+    return bool(scipy.stats.chisquare(np.bincount(cell.reshape(-1), minlength=256)).pvalue > RARE)
 
 
 def unit(normal: Any) -> Any:
-    return stats.norm.cdf(normal)
+    return scipy.stats.norm.cdf(normal)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
