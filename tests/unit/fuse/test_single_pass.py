@@ -51,7 +51,7 @@ Compiled = list[tuple[PassKernel, Run]]
 
 @pytest.fixture(scope="module")
 def compiled_examples(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Compiled]:
-    """Compile a kernel for each example and shape, all in one file: g++ takes half of the time."""
+    """Compile a kernel for each example and shape, all in one file, which takes g++ less time."""
     kernels = []
     for each in EXAMPLES:
         merged, count = merge_components(example(*each))

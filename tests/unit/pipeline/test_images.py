@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy_kernel import NumpyKernel
+from pairs import pairs_by_day
 from PIL import Image
 from queued_device import QueuedBackend
 from stream_cases import Case, cases, run_on
@@ -432,9 +433,7 @@ def broken(source: Path, number: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("number", [1, 6, 11])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("cure", ["mended", "taken out"])
+@pairs_by_day(number=[1, 6, 11], ranks=[1, 2, 3], cure=["mended", "taken out"])
 def test_a_broken_image_is_named_and_mended(numbered: Path, number: int, ranks: int, cure: str) -> None:
     path = broken(numbered, number)
     finished = fail(numbered, rf"{number:02}\.npy is truncated.*Try: repair it or remove it", ranks)

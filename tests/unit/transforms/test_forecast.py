@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pairs import pairs_by_day
 from stream_cases import run_on
 
 from jobs.transforms import in_parts
@@ -118,11 +119,10 @@ def test_what_needs_no_exchange_fits_less_memory(
         assert record["result"]["passes"] == 2
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
-@pytest.mark.parametrize("shape", [(48, 48, 96), (17, 23, 19)])  # the second has nothing that divides
-@pytest.mark.parametrize(
-    ("job", "parameters"),
-    [
+@pairs_by_day(
+    ranks=[2, 3, 4, 8, 16],
+    shape=[(48, 48, 96), (17, 23, 19)],  # the second has nothing that divides
+    job__parameters=[
         (transpose_job, {"axes": "2,0,1"}),
         (transpose_job, {"axes": "0,2,1"}),  # nothing moves
         (fft, {"decomposition": "slab"}),

@@ -95,7 +95,7 @@ def halos_of(
     return targets
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=max(settings.default.max_examples // 2, 1))
 @given(data=st.data())
 def test_any_halo_of_any_fields_is_filled(data: st.DataObject, library: Path) -> None:
     grid = data.draw(st.sampled_from(GRIDS))
@@ -203,7 +203,7 @@ def test_the_kernels_compile_without_a_warning_and_spill_nothing(architecture: s
 # Whole runs.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=max(settings.default.max_examples // 2, 1))
 @given(data=st.data())
 def test_any_steps_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any, library: Path) -> None:
     folder = tmp_path_factory.mktemp("direct")

@@ -17,6 +17,7 @@ from host_halo import HostPeers, HostTables, compiled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy_kernel import NumpyKernel, mixed
+from pairs import pairs_by_day
 from step_runs import plain_loop, stepped
 
 import meshrun
@@ -75,7 +76,10 @@ class Kernels:
         return self.history[-1]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=max(settings.default.max_examples // 2, 1),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_any_steps_of_one_kernel_on_any_ranks_are_a_plain_loop(
     data: st.DataObject, tmp_path_factory: Any
@@ -325,9 +329,7 @@ def refuse_steps(monkeypatch: pytest.MonkeyPatch, kernels: Kernels, refused: int
     monkeypatch.setattr(NumpyKernel, "prepare_steps", prepare)
 
 
-@pytest.mark.parametrize("refused", [3, 2])
-@pytest.mark.parametrize("boundary", ["reflect", "constant", "wrap"])
-@pytest.mark.parametrize(("ranks", "options"), [
+@pairs_by_day(refused=[3, 2], boundary=["reflect", "constant", "wrap"], ranks__options=[
     (1, {}), (2, {}), (2, {"overlap": True, "devices": True}), (4, {"grid": "2x2"}),
     (2, {"stream": StreamOptions(chunk_bytes=800), "shape": (60, 5), "steps_per_exchange": 5}),
 ])  # fmt: skip

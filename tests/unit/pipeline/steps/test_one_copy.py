@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy_kernel import NumpyKernel, mixed
+from pairs import pairs_by_day
 from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
@@ -40,12 +41,11 @@ def in_the_same_memory(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("devices", [False, True])
-@pytest.mark.parametrize(
-    ("ranks", "grid", "every"),
-    [(1, None, None), (2, "2x1", None), (3, "1x3", 2), (4, "2x2", 3), (3, "3x1", 2)],
+@pairs_by_day(
+    boundary=BOUNDARIES,
+    in_place=[False, True],
+    devices=[False, True],
+    ranks__grid__every=[(1, None, None), (2, "2x1", None), (3, "1x3", 2), (4, "2x2", 3), (3, "3x1", 2)],
 )
 def test_a_function_gives_the_bits_of_a_plain_loop(
     tmp_path: Path,

@@ -114,7 +114,7 @@ def same_as_a_plain_loop(
     return all(map(np.array_equal, found, expected)), record
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=max(settings.default.max_examples // 2, 1))
 @given(data=st.data())
 def test_any_reads_on_any_ranks_are_a_plain_loop(
     data: st.DataObject, tmp_path_factory: Any, library: Path

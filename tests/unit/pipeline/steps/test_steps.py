@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pairs import pairs_by_day
 from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
@@ -38,7 +39,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiles")
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("steps")
@@ -68,9 +69,7 @@ def test_any_steps_on_any_ranks_are_a_plain_loop(data: st.DataObject, tmp_path_f
     assert record["steps"]["steps"] == steps
 
 
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize(("ranks", "grid"), [(3, "3"), (4, "2x2"), (6, "2x3")])
-@pytest.mark.parametrize("every", [1, 2, 3])
+@pairs_by_day(boundary=BOUNDARIES, ranks__grid=[(3, "3"), (4, "2x2"), (6, "2x3")], every=[1, 2, 3])
 def test_an_impulse_crosses_every_face_edge_and_corner(
     tmp_path: Path, boundary: str, ranks: int, grid: str, every: int
 ) -> None:
@@ -608,7 +607,7 @@ def test_options_are_read_from_keywords() -> None:
 # ---- steps in chunks
 
 
-@settings(max_examples=60)
+@settings(max_examples=max(settings.default.max_examples // 2, 1))
 @given(data=st.data())
 def test_steps_in_chunks_are_a_plain_loop(data: st.DataObject, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.mktemp("passes")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from queued_device import QueuedBackend
 from stream_cases import Case, PoisoningDevice, PoisoningHost, cases, run_on
@@ -35,7 +35,6 @@ def in_one_piece(case: Case, folder: Path) -> bytes:
     return (folder / "whole.npy").read_bytes()
 
 
-@settings(max_examples=2 * settings().max_examples)
 @given(cases())
 def test_chunks_on_cpus_give_the_bytes_of_one_piece(case: Case) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -49,7 +48,6 @@ def test_chunks_on_cpus_give_the_bytes_of_one_piece(case: Case) -> None:
         assert sorted(path.name for path in folder.iterdir()) == ["in.npy", "out.npy", "whole.npy"]
 
 
-@settings(max_examples=2 * settings().max_examples)
 @given(cases(), st.booleans())
 def test_chunks_on_devices_give_the_bytes_of_one_piece(case: Case, late: bool) -> None:
     devices = [QueuedBackend(late=late) for _ in range(case.ranks)]

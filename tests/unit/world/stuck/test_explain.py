@@ -253,7 +253,7 @@ LABELS = st.sampled_from(["world", "world/1.0", "world on device"])
 MEMBERS = st.none() | st.lists(st.integers(0, 4), unique=True).map(tuple)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(
     st.lists(
         st.builds(
