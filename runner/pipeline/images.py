@@ -22,9 +22,7 @@ from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, 
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.chunk_agreement import known_results, limits
 from runner.pipeline.streamed.dispatch import (
-    OnStreamProgress,
     draw,
-    no_stream_progress,
     process_chunks,
     report,
     threads_of,
@@ -35,6 +33,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
+from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.storage.file_errors import write_error
 from runner.storage.formats.image_folder import Folder, Image
 from runner.storage.formats.registry import Source, decoded_bytes, open_source

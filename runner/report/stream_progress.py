@@ -31,6 +31,12 @@ FLOWS = {
 FLOW_OF = {stage: name for name, stages in FLOWS.items() for stage in stages}
 
 Rates = Callable[[], dict[str, float]]  # called only when they are shown
+# Called with bytes done, bytes in all, and a function that returns rank 0's rates.
+OnStreamProgress = Callable[[int, int, Rates], None]
+
+
+def no_stream_progress(done: int, total: int, rates: Rates) -> None:
+    """Ignore progress."""
 
 
 def recent_rates(spans: Iterable[Span], now: float) -> dict[str, float]:

@@ -20,9 +20,9 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
-from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
+from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.report.units import counted
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext, forms_of_inputs

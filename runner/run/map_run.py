@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunError, UserError
 from runner.pipeline.fusing import fused, warn_of_whole_axes, with_inferred_halo
@@ -13,8 +13,6 @@ from runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
 from runner.pipeline.load import load_blocks
 from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
-from runner.pipeline.streamed.redo import Redo
-from runner.pipeline.streamed.streaming import StreamedRun
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
 from runner.plan.grid import check_blocks
 from runner.plan.task import Task, plan_task
@@ -26,6 +24,9 @@ from runner.storage.formats.registry import Sink, create, first_serial, open_sin
 from runner.storage.journal import Journal
 from runner.storage.paths import KEPT, partial_path, split
 from runner.system.host_memory import host_memory
+
+if TYPE_CHECKING:
+    from runner.pipeline.streamed.redo import Redo
 
 
 def run_map(run: RunContext) -> Record:
@@ -102,6 +103,8 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
     elif task.kernel is not None:
         blocks = fuse(run, blocks)
     warn_of_whole_axes(world, blocks, chunks=True)
+    from runner.pipeline.streamed.streaming import StreamedRun
+
     streamed = StreamedRun(
         world,
         blocks,

@@ -19,7 +19,6 @@ from runner.job.signature import FORM
 from runner.pipeline.fusing import Fusion
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import Inputs
-from runner.pipeline.streamed.dispatch import OnStreamProgress, no_stream_progress
 from runner.plan.grid import is_length
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import (
@@ -34,6 +33,7 @@ from runner.plan.step_options import (
 )
 from runner.plan.stream_options import DEPTH_MOST, StreamOptions, check_size, parse_size
 from runner.report.phases import Phases
+from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.storage.formats.registry import Form, Source
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import DeviceChoice, World

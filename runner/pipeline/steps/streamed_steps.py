@@ -27,8 +27,6 @@ from runner.pipeline.steps.loop import Until, check_finite, next_multiple
 from runner.pipeline.streamed.chunk_agreement import chunks_of
 from runner.pipeline.streamed.cpu_engine import HostEngine
 from runner.pipeline.streamed.dispatch import (
-    OnStreamProgress,
-    no_stream_progress,
     process_chunks,
     report,
     threads_of,
@@ -44,6 +42,7 @@ from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.report.spans import Spans
+from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
 from runner.storage.paths import partial_path
 from runner.system.host_memory import memory_folder

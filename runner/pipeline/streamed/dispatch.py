@@ -21,18 +21,11 @@ from runner.plan.stream_options import StreamOptions
 from runner.report.bottleneck import Bottleneck, Summary, Table, combine, summary
 from runner.report.phases import Phases
 from runner.report.spans import STAGES, Span, Spans
-from runner.report.stream_progress import BETWEEN, Rates, recent_rates
+from runner.report.stream_progress import BETWEEN, OnStreamProgress, recent_rates
 from runner.report.timeline import Lane, write_timeline
 from runner.world.world import World
 
 MOST_THREADS = 16
-OnStreamProgress = Callable[
-    [int, int, Rates], None
-]  # bytes done, bytes in all, and a function that returns rank 0's rates
-
-
-def no_stream_progress(done: int, total: int, rates: Rates) -> None:
-    """Ignore progress."""
 
 
 def process_chunks(

@@ -17,9 +17,7 @@ from runner.pipeline.streamed.chunk_agreement import chunks_of, known_results
 from runner.pipeline.streamed.cpu_engine import HostEngine
 from runner.pipeline.streamed.direct_io import Direct
 from runner.pipeline.streamed.dispatch import (
-    OnStreamProgress,
     draw,
-    no_stream_progress,
     process_chunks,
     report,
     threads_of,
@@ -33,6 +31,7 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
 from runner.report.phases import Phases
 from runner.report.spans import Spans
+from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.storage.formats.registry import FOLDERS, Sink, Source, create, open_sink, read_back
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, suffix

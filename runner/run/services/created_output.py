@@ -13,7 +13,6 @@ from runner.report.record import Record
 from runner.run.map_run import commit, create_files
 from runner.run.options import RunContext
 from runner.run.record.forecast_record import type_record
-from runner.run.verify.results import drop_cached
 from runner.storage.formats.registry import Sink, open_sink, read_back, reopen
 
 
@@ -58,6 +57,8 @@ class CreateOutput:
         run.world.control.barrier()  # another rank may still be writing
         proof = None
         if run.options.verify != "off" and run.job.verify is not None:
+            from runner.run.verify.results import drop_cached
+
             with run.phases("verify"):
                 drop_cached(run.world, [sink])
                 sources = [reopen(source) for source in run.sources]

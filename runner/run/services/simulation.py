@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError
 from runner.job.declaration import Job
@@ -18,8 +18,10 @@ from runner.plan.step_options import StepOptions
 from runner.report.record import Record
 from runner.run.options import RunContext
 from runner.run.record.forecast_record import type_record
-from runner.run.step_run import Additions, run_steps
 from runner.storage.formats.registry import Source
+
+if TYPE_CHECKING:
+    from runner.run.step_run import Additions
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Simulate:
         sources: the state before the first step, and the inputs that stay. Raises UserError before the first
         step for options that do not apply.
         """
+        from runner.run.step_run import run_steps
+
         run = self.run
         if options.frames is not None:
             raise UserError(

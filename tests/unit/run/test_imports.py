@@ -1,0 +1,15 @@
+"""What every rank loads before it knows what the job needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LATER = ("runner.pipeline.streamed.streaming", "runner.pipeline.steps.loop", "runner.run.step_run",
+         "runner.run.verify.results")  # fmt: skip
+
+
+def test_runs_load_streaming_steps_and_checks_when_they_need_them() -> None:
+    program = f"import runner.run.execute, sys; print(*(name for name in {LATER} if name in sys.modules))"
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout.split() == []
