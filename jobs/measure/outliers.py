@@ -149,23 +149,32 @@ def group_threshold(level: Floats, tolerance: float) -> float:
     """Return the level above which one of these is slow: beyond the tolerance and their own spread.
 
     So many standard deviations that normal values without a fault exceed it in FALSE_ALARMS of all runs,
-    however many there are (Bonferroni): 3.5 for up to 4 values, 4.3 for 128, 5.2 for 10,000.
+    however many there are (`deviations_of_all`).
     """
-    chance = FALSE_ALARMS / max(len(level), 1)
-    deviations = max(STANDARD_ERRORS, statistics.NormalDist().inv_cdf(1 - chance))
+    deviations = deviations_of_all(len(level))
     if len(level) >= MANY_MEASUREMENTS:  # the spread of n values has an error too, of about 1 / sqrt(n)
         deviations *= 1 + 1 / math.sqrt(len(level))
     return max(tolerance, deviations * min(spread(level), fast_spread(level)))
+
+
+def deviations_of_all(figures: int) -> float:
+    """Return the standard deviations that one of so many normal values exceeds in FALSE_ALARMS of all runs.
+
+    Bonferroni: 3.5 for up to 4 values, 4.3 for 128, 5.2 for 10,000.
+    """
+    return max(STANDARD_ERRORS, statistics.NormalDist().inv_cdf(1 - FALSE_ALARMS / max(figures, 1)))
 
 
 def slow_threshold(level: Floats, count: Ints, noise: float, tolerance: float) -> Floats:
     """Return the level above which each median is slow.
 
     level: of each median. count: samples of each. noise: standard deviation of the log of one sample. In
-    addition to `group_threshold`, a median must exceed its own standard error.
+    addition to `group_threshold`, a median must exceed what a healthy part may be slower than its siblings,
+    the tolerance, and its own standard error together. Both are deviations by chance, independent of each
+    other, so their squares add up.
     """
-    apart = group_threshold(level, tolerance)
-    return np.maximum(apart, STANDARD_ERRORS * MEDIAN_ERROR * noise / np.sqrt(count))
+    error = deviations_of_all(len(level)) * MEDIAN_ERROR * noise / np.sqrt(count)
+    return np.maximum(group_threshold(level, tolerance), np.hypot(tolerance, error))
 
 
 def slow_sample_threshold(noise: float, tolerance: float) -> float:

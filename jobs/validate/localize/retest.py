@@ -90,9 +90,12 @@ class RungMeasurement(Protocol):
         """Return a part that is slow part of the time, judged by open rows."""
         return None
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
-        """Count the looks of retests in which a suspect was slow and fast, and all of its looks."""
-        return changing_looks(table, suspect.rows)
+    def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
+        """Count the looks of retests in which a suspect was slow and fast, and all of its looks.
+
+        Rows that another part explains do not count.
+        """
+        return changing_looks(cover.table, suspect.rows & cover.open, trusted=cover.open & ~suspect.rows)
 
     def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
         """Return whether these rows of a suspect are slow part of the time, as of an intermittent part."""
@@ -291,8 +294,8 @@ class Search:
         table, cover = self.cover.table, self.cover
         cover.excluded.add(suspect.name)
         if suspect.kind == "flap" and suspect.name in self.retested:
-            rows = suspect.rows & table.retested
-            looked = self.measurement.changing_looks(suspect, table)
+            rows = suspect.rows & table.retested & cover.open
+            looked = self.measurement.changing_looks(suspect, cover)
             # With one partner, no look tells whether it is the part that is slow at times.
             alone = not looked.looks and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
             likely = looked.intermittence > 0 and 2 * looked.changing >= looked.looks
@@ -319,7 +322,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
     if suspect.kind == "flap":
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
-        looked = measurement.changing_looks(suspect, table)
+        looked = measurement.changing_looks(suspect, cover)
         likely = most and looked.intermittence >= INTERMITTENT_FROM  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow

@@ -526,9 +526,12 @@ class InterNode(RungMeasurement):
         proven = [nic for nic, looks in self.looks_at.items() if looks.intermittence >= INTERMITTENT_FROM]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
-        """As of `RungMeasurement`. Later retests of others do not change what was decided."""
-        return self.looks_at.get(suspect.key) or super().changing_looks(suspect, table)
+    def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
+        """As of `RungMeasurement`. Later retests of others do not change what was decided, unless they show
+        another part that explains some of it."""
+        explained = (suspect.rows & cover.table.retested & ~cover.open).any()
+        known = None if explained else self.looks_at.get(suspect.key)
+        return known or super().changing_looks(suspect, cover)
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.
