@@ -142,8 +142,8 @@ def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[Run
     found: dict[RungName, float] = dict.fromkeys(plan.rungs, 0.0)
     for one in probe_calls(plan, topology):
         if cost := costs.get(one.key):
-            times = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
-            times = max(times / one.repeats, 1)
+            needed = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
+            times = max(needed / one.repeats, 1)
             found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
     return found
 

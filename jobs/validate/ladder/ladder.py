@@ -188,7 +188,7 @@ class Ladder:
             found += findings(located, self.topology, name, what, work)
             if len(located.table):
                 self.tables[name, what] = located.table, work
-                rated = through_nics(located.table, self.topology) if name == "host pairs" else located.table
+                rated, _ = self.rated(name, what)
                 rates[what] = float(np.median(work / rated.siblings))
                 if isinstance(measurement, SingleGpu | IntraNode | InterNode):
                     self.look_again(name, what, measurement, rated, work, found)
@@ -212,6 +212,11 @@ class Ladder:
         why = TIME_UP if result == "not measured" else ""
         self.rungs.append(RungResult(name, result, why, rounds, messages, rates, analysed, measured))
         return broken
+
+    def rated(self, name: RungName, what: str) -> tuple[Observations, int]:
+        """Return what rates are taken from, and the work of each row: of host pairs, flows that need NICs."""
+        table, work = self.tables[name, what]
+        return (through_nics(table, self.topology) if name == "host pairs" else table), work
 
     def look_again(
         self,

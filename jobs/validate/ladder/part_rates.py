@@ -10,7 +10,6 @@ from jobs.measure.outliers import group_medians
 from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.measurements.below_limit import has_rates_of_ranks, rates_of_ranks
-from jobs.validate.measurements.inter_node import through_nics
 from jobs.validate.plan import RungName
 from jobs.validate.report.model import RateMatrix
 from jobs.validate.topology import Ints, Topology
@@ -28,8 +27,8 @@ def part_rates(ladder: Ladder) -> PartRates:
     for rung in ladder.rungs:
         for what, rate in rung.rates.items():
             found[rung.name, what, ""] = rate
-    for (name, what), (measured, nbytes) in ladder.tables.items():
-        table = through_nics(measured, ladder.topology) if name == "host pairs" else measured
+    for name, what in ladder.tables:
+        table, nbytes = ladder.rated(name, what)
         keys, medians = _by_part(table, name, nbytes)
         parts = _parts(name, ladder.topology, keys)
         for part, rate in zip(parts, medians.tolist(), strict=True):
@@ -46,9 +45,9 @@ def best_rates(ladder: Ladder) -> BestRates:
     Only of rungs on which that is known (`has_rates_of_ranks`).
     """
     topology, found = ladder.topology, BestRates()
-    for (name, what), (measured, work) in ladder.tables.items():
+    for name, what in ladder.tables:
         if has_rates_of_ranks(name, topology, ladder.plan):
-            table = through_nics(measured, topology) if name == "host pairs" else measured
+            table, work = ladder.rated(name, what)
             best, again = (
                 rates_of_ranks(table, work, topology.ranks),
                 ladder.rates_again.get((name, what), {}),

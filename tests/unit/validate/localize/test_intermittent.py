@@ -15,7 +15,7 @@ from jobs.validate.localize.retest import (
     confirmed_intermittent,
     usual_lates,
 )
-from jobs.validate.localize.set_cover import Suspect
+from jobs.validate.localize.set_cover import Cover, Suspect, numbered_kind
 from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.plan import Plan
 from jobs.validate.simulation.fleet import SimulatedFleet
@@ -96,6 +96,45 @@ def test_a_nic_of_two_hosts_whose_flows_across_rails_are_slower(seed: int, fault
     own, usual = found.evidence.p99
     assert own > 1.3 * usual
     assert f"p99 {1e3 * own:.3g} ms, siblings' {1e3 * usual:.3g} ms" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("seed", "fault", "part"),
+    [
+        # Its partner was looked at first, and called flapping beside it.
+        (1, "send:h1:3:0.81", "host h1, GPU 3: its NIC when it sends"),
+        (3, "send:h1:3:0.81", "host h1, GPU 3: its NIC when it sends"),
+        # Not all samples of the slow direction are slow.
+        (2, "receive:h1:6:0.78", "host h1, GPU 6: its NIC when it receives"),
+        # Less was seen of it than of other flows' noise; its median is slow too.
+        (10, "flap:h0:2:0.78", "host h0, GPU 2: its NIC"),
+        (6, "flap:h0:2:0.78", "host h0, GPU 2: its NIC"),
+    ],
+)
+def test_a_mild_fault_of_two_hosts_in_noise_is_called_what_it_is(seed: int, fault: str, part: str) -> None:
+    fleet = SimulatedFleet(parse_fleet(f"hosts=2,gpus=8,leaf=8,seed={seed},{ALL},fault={fault}"))
+    verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
+    (found,) = verdict.findings
+    assert part in (found.part.rstrip(":"), *found.instead)
+    assert (found.kind == "flap") == fault.startswith("flap")
+
+
+def test_a_mild_loss_that_only_one_pair_shows_is_named_with_both_nics() -> None:
+    rows = [(0, 8, look, 0) for look in range(10)] + [(8, 0, look, 0) for look in range(10)]
+    table = looks(*rows, *[(1, 9, look, 0) for look in range(20)])
+    table.level[:20] = 0.09  # less than a row's threshold, more than the tolerance
+    found = Cover(table, [numbered_kind("nic", 16, table.a, table.b)], 0.75, 0.07).mildest()
+    assert found is not None
+    assert (found.name, found.ties) == (("nic", 0), (("nic", 8),))
+
+
+def test_what_looks_could_not_decide_is_not_ok() -> None:
+    """Of 14 looks, 5 were slow: likelier of a NIC that flaps than of a loaded one, but not sure."""
+    assert 0 < intermittence(5, 14, 0.01) < INTERMITTENT_FROM
+    seed, fault = 3100000, "flap:h0:2:0.832:0.3"
+    fleet = SimulatedFleet(parse_fleet(f"hosts=2,gpus=8,leaf=8,seed={seed},{ALL},fault={fault}"))
+    verdict = climb_ladder(fleet, Plan(seed=seed))
+    assert verdict.status in ("unknown", "critical")
 
 
 def test_the_tail_is_that_of_the_flows_on_the_nics_rail() -> None:
