@@ -86,10 +86,11 @@ def most_subrounds(topology: Topology, plan: Plan) -> int:
 def first_samples(rounds: int, plan: Plan) -> tuple[int, int]:
     """Return samples of a round in a call, and in how many calls each of so many rounds is measured.
 
-    With few rounds each takes many samples. A call of all of them would show one moment of the fleet.
+    With few rounds each takes many samples. A call of all of them would show one moment of the fleet; a NIC
+    is seen in as many moments as in a retest.
     """
     samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(rounds, 1)))
-    calls = math.ceil(samples / plan.retest_samples)
+    calls = math.ceil(RETEST_REPEATS / max(rounds, 1))
     return math.ceil(samples / calls), calls
 
 

@@ -133,7 +133,8 @@ def test_what_slows_most_rows_at_one_moment_is_removed_and_no_more() -> None:
 
 
 def test_a_first_look_with_few_rounds_is_more_than_one_moment() -> None:
-    assert first_samples(1, Plan()) == (29, 14)
-    assert first_samples(7, Plan()) == (29, 2)
+    assert first_samples(1, Plan()) == (80, 5)
+    assert first_samples(3, Plan()) == (67, 2)
+    assert first_samples(7, Plan()) == (58, 1)
     assert first_samples(63, Plan()) == (7, 1)
     assert first_samples(1000, Plan()) == (Plan().samples, 1)
