@@ -48,7 +48,6 @@ from jobs.validate.topology import Ints, Topology
 
 # Kinds of which there are so many that others load some of them in most looks, by chance.
 OF_MANY, ALL_LOOKS = ("path",), 1.0
-OF_A_NIC = ("nic", "send", "receive")
 FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
@@ -230,7 +229,7 @@ class Search:
         erratic = suspect is not None and self.measurement.is_erratic(
             suspect, suspect.rows & cover.open & cover.slow, cover.table
         )
-        if suspect is not None and suspect.kind in OF_A_NIC:  # what looks showed comes before a median
+        if suspect is not None and suspect.kind == "nic":  # what looks showed comes before a median
             erratic = erratic or self.may_flap(("flap", suspect.key))
         if not self.steady and (suspect is None or erratic or self.slow_rows(suspect) <= FEW):
             intermittent = self.measurement.intermittent(self.cover)
