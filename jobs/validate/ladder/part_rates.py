@@ -18,6 +18,7 @@ from jobs.validate.topology import Ints, Topology
 PartRates = dict[tuple[RungName, str, str], float]
 
 DRAWN = 16  # hosts whose GPU pairs are reported: the slowest ones
+BEST_QUARTER = 0.75
 RAILS_DRAWN = 64  # up to this many hosts, each rail has its own matrix
 
 
@@ -42,17 +43,19 @@ BestRates = dict[tuple[RungName, str], dict[int, float]]  # by rung and measurem
 def best_rates(ladder: Ladder) -> BestRates:
     """Return each rank's best rate with any partner, in the first measurement or when it was looked at again.
 
-    Only of rungs on which that is known (`has_rates_of_ranks`).
+    Only of rungs on which that is known (`has_rates_of_ranks`). Where partners of host pairs are sampled, a
+    rank may have met only hosts beyond slower uplinks: all have the rate that the best quarter reaches.
     """
     topology, found = ladder.topology, BestRates()
     for name, what in ladder.tables:
-        if has_rates_of_ranks(name, topology, ladder.plan):
-            table, work = ladder.rated(name, what)
-            best, again = (
-                rates_of_ranks(table, work, topology.ranks),
-                ladder.rates_again.get((name, what), {}),
-            )
-            found[name, what] = {rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items()}
+        if name in ("node", "rails"):
+            continue
+        table, work = ladder.rated(name, what)
+        best = rates_of_ranks(table, work, topology.ranks)
+        if not has_rates_of_ranks(name, topology, ladder.plan):
+            best = dict.fromkeys(best, float(np.quantile(list(best.values()), BEST_QUARTER)))
+        again = ladder.rates_again.get((name, what), {})
+        found[name, what] = {rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items()}
     return found
 
 
