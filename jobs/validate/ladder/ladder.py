@@ -185,7 +185,7 @@ class Ladder:
             self.note_gaps(name, what, located)
             for gap in measurement.gaps:
                 self.note_not_judged(f"{name}: {gap}")
-            found += findings(located, self.topology, name, what, work)
+            found += self.named(name, findings(located, self.topology, name, what, work))
             if len(located.table):
                 self.tables[name, what] = located.table, work
                 rated, _ = self.rated(name, what)
@@ -212,6 +212,20 @@ class Ladder:
         why = TIME_UP if result == "not measured" else ""
         self.rungs.append(RungResult(name, result, why, rounds, messages, rates, analysed, measured))
         return broken
+
+    def named(self, rung: RungName, found: list[Finding]) -> list[Finding]:
+        """Return the findings without paths between hosts, if more paths than hosts are slow.
+
+        Faults are few: so many are the network's design, such as uplinks that hashed flows share.
+        """
+        paths = [one for one in found if one.kind == "path"]
+        if len(paths) <= self.topology.hosts:
+            return found
+        self.note_not_judged(
+            f"{rung}: {len(paths)} paths between hosts are slow again, too many to be faults of single parts: "
+            "uplinks that flows share? NICs behind them cannot be judged"
+        )
+        return [one for one in found if one.kind != "path"]
 
     def rated(self, name: RungName, what: str) -> tuple[Observations, int]:
         """Return what rates are taken from, and the work of each row: of host pairs, flows that need NICs."""
