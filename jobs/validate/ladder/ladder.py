@@ -214,18 +214,18 @@ class Ladder:
         return broken
 
     def named(self, rung: RungName, found: list[Finding]) -> list[Finding]:
-        """Return the findings without paths between hosts, if more paths than hosts are slow.
+        """Return the findings without paths and links between hosts, if more of these than hosts are slow.
 
         Faults are few: so many are the network's design, such as uplinks that hashed flows share.
         """
-        paths = [one for one in found if one.kind == "path"]
-        if len(paths) <= self.topology.hosts:
+        between = [one for one in found if one.kind in BETWEEN]
+        if len(between) <= self.topology.hosts:
             return found
         self.note_not_judged(
-            f"{rung}: {len(paths)} paths between hosts are slow again, too many to be faults of single parts: "
+            f"{rung}: {len(between)} paths between hosts are slow again, too many to be single faults: "
             "uplinks that flows share? NICs behind them cannot be judged"
         )
-        return [one for one in found if one.kind != "path"]
+        return [one for one in found if one.kind not in BETWEEN]
 
     def rated(self, name: RungName, what: str) -> tuple[Observations, int]:
         """Return what rates are taken from, and the work of each row: of host pairs, flows that need NICs."""
