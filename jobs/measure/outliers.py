@@ -149,23 +149,32 @@ def group_threshold(level: Floats, tolerance: float) -> float:
     """Return the level above which one of these is slow: beyond the tolerance and their own spread.
 
     So many standard deviations that normal values without a fault exceed it in FALSE_ALARMS of all runs,
-    however many there are (Bonferroni): 3.5 for up to 4 values, 4.3 for 128, 5.2 for 10,000.
+    however many there are (`deviations_of_all`).
     """
-    chance = FALSE_ALARMS / max(len(level), 1)
-    deviations = max(STANDARD_ERRORS, statistics.NormalDist().inv_cdf(1 - chance))
+    deviations = deviations_of_all(len(level))
     if len(level) >= MANY_MEASUREMENTS:  # the spread of n values has an error too, of about 1 / sqrt(n)
         deviations *= 1 + 1 / math.sqrt(len(level))
     return max(tolerance, deviations * min(spread(level), fast_spread(level)))
+
+
+def deviations_of_all(figures: int) -> float:
+    """Return the standard deviations that one of so many normal values exceeds in FALSE_ALARMS of all runs.
+
+    Bonferroni: 3.5 for up to 4 values, 4.3 for 128, 5.2 for 10,000.
+    """
+    return max(STANDARD_ERRORS, statistics.NormalDist().inv_cdf(1 - FALSE_ALARMS / max(figures, 1)))
 
 
 def slow_threshold(level: Floats, count: Ints, noise: float, tolerance: float) -> Floats:
     """Return the level above which each median is slow.
 
     level: of each median. count: samples of each. noise: standard deviation of the log of one sample. In
-    addition to `group_threshold`, a median must exceed its own standard error.
+    addition to `group_threshold`, a median must exceed what a healthy part may be slower than its siblings,
+    the tolerance, and its own standard error together. Both are deviations by chance, independent of each
+    other, so their squares add up.
     """
-    apart = group_threshold(level, tolerance)
-    return np.maximum(apart, STANDARD_ERRORS * MEDIAN_ERROR * noise / np.sqrt(count))
+    error = deviations_of_all(len(level)) * MEDIAN_ERROR * noise / np.sqrt(count)
+    return np.maximum(group_threshold(level, tolerance), np.hypot(tolerance, error))
 
 
 def slow_sample_threshold(noise: float, tolerance: float) -> float:
@@ -256,8 +265,9 @@ def looks_below_limit(figures: int) -> int:
 # --- slow for some of the time
 
 BURST = 10  # samples that an intermittent part may stay slow; they count as one observation
-ENOUGH_PARTS = 64  # parts from which on the spread of their shares is known
+ENOUGH_PARTS = 8  # parts from which on the spread of their shares is known
 LEAST_EXCESS = 0.05  # of all samples, above the usual share
+FALSE_SUSPECTS = 0.01  # of first measurements of healthy fleets
 MOST_USUAL, CLEAR_EXCESS = 0.1, 0.08  # on a retest: shares of all samples
 ALWAYS = 0.95  # of the samples: a part that is slow longer is not intermittent
 LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
@@ -267,21 +277,23 @@ FAST_SHARE = 0.1
 CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED, CHANGING_BY_NOISE = 0.55, 0.06, 0.06
 # Error of each decision.
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
-STALL_DISPERSION = 2.0  # times the binomial variance; of 6 samples in episodes of 8, 4
 
 
 def intermittent_threshold(share: Floats, count: Floats) -> Floats:
     """Return the share of slow samples above which each part may be intermittently slow.
 
-    share: of the slow samples of each part; count: samples of each, 0 where it was not measured.
+    share: of the slow samples of each part; count: samples of each, 0 where it was not measured. Of healthy
+    fleets, FALSE_SUSPECTS have a part above it by chance (Bonferroni): it is only measured again.
     """
     seen = count > 0
     usual = float(np.median(share[seen])) if seen.any() else 0.0
-    # Standard error of a share of count / BURST independent observations, four of them.
-    noise = 4 * np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
-    if seen.sum() >= ENOUGH_PARTS:
-        noise = np.minimum(noise, 5 * spread(share[seen]))
-    return np.asarray(usual + LEAST_EXCESS + noise)
+    parts = max(int(seen.sum()), 1)
+    deviations = statistics.NormalDist().inv_cdf(1 - FALSE_SUSPECTS / parts)
+    # Standard error of a share of count / BURST independent observations.
+    noise = np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
+    if parts >= ENOUGH_PARTS:
+        noise = np.minimum(noise, spread(share[seen]) * (1 + 1 / math.sqrt(parts)))
+    return np.asarray(usual + LEAST_EXCESS + deviations * noise)
 
 
 def is_late(slow: Ints, count: Ints) -> Bools:
@@ -327,6 +339,15 @@ def share_estimate(found: int, of: int) -> float:
     return (found + 0.5) / (of + 1) if of else 0.0
 
 
+def shares_differ(found: int, of: int, others: int, of_others: int) -> bool:
+    """Return whether two shares differ by more than chance: by STANDARD_ERRORS of their difference."""
+    if not of or not of_others:
+        return False
+    both = (found + others) / (of + of_others)
+    error = math.sqrt(both * (1 - both) * (1 / of + 1 / of_others))
+    return abs(found / of - others / of_others) > STANDARD_ERRORS * error
+
+
 def binomial(count: int, of: int, chance: float) -> float:
     """Return the probability of `count` successes in so many trials."""
     return math.comb(of, count) * chance**count * (1 - chance) ** (of - count)
@@ -336,11 +357,13 @@ def is_stalling(slow: Ints, count: Ints) -> bool:
     """Whether slow samples come one by one, not in episodes.
 
     slow, count: of each measurement, a run of consecutive samples. Independent samples make the variance of
-    their shares that of a binomial distribution; episodes that outlast a sample make it larger.
+    their shares that of a binomial distribution, with a standard error of sqrt(2 / measurements) of itself;
+    episodes that outlast a sample make it larger (of 6 samples in episodes of 8, 4 times as large).
     """
     share = slow.sum() / count.sum()
     expected = share * (1 - share) * float(np.mean(1 / count))
-    return bool(expected > 0 and float(np.var(slow / count)) < STALL_DISPERSION * expected)
+    most = 1 + STANDARD_ERRORS * math.sqrt(2 / len(count))
+    return bool(expected > 0 and float(np.var(slow / count)) < most * expected)
 
 
 def is_intermittent(share: float, usual: float, partners: int, late: int) -> bool:

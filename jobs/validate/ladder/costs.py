@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +12,7 @@ import numpy as np
 from jobs.measure.outliers import sample_noise
 from jobs.validate.ladder.budget import FLOORS
 from jobs.validate.ladder.ladder import CURVE_SHIFTS, curve_samples
-from jobs.validate.measurements.inter_node import TRIAL_ROUNDS, most_subrounds
+from jobs.validate.measurements.inter_node import TRIAL_ROUNDS, first_samples, most_subrounds
 from jobs.validate.measurements.leaf_switches import LEAST_HOSTS, ROUNDS
 from jobs.validate.measurements.repeats import repeats_needed
 from jobs.validate.measurements.schedule import (
@@ -82,13 +81,15 @@ def sizes(plan: Plan) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ProbeCalls:
-    """Identical calls of a probe. judged: part of a first measurement, which is repeated if it is noisy."""
+    """Identical calls of a probe. judged: part of a first measurement, which is repeated if it is noisy, more
+    often than the `repeats` that the count has."""
 
     key: MeasurementKey
     count: int
     nbytes: int
     samples: int
     judged: bool = True
+    repeats: int = 1
 
 
 def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
@@ -98,8 +99,7 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
     count = {"pairs": sum(1 for _ in intra_node_rounds(topology)), "host pairs": meetings}
     count["host"] = topology.rails  # as in `SingleGpu.sample`
     count |= {"node": int(largest > 1), "rails": int(topology.hosts > 1), "all": int(topology.ranks > 1)}
-    # As in `InterNode.measure`.
-    nic_samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(meetings, 1)))
+    nic_samples, calls = first_samples(meetings, plan)  # as in `InterNode.measure`
     trial = most_subrounds(topology, plan) > 1
     trials = (
         [
@@ -125,7 +125,8 @@ def probe_calls(plan: Plan, topology: Topology) -> Iterator[ProbeCalls]:
                 yield ProbeCalls(key, 1, plan.nic_bytes, 1, judged=False)
             if rung == "host pairs" and trials:  # as in `InterNode.subrounds_needed`
                 yield ProbeCalls(key, len(trials), plan.nic_bytes, plan.samples, judged=False)
-            yield ProbeCalls(key, count.get(rung, 1), size(plan, key), samples)
+            repeats = calls if rung == "host pairs" else 1
+            yield ProbeCalls(key, repeats * count.get(rung, 1), size(plan, key), samples, repeats=repeats)
         if rung in ("node", "all"):  # as in `Ladder.measure_curve`
             for shift in CURVE_SHIFTS:
                 if nbytes := plan.ring_bytes >> shift:
@@ -141,7 +142,8 @@ def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[Run
     found: dict[RungName, float] = dict.fromkeys(plan.rungs, 0.0)
     for one in probe_calls(plan, topology):
         if cost := costs.get(one.key):
-            times = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
+            needed = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1
+            times = max(needed / one.repeats, 1)
             found[one.key[0]] += one.count * times * cost.seconds(work(one.key, one.nbytes), one.samples)
     return found
 

@@ -185,10 +185,10 @@ class Ladder:
             self.note_gaps(name, what, located)
             for gap in measurement.gaps:
                 self.note_not_judged(f"{name}: {gap}")
-            found += findings(located, self.topology, name, what, work)
+            found += self.named(name, findings(located, self.topology, name, what, work))
             if len(located.table):
                 self.tables[name, what] = located.table, work
-                rated = through_nics(located.table, self.topology) if name == "host pairs" else located.table
+                rated, _ = self.rated(name, what)
                 rates[what] = float(np.median(work / rated.siblings))
                 if isinstance(measurement, SingleGpu | IntraNode | InterNode):
                     self.look_again(name, what, measurement, rated, work, found)
@@ -212,6 +212,25 @@ class Ladder:
         why = TIME_UP if result == "not measured" else ""
         self.rungs.append(RungResult(name, result, why, rounds, messages, rates, analysed, measured))
         return broken
+
+    def named(self, rung: RungName, found: list[Finding]) -> list[Finding]:
+        """Return the findings without paths and links between hosts, if more of these than hosts are slow.
+
+        Faults are few: so many are the network's design, such as uplinks that hashed flows share.
+        """
+        between = [one for one in found if one.kind in BETWEEN]
+        if len(between) <= self.topology.hosts:
+            return found
+        self.note_not_judged(
+            f"{rung}: {len(between)} paths between hosts are slow again, too many to be single faults: "
+            "uplinks that flows share? NICs behind them cannot be judged"
+        )
+        return [one for one in found if one.kind not in BETWEEN]
+
+    def rated(self, name: RungName, what: str) -> tuple[Observations, int]:
+        """Return what rates are taken from, and the work of each row: of host pairs, flows that need NICs."""
+        table, work = self.tables[name, what]
+        return (through_nics(table, self.topology) if name == "host pairs" else table), work
 
     def look_again(
         self,

@@ -10,7 +10,6 @@ from jobs.measure.outliers import group_medians
 from jobs.validate.ladder.ladder import Ladder
 from jobs.validate.localize.observations import Observations
 from jobs.validate.measurements.below_limit import has_rates_of_ranks, rates_of_ranks
-from jobs.validate.measurements.inter_node import through_nics
 from jobs.validate.plan import RungName
 from jobs.validate.report.model import RateMatrix
 from jobs.validate.topology import Ints, Topology
@@ -19,6 +18,7 @@ from jobs.validate.topology import Ints, Topology
 PartRates = dict[tuple[RungName, str, str], float]
 
 DRAWN = 16  # hosts whose GPU pairs are reported: the slowest ones
+BEST_QUARTER = 0.75
 RAILS_DRAWN = 64  # up to this many hosts, each rail has its own matrix
 
 
@@ -28,8 +28,8 @@ def part_rates(ladder: Ladder) -> PartRates:
     for rung in ladder.rungs:
         for what, rate in rung.rates.items():
             found[rung.name, what, ""] = rate
-    for (name, what), (measured, nbytes) in ladder.tables.items():
-        table = through_nics(measured, ladder.topology) if name == "host pairs" else measured
+    for name, what in ladder.tables:
+        table, nbytes = ladder.rated(name, what)
         keys, medians = _by_part(table, name, nbytes)
         parts = _parts(name, ladder.topology, keys)
         for part, rate in zip(parts, medians.tolist(), strict=True):
@@ -43,17 +43,19 @@ BestRates = dict[tuple[RungName, str], dict[int, float]]  # by rung and measurem
 def best_rates(ladder: Ladder) -> BestRates:
     """Return each rank's best rate with any partner, in the first measurement or when it was looked at again.
 
-    Only of rungs on which that is known (`has_rates_of_ranks`).
+    Only of rungs on which that is known (`has_rates_of_ranks`). Where partners of host pairs are sampled, a
+    rank may have met only hosts beyond slower uplinks: all have the rate that the best quarter reaches.
     """
     topology, found = ladder.topology, BestRates()
-    for (name, what), (measured, work) in ladder.tables.items():
-        if has_rates_of_ranks(name, topology, ladder.plan):
-            table = through_nics(measured, topology) if name == "host pairs" else measured
-            best, again = (
-                rates_of_ranks(table, work, topology.ranks),
-                ladder.rates_again.get((name, what), {}),
-            )
-            found[name, what] = {rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items()}
+    for name, what in ladder.tables:
+        if name in ("node", "rails"):
+            continue
+        table, work = ladder.rated(name, what)
+        best = rates_of_ranks(table, work, topology.ranks)
+        if not has_rates_of_ranks(name, topology, ladder.plan):
+            best = dict.fromkeys(best, float(np.quantile(list(best.values()), BEST_QUARTER)))
+        again = ladder.rates_again.get((name, what), {})
+        found[name, what] = {rank: max(rate, again.get(rank, 0.0)) for rank, rate in best.items()}
     return found
 
 

@@ -18,6 +18,7 @@ from jobs.measure.outliers import (
     ALWAYS,
     INTERMITTENT_FROM,
     LATE_SHARE,
+    STANDARD_ERRORS,
     intermittence,
     is_erratic,
     is_intermittent,
@@ -27,6 +28,8 @@ from jobs.measure.outliers import (
     mostly_slow,
     partners_needed,
     share_estimate,
+    shares_differ,
+    spread,
 )
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import (
@@ -37,6 +40,7 @@ from jobs.validate.localize.set_cover import (
     PartName,
     Suspect,
     explained_rows,
+    rows_through,
 )
 from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
@@ -52,6 +56,11 @@ LEAST_FLOWS = 4  # of a look at an intermittent part: two partners, both ways
 LONG_STALL = 1.5  # times the level of a slow sample: a constant loss makes noisy samples as slow as that
 # If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.
 HIDDEN = 0.95
+
+
+def nic_of(name: PartName) -> PartName:
+    """Return the NIC in place of a suspect that may be slow part of the time."""
+    return ("nic", name[1]) if name[0] == "flap" else name
 
 
 class RungMeasurement(Protocol):
@@ -90,9 +99,12 @@ class RungMeasurement(Protocol):
         """Return a part that is slow part of the time, judged by open rows."""
         return None
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
-        """Count the looks of retests in which a suspect was slow and fast, and all of its looks."""
-        return changing_looks(table, suspect.rows)
+    def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
+        """Count the looks of retests in which a suspect was slow and fast, and all of its looks.
+
+        Rows that another part explains do not count.
+        """
+        return changing_looks(cover.table, suspect.rows & cover.open, trusted=cover.open & ~suspect.rows)
 
     def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
         """Return whether these rows of a suspect are slow part of the time, as of an intermittent part."""
@@ -205,6 +217,7 @@ class Search:
                 self.clear(suspect)
             else:
                 self.enqueue(suspect)
+        self.undecided = [name for name in sorted(self.retested) if self.may_flap(name)]
 
     def next(self) -> Suspect | None:
         """Return the part that explains the most.
@@ -216,6 +229,8 @@ class Search:
         erratic = suspect is not None and self.measurement.is_erratic(
             suspect, suspect.rows & cover.open & cover.slow, cover.table
         )
+        if suspect is not None and suspect.kind == "nic":  # what looks showed comes before a median
+            erratic = erratic or self.may_flap(("flap", suspect.key))
         if not self.steady and (suspect is None or erratic or self.slow_rows(suspect) <= FEW):
             intermittent = self.measurement.intermittent(self.cover)
             suspect, self.steady = intermittent or suspect, intermittent is None
@@ -227,6 +242,23 @@ class Search:
         late = self.cover.slow if self.slow_rows(suspect) else self.cover.beyond
         late = table.slow > 0 if suspect.kind == "flap" else late
         return not (late & self.cover.open & suspect.rows & ~table.retested).any()
+
+    def may_flap(self, name: PartName) -> bool:
+        """Return whether a part was looked at and may be slow part of the time, but is not confirmed."""
+        table, cover = self.cover.table, self.cover
+        if (
+            name[0] != "flap"
+            or name not in self.retested
+            or any(name in (one.name, *one.ties) for one in self.confirmed)
+        ):
+            return False
+        through = rows_through(cover.kinds, nic_of(name))
+        rows = through & table.retested & cover.open
+        looked = self.measurement.changing_looks(Suspect(*name, through, np.inf), cover)
+        # With one partner, no look tells whether it is the part that is slow at times.
+        if not looked.looks:
+            return bool(table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum())
+        return looked.intermittence > 0 and not is_constant(rows, table)
 
     def slow_rows(self, suspect: Suspect) -> int:
         """Count the slow open rows that it would explain."""
@@ -290,14 +322,6 @@ class Search:
         """
         table, cover = self.cover.table, self.cover
         cover.excluded.add(suspect.name)
-        if suspect.kind == "flap" and suspect.name in self.retested:
-            rows = suspect.rows & table.retested
-            looked = self.measurement.changing_looks(suspect, table)
-            # With one partner, no look tells whether it is the part that is slow at times.
-            alone = not looked.looks and table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum()
-            likely = looked.intermittence > 0 and 2 * looked.changing >= looked.looks
-            if alone or (likely and not is_constant(rows, table)):
-                self.undecided.append(suspect.name)
         if suspect.kind == "flap" or self.measurement.is_erratic(
             suspect, suspect.rows & table.retested & cover.open & cover.slow, table
         ):
@@ -319,7 +343,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
     if suspect.kind == "flap":
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
-        looked = measurement.changing_looks(suspect, table)
+        looked = measurement.changing_looks(suspect, cover)
         likely = most and looked.intermittence >= INTERMITTENT_FROM  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
@@ -366,7 +390,8 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
 def is_constant(rows: Mask, table: Observations) -> bool:
     """Return whether slow samples of a part are no more than the noise of a constant loss, or of none.
 
-    That lifts noisy samples above the threshold too, but not far above the part's own good ones.
+    That lifts noisy samples above the threshold too, but not far above the part's own good ones; nor are its
+    slow measurements farther above its good ones than measurements of other parts are from each other.
     """
     late = np.flatnonzero(rows & is_late(table.slow, table.count))
     if not len(late):
@@ -374,6 +399,9 @@ def is_constant(rows: Mask, table: Observations) -> bool:
     stalls = is_stalling(table.slow[rows], table.count[rows])
     # Of a part that stalls, good samples are in all measurements.
     own = 0.0 if stalls else float(np.quantile(table.level[rows], GOOD_QUANTILE))
+    usual = spread(table.level[table.retested & ~rows])
+    if usual and float(np.median(table.level[late])) - own > STANDARD_ERRORS * usual:
+        return False
     above = float(np.median(table.slow_level[late])) - own
     return above <= float(np.median(table.slow_above[rows])) * (LONG_STALL if stalls else 1)
 
@@ -440,13 +468,20 @@ def usual_lates(look: Ints, late: Mask) -> float:
 
 
 def one_way(table: Observations, rows: Mask) -> bool:
-    """Return whether, over all looks, some flows are always slow and few are slow at times."""
+    """Return whether, over all looks, some flows are always slow and few are slow at times, or whether those
+    of one direction are late more often than those of the other: a NIC that is slow at times is so in both.
+    """
     some = np.flatnonzero(rows & table.retested)
     size = 1 + max(int(side.max(initial=0)) for side in (table.a, table.b))
     flow = np.unique(table.a[some] * size + table.b[some], return_inverse=True)[1].reshape(-1)
     share = np.bincount(flow, table.slow[some]) / np.bincount(flow, table.count[some])
     always, never = share >= ALWAYS, share <= 1 - ALWAYS
-    return bool(always.mean() >= 0.25 and (always | never).mean() >= 0.5)
+    if always.mean() >= 0.25 and (always | never).mean() >= 0.5:
+        return True
+    late = is_late(table.slow[some], table.count[some])
+    hub = np.bincount(np.concatenate([table.a[some], table.b[some]])).argmax()  # the part, or its partner
+    out = table.a[some] == hub
+    return shares_differ(int(late[out].sum()), int(out.sum()), int(late[~out].sum()), int((~out).sum()))
 
 
 def slow_in_most_looks(late: Mask, judged: Mask, table: Observations, share: float) -> bool:

@@ -170,7 +170,9 @@ class Cover:
         if not found:
             return None
         rows_of = rows_through(self.kinds, best)
-        return Suspect(*best, rows_of, float(np.median(self.table.level[rows_of & self.open])))
+        own = np.flatnonzero(rows_of & self.open)
+        ties = tuple(name for name in self.same_rows(own) if name != best)
+        return Suspect(*best, rows_of, float(np.median(self.table.level[own])), ties)
 
     def ties(self, best: PartName, effect: float, late: Ints) -> Iterator[PartName]:
         """Yield other parts with all of these slow rows, and (nearly) no fast ones."""
@@ -183,6 +185,14 @@ class Cover:
                 tie = Suspect(*name, rows_through(self.kinds, name), effect)
                 if name != best and not self.refuted(tie):
                     yield name
+
+    def same_rows(self, rows: Ints) -> Iterator[PartName]:
+        """Yield the parts whose open rows are exactly these."""
+        for kind, through in zip(self.kinds, self.through, strict=True):
+            same = (self.count(kind, rows) == len(rows)) & (through == len(rows))
+            same[self.excluded_labels(kind)] = False
+            for label in np.flatnonzero(same):
+                yield kind.name, int(kind.keys[label])
 
     def peers(self, kind: str, most: int) -> tuple[list[PartName], Mask]:
         """Return all parts of a kind that explain `most` slow rows each, and their rows."""

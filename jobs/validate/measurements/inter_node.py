@@ -22,7 +22,7 @@ from jobs.measure.outliers import (
 )
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
-from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks
+from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks, nic_of
 from jobs.validate.localize.set_cover import (
     Cover,
     KnownFaults,
@@ -83,6 +83,17 @@ def most_subrounds(topology: Topology, plan: Plan) -> int:
     return min(plan.max_subrounds, topology.hosts // 2) if topology.hosts >= 4 else 1
 
 
+def first_samples(rounds: int, plan: Plan) -> tuple[int, int]:
+    """Return samples of a round in a call, and in how many calls each of so many rounds is measured.
+
+    With few rounds each takes many samples. A call of all of them would show one moment of the fleet; a NIC
+    is seen in as many moments as in a retest.
+    """
+    samples = max(plan.samples, math.ceil(plan.samples_per_nic / max(rounds, 1)))
+    calls = math.ceil(RETEST_REPEATS / max(rounds, 1))
+    return math.ceil(samples / calls), calls
+
+
 class InterNode(RungMeasurement):
     """Flows between hosts, one row each. bytes_of_flow: as many as the network moves in time."""
 
@@ -121,7 +132,7 @@ class InterNode(RungMeasurement):
 
     def measure(self, longer: bool = False) -> Observations:
         rounds = list(inter_node_rounds(self.topology, self.plan))
-        samples = max(self.plan.samples, math.ceil(self.plan.samples_per_nic / len(rounds)))
+        samples, repeats = first_samples(len(rounds), self.plan)
         if not self.subrounds:
             by_nics = [~self.topology.over_nvlink(*each.T) for each in rounds]
             self.nbytes = self.bytes_in_time(rounds[int(np.argmax([some.sum() for some in by_nics]))])
@@ -132,7 +143,7 @@ class InterNode(RungMeasurement):
         if self.subrounds > 1:  # flows of a retest must not share an uplink either: one on each rail
             self.at_once = min(self.at_once, 4)
         rounds = [some for each in rounds for some in self.split(each)]
-        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer)
+        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats)
         self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
@@ -270,7 +281,7 @@ class InterNode(RungMeasurement):
         for name, of_name in flows.items():
             if name[0] != "flap":
                 continue
-            rows = rows_through(kinds, of_nic(name))
+            rows = rows_through(kinds, nic_of(name))
             known = set((table.a[rows] * size + table.b[rows]).tolist())
             found[name] = [flow for flow in of_name if flow[0] * size + flow[1] in known] or of_name
         return found
@@ -288,7 +299,7 @@ class InterNode(RungMeasurement):
         of_kind, suspect = self.flow_kind(table.a, table.b), list(self.suspects)
         healthy = ~np.isin(table.a, suspect) & ~np.isin(table.b, suspect)
         for name in names:
-            through = rows_through(kinds, of_nic(name)) & (table.look >= begin)
+            through = rows_through(kinds, nic_of(name)) & (table.look >= begin)
             if name[0] == "flap":
                 alike = healthy & np.isin(of_kind, of_kind[through])
                 self.looks_at[name[1]] = changing_looks(table, through, begin, alike)
@@ -526,9 +537,12 @@ class InterNode(RungMeasurement):
         proven = [nic for nic, looks in self.looks_at.items() if looks.intermittence >= INTERMITTENT_FROM]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
-    def changing_looks(self, suspect: Suspect, table: Observations) -> ChangingLooks:
-        """As of `RungMeasurement`. Later retests of others do not change what was decided."""
-        return self.looks_at.get(suspect.key) or super().changing_looks(suspect, table)
+    def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
+        """As of `RungMeasurement`. Later retests of others do not change what was decided, unless they show
+        another part that explains some of it."""
+        explained = (suspect.rows & cover.table.retested & ~cover.open).any()
+        known = None if explained else self.looks_at.get(suspect.key)
+        return known or super().changing_looks(suspect, cover)
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.
@@ -630,11 +644,6 @@ class InterNode(RungMeasurement):
             some = some[np.argsort(~good[some], kind="stable")][:CONTROLS]
             found += [pairs[number] for number in some.tolist()]
         return found
-
-
-def of_nic(name: PartName) -> PartName:
-    """Return the NIC in place of a suspect that may be slow part of the time."""
-    return ("nic", name[1]) if name[0] == "flap" else name
 
 
 def is_one_pair(flows: Sequence[tuple[int, int]]) -> bool:

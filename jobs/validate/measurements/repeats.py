@@ -12,7 +12,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from jobs.measure.outliers import MEDIAN_ERROR, clear_threshold, sample_noise, samples_needed
+from jobs.measure.outliers import (
+    MEDIAN_ERROR,
+    clear_threshold,
+    column_quantiles,
+    row_medians,
+    sample_noise,
+    samples_needed,
+)
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.set_cover import PartKind, PartName, rows_through
 from jobs.validate.plan import Plan
@@ -22,6 +29,7 @@ from jobs.validate.topology import Ints
 
 RETEST_REPEATS = 5  # looks of a retest over the plan's span, at least
 LONG_SAMPLES, MOST_SAMPLES = 48, 384  # samples of a longer first measurement
+LEAST_ROWS = 8  # of a round, whose median shows what slows them all: four pairs, both ways
 
 Round = TypeVar("Round")
 Measure = Callable[[Round, int], Seconds]  # a round, samples -> seconds
@@ -52,15 +60,22 @@ def measure_repeatedly(
 
 
 def measure_first(
-    measure: Measure[Round], rounds: Sequence[Round], samples: int, plan: Plan, longer: bool = False
+    measure: Measure[Round],
+    rounds: Sequence[Round],
+    samples: int,
+    plan: Plan,
+    longer: bool = False,
+    repeats: int = 1,
 ) -> tuple[list[Seconds], float]:
-    """Measure all rounds, with more repeats if they are noisy and there is time.
+    """Measure all rounds `repeats` times, and more often if they are noisy and there is time.
 
-    longer: as many samples as show a part at the critical rate, at least LONG_SAMPLES and at most
-    MOST_SAMPLES. Returns the seconds of each round, and the noise as `repeats_needed` takes it.
+    samples: of each round in a repeat. longer: as many samples as show a part at the critical rate, at least
+    LONG_SAMPLES and at most MOST_SAMPLES. Returns the seconds of each round (`without_common`), and the noise
+    as `repeats_needed` takes it.
     """
-    found = measure_repeatedly(measure, rounds, samples)
-    noise, done = noise_of_rounds(found, samples), 1
+    found = measure_repeatedly(measure, rounds, samples, repeats)
+    steady = [without_common(each) for each in found]
+    noise, done = noise_of_rounds(steady, samples), repeats
     for turn in range(3):
         count = repeats_needed(noise, samples, plan) if not turn else done
         if longer:  # noise that the samples of a repeat share shows only between repeats
@@ -73,8 +88,23 @@ def measure_first(
         except TimeUpError:
             break
         found = [np.concatenate(both, axis=1) for both in zip(found, more, strict=True)]
-        noise, done = max(noise, noise_of_rounds(found, samples)), count
-    return found, noise
+        steady = [without_common(each) for each in found]
+        noise, done = max(noise, noise_of_rounds(steady, samples)), count
+    return steady, noise
+
+
+def without_common(seconds: Seconds) -> Seconds:
+    """Return a round's samples without what slows, or speeds up, more than half of its rows at one moment.
+
+    seconds: (rows, samples). A busy network, or a host that all flows pass, is no reason to call one of them
+    slow; nor should it hide one that is. Rounds of few rows stay as they are.
+    """
+    if len(seconds) < LEAST_ROWS:
+        return seconds
+    logs = np.log(seconds)
+    moments = logs - row_medians(logs)[:, None]
+    slow, fast = column_quantiles(moments, 0.5), -column_quantiles(-moments, 0.5)  # either of two middles
+    return np.asarray(np.exp(logs - np.maximum(slow, 0) - np.minimum(fast, 0)))
 
 
 def noise_of_rounds(seconds: Sequence[Seconds], samples: int) -> float:

@@ -38,13 +38,33 @@ def test_residuals_do_not_count_the_median_itself() -> None:
     assert outliers.sample_noise(np.array([[1.0, 2.0]])) == 0  # too few to tell
 
 
-@pytest.mark.parametrize(("noise", "count", "expected"), [(0.0, 5, 0.07), (0.3, 9, 3.5 * 1.2533 * 0.1)])
+@pytest.mark.parametrize(
+    ("noise", "count", "expected"), [(0.0, 5, 0.07), (0.3, 9, math.hypot(0.07, 3.5 * 1.2533 * 0.1))]
+)
 def test_a_median_is_slow_beyond_the_tolerance_and_its_own_error(
     noise: float, count: int, expected: float
 ) -> None:
     level = np.array([0.0, 0.01, -0.01, 0.9])
     found = outliers.slow_threshold(level, np.full(4, count), noise, 0.07)
     np.testing.assert_allclose(found, expected)
+
+
+def test_healthy_parts_that_differ_and_are_measured_with_an_error_exceed_both_in_few_runs() -> None:
+    """16 GPUs of a spread of 2 %, each the median of 30 samples with a noise of 7 %."""
+    random, count, noise = np.random.default_rng(7), 30, 0.07
+    error = outliers.median_error(noise, count)
+    runs = [np.hypot(0.02, error) * random.standard_normal(16) for _ in range(2000)]
+    over = sum(
+        bool((one > outliers.slow_threshold(one, np.full(16, count), noise, 0.07)).any()) for one in runs
+    )
+    assert over <= 0.005 * len(runs)
+
+
+def test_shares_that_differ_by_chance() -> None:
+    assert outliers.shares_differ(20, 30, 2, 30)
+    assert not outliers.shares_differ(10, 30, 4, 30)
+    assert not outliers.shares_differ(0, 0, 4, 30)
+    assert not outliers.shares_differ(5, 5, 7, 7)
 
 
 def test_a_group_is_as_strict_as_its_better_half_allows() -> None:

@@ -109,6 +109,25 @@ def test_most_nics_slow_is_not_ok(capsys: pytest.CaptureFixture[str]) -> None:
     assert "12 of 20 GPUs (hosts h0, h1, h2, h3, h4, h5) reach" in printed  # some are named, not all
 
 
+@pytest.mark.parametrize(
+    ("fleet", "statuses"),
+    [
+        (
+            "oversubscription=2,ecmp=8",
+            (0, 3),
+        ),  # a cable of an uplink carries a quarter of what its flows need
+        ("oversubscription=2,ecmp=8,fallback=tcp", (2,)),
+        ("fallback=tcp", (2,)),
+        ("fault=all-nics:0.6", (1, 2)),
+    ],
+)
+def test_where_partners_are_sampled_uplinks_that_are_slow_by_design_are_no_alarm(
+    fleet: str, statuses: tuple[int, ...]
+) -> None:
+    words = f"hosts=72,gpus=2,leaf=8,seed=3,{fleet}"
+    assert main(["validate", "--rungs", "host pairs", "--simulate", words]) in statuses
+
+
 def test_peaks_are_in_operations_for_prometheus(tmp_path: Path) -> None:
     path = tmp_path / "a.prom"
     main(["validate", "--quick", "--rungs", "gpu", "--simulate", "hosts=1,gpus=2", "--prometheus", str(path)])

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.ladder.ladder import Ladder, climb_ladder
 from jobs.validate.plan import RUNGS, Plan
 from jobs.validate.probe.api import RankPlace, SingleRankOp
-from jobs.validate.verdict import Verdict
+from jobs.validate.verdict import Evidence, Finding, Verdict
 
 
 def parts(verdict: Verdict) -> list[tuple[object, ...]]:
@@ -224,3 +224,15 @@ def test_a_missing_measurement_is_never_ok(gpus: list[int]) -> None:
 def test_nothing_measured_at_all_is_unknown() -> None:
     fleet = ToyFleet([2, 2], single_rank_factor=lambda *_: np.nan, flow_factor=lambda *_: np.nan)
     assert climb_ladder(fleet).status == "unknown"
+
+
+def test_more_slow_paths_than_hosts_are_no_faults() -> None:
+    ladder = Ladder(ToyFleet([2] * 3), Plan())
+    evidence = Evidence("flows", 1.0, 2.0, 3, (), 1.0)
+    nic = Finding("nic", ("n0",), (1,), 0.5, "host pairs", evidence)
+    path = Finding("path", ("n0", "n1"), (1,), 0.5, "host pairs", evidence)
+    assert ladder.named("host pairs", [nic, *[path] * 3]) == [nic, *[path] * 3]
+    assert not ladder.incomplete
+    assert ladder.named("host pairs", [nic, *[path] * 4]) == [nic]
+    assert ladder.incomplete
+    assert "4 paths between hosts are slow again" in ladder.not_judged[-1]

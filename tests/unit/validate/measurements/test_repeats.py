@@ -14,6 +14,7 @@ from jobs.measure.outliers import MEDIAN_ERROR, samples_needed
 from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
+from jobs.validate.measurements.inter_node import first_samples
 from jobs.validate.plan import CPU_SHARE, Plan
 from jobs.validate.probe.api import Seconds, SingleRankOp
 
@@ -113,3 +114,27 @@ def test_a_longer_measurement_takes_as_many_samples_as_the_noise_between_repeats
     assert noise == pytest.approx(0.1 * math.sqrt(5) / MEDIAN_ERROR, rel=0.5)
     assert sum(calls) >= samples_needed(noise, -math.log(Plan().critical)) / 2
     assert sum(calls) <= repeats.MOST_SAMPLES + 5
+
+
+def test_what_slows_most_rows_at_one_moment_is_removed_and_no_more() -> None:
+    random = np.random.default_rng(3)
+    own = np.exp(0.02 * random.standard_normal((8, 400)))
+    own[0] *= 1.3  # always slow
+    own[1, 100:150] *= 1.5  # slow for a while
+    moments = np.exp(0.1 * random.standard_normal(400))
+    found = repeats.without_common(own * moments)
+    np.testing.assert_allclose(np.median(found, axis=1), np.median(own, axis=1), rtol=0.01)
+    assert np.std(np.log(found[2])) < 0.03
+    assert np.median(found[1, 100:150]) == pytest.approx(1.5, rel=0.02)
+    half = own.copy()
+    half[:4, ::2] *= 2  # no more than half of the rows
+    np.testing.assert_allclose(np.median(repeats.without_common(half)[4:, ::2], axis=1), 1, rtol=0.03)
+    np.testing.assert_array_equal(repeats.without_common(own[:7]), own[:7])
+
+
+def test_a_first_look_with_few_rounds_is_more_than_one_moment() -> None:
+    assert first_samples(1, Plan()) == (80, 5)
+    assert first_samples(3, Plan()) == (67, 2)
+    assert first_samples(7, Plan()) == (58, 1)
+    assert first_samples(63, Plan()) == (7, 1)
+    assert first_samples(1000, Plan()) == (Plan().samples, 1)
