@@ -144,7 +144,10 @@ def describe(failure: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
-    words = " ".join(str(failure).split())  # one line, whatever a library makes of it
+    try:
+        words = " ".join(str(failure).split())  # one line, whatever a library makes of it
+    except Exception:  # in its own __str__
+        words = ""
     return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
 
 

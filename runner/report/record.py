@@ -53,7 +53,8 @@ def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) 
 def plain(value: Any, *, texts: bool = True) -> Any:
     """A value in JSON's types: NumPy's as lists and numbers, complex numbers as [real, imaginary].
 
-    NaN and infinities, which JSON lacks, become the texts "nan", "inf" and "-inf", or None if not `texts`.
+    NaN and infinities, which JSON lacks, become the texts "nan", "inf" and "-inf", or None if not `texts`:
+    then RunError is raised for values of types that JSON lacks, which stay as they are otherwise.
     """
     if isinstance(value, dict):
         return {str(key): plain(item, texts=texts) for key, item in value.items()}
@@ -65,4 +66,12 @@ def plain(value: Any, *, texts: bool = True) -> Any:
         return plain([value.real, value.imag], texts=texts)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value) if texts else None
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    if not texts and not isinstance(value, (str, int, float, type(None))):
+        raise RunError(
+            "a record cannot hold a value of this kind",
+            got=type(value).__name__,
+            expected="numbers, texts, arrays, and lists and dictionaries of them",
+        )
+    return value

@@ -307,7 +307,8 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         in_the_way = path.is_file() if folder else path.is_dir()
         special = path.exists() and not path.is_file() and not path.is_dir()
         is_in_folder = parent.is_dir()
-    except OSError as reason:  # for example a name that is too long
+        protected = is_in_folder and is_protected(path)
+    except OSError as reason:  # for example a name that is too long, or a circle of links
         raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
@@ -324,7 +325,7 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         raise UserError(f"the {what}'s folder does not exist", got=parent, hint=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"the {what}'s folder cannot be written to", got=parent, hint="another folder")
-    if is_protected(path):
+    if protected:
         mode = stat.filemode(path.stat().st_mode)
         raise UserError(
             f"the {what} is write-protected", got=f"{mode} {path}", hint=f"chmod u+w {path}, or another name"
