@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
@@ -130,6 +130,17 @@ def tell(sentence: str) -> None:
     """One sentence on stderr, in one write so that ranks do not mix."""
     sys.stderr.write(f"meshrun: {printable(sentence)}\n")
     sys.stderr.flush()
+
+
+def show(text: str, stream: TextIO) -> None:
+    """Write a result to a standard stream; RunError if that is a file on a full disk."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:  # for the caller to ignore, or to end the command
+        raise
+    except OSError as reason:
+        raise RunError("cannot write to the standard output", got=reason.strerror or reason) from reason
 
 
 def describe(failure: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from runner import files
-from runner.errors import RunError
+from runner.errors import RunError, show
 
 Record = dict[str, Any]
 SCHEMA = 1  # of a run's record
@@ -41,8 +41,7 @@ def json_text(kind: str, version: int, payload: Mapping[str, Any], *, indent: in
 def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:
     """Write the record as JSON, atomically, or to standard output if the path is "-". Raises RunError."""
     if str(path) == STDOUT:
-        sys.stdout.write(json_text(kind, version, payload))
-        sys.stdout.flush()
+        show(json_text(kind, version, payload), sys.stdout)
         return
     try:
         files.write_file(path, json_text(kind, version, payload))

@@ -198,6 +198,38 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, script: str) 
     assert ended.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing(tmp_path: Path, script: str, closed: str) -> None:
+    """Nor does an output file get their number, and what is printed."""
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    words = f"run elementwise in.npy out.npy --device cpu --expression x+1 {closed}"
+    done = run(
+        "-c",
+        f"import os; os.execv('/bin/sh', ['sh', '-c', '{sys.executable} {script} {words}'])",
+        cwd=tmp_path,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.arange(12.0).reshape(4, 3) + 1)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".lock"] == []
+
+
+@pytest.mark.parametrize(
+    "words", ["run statistics in.npy --device cpu", "doctor", "run statistics in.npy --json -"]
+)
+def test_a_full_disk_under_standard_output_is_a_sentence(tmp_path: Path, script: str, words: str) -> None:
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, script, *words.split()],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "meshrun: cannot write to the standard output: got No space left on device"
+    )
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_an_interrupt_while_meshrun_is_imported_has_no_traceback(tmp_path: Path, ignored: bool) -> None:
     (tmp_path / "click.py").write_text(
