@@ -62,6 +62,7 @@ EXPANSION = {
     "tiff_lzw": 2731,  # up to 4096 bytes in 12 bits
     "zstd": 1 << 15,  # a block of 128 KiB in 4 bytes
 }
+SMALL_READ = 1 << 16  # bytes, for which memory may be reserved beyond the file's end
 PACKED = 8  # decoded bytes per stored byte of a picture whose pixels are bits
 
 
@@ -199,6 +200,8 @@ class _ToItsEnd(io.BufferedReader):
     """A file of which Pillow may read any number of bytes: none are reserved beyond its end."""
 
     def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and 0 <= size <= SMALL_READ:
+            return super().read(size)
         left = max(os.fstat(self.fileno()).st_size - self.tell(), 0)
         return super().read(left if size is None or size < 0 else min(size, left))
 

@@ -339,6 +339,21 @@ def test_no_memory_is_reserved_for_a_length_beyond_the_files_end(tmp_path: Path)
         tracemalloc.stop()
 
 
+def test_what_pillow_reads_byte_by_byte_asks_for_the_files_size_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it skips what is between the segments of a JPEG, which took minutes."""
+    path = tmp_path / "a.jpg"
+    Image.fromarray(pixels()).save(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:20] + bytes(50_000) + content[20:])
+    asked: list[int] = []
+    fstat = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: asked.append(file) or fstat(file))
+    assert describe_source(path).shape == (ROWS, COLUMNS)
+    assert len(asked) < 100
+
+
 def test_strips_that_do_not_cover_the_picture_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tif"
     Image.new("L", (64, 64)).save(path)
