@@ -230,10 +230,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def open_standard_streams() -> None:
     """Open standard streams that are closed, as by `>&-`, to nowhere: else a file that is opened, such as the
-    output, would get their number, and what libraries print."""
+    output, would get their number, and what libraries print. Let writing wait for a slow reader: another
+    program may have left the terminal or pipe without that, and what does not fit would be lost."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
-            os.fstat(number)
+            os.set_blocking(number, True)
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # gets the least free number, which is this one
             os.set_inheritable(opened, True)

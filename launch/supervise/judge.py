@@ -26,6 +26,11 @@ HINTS: dict[int, str] = {
     signal.SIGABRT: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
     signal.SIGTERM: "the batch system's log: this rank was ended from outside",
 }
+# The same for the launcher, whose own files are in the folder for temporary files.
+LAUNCHER_HINTS: dict[int, str] = {
+    signal.SIGBUS: "df -h /tmp /dev/shm: the usual cause is that one of them, or TMPDIR, is full",
+    signal.SIGXFSZ: "ulimit -f unlimited: a file of the launcher is larger than allowed",
+}
 DEBUG_HINT = "--debug shows the launcher's own messages"
 UNEXPLAINED = "the run failed, and no rank reported why"
 
@@ -234,7 +239,7 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None:
-        what = UNEXPLAINED
+        what, hint = UNEXPLAINED, LAUNCHER_HINTS.get(-outcome.status, DEBUG_HINT)
     else:
         where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
         what = f"{where} ended too early" + (f", exit status {left.status}" if left.status else "")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -211,6 +212,27 @@ def test_closed_standard_streams_change_nothing(tmp_path: Path, script: str, clo
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.arange(12.0).reshape(4, 3) + 1)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".lock"] == []
+
+
+@pytest.mark.parametrize("ranks", [[], ["-n", "2"]])
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all(
+    tmp_path: Path, script: str, ranks: list[str]
+) -> None:
+    (tmp_path / "wide.py").write_text(
+        "import meshrun\n\n@meshrun.job\ndef wide(world):\n"
+        "    if world.rank == 0:\n        print('x' * 1_000_000, flush=True)\n    return {}\n"
+    )
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    words = [sys.executable, script, *ranks, "run", "wide.py:wide", "in.npy", "--device", "cpu"]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(words, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            first = pipe.read(1)
+            time.sleep(0.5)  # the pipe is full meanwhile
+            assert (first + pipe.read()).count(b"x") == 1_000_000
+        assert process.wait(60) == 0, process.stderr and process.stderr.read()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,18 @@ def test_the_record_and_a_good_status_are_success(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("number", "hint"), [(signal.SIGBUS, "df -h /tmp /dev/shm"), (signal.SIGXFSZ, "ulimit -f unlimited")]
+)
+def test_a_launcher_without_room_for_its_files_gets_a_hint(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], number: int, hint: str
+) -> None:
+    assert judge(run, outcome(-number)) == 1
+    said = capsys.readouterr().err
+    assert f"({signal.Signals(number).name}) of the launcher" in said
+    assert f"Try: {hint}" in said
+
+
 def test_a_good_status_without_the_record_is_not(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
