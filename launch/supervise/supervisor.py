@@ -75,14 +75,15 @@ def supervise(
     from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist
-    run = RunDirectory.create()
-    sockets = socket_folder()
-    (run.path / "also").write_text(str(sockets))  # to be removed with it if this process is killed
     segments = shared_memory.segments()
     begun = time.monotonic()
     sys.stdout.flush()  # the ranks' output is written directly to the file descriptor
     succeeded = False
+    run = RunDirectory.create()
+    folders = [run.path]
     try:
+        folders.append(sockets := socket_folder())
+        (run.path / "also").write_text(str(sockets))  # to be removed with it if this process is killed
         command, environment = prepare(run.path, sockets)
         outcome = watch_launcher(command, environment, token, clocks(run) if clocks else None)
         if columns is not None and outcome.status:
@@ -101,7 +102,7 @@ def supervise(
             remove_topologies()
         if token:
             RunLines(token).remove_claim()  # of a rank that was killed before it could
-        for folder in (run.path, sockets):
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
