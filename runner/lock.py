@@ -90,7 +90,8 @@ def hold(output: Path) -> Callable[[], None]:
             _release(path, file)
             return _claim(output)
         if _is(path, file):  # else its last holder has removed it meanwhile
-            return lambda: _release(path, file)
+            held = path.absolute()  # the process may change its folder
+            return lambda: _release(held, file)
         os.close(file)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -298,3 +299,19 @@ def test_a_result_that_no_record_can_hold_is_refused(capsys: pytest.CaptureFixtu
         assert said.startswith("meshrun: a record cannot hold a value of this kind: got object, expected")
         assert said.count("\n") == 1
         assert not Path("r.json").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--chunk-bytes", "1K"], ["--steps", "3"]])
+def test_a_function_that_changes_the_folder_leaves_no_files(
+    place: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    Path("moving.py").write_text(
+        "import os, meshrun\n\n@meshrun.map_blocks\ndef moved(block):\n"
+        "    os.chdir('folder')\n    raise ValueError('after it')\n"
+    )
+    before = sorted(path.name for path in place.iterdir())
+    with contextlib.suppress(SystemExit):
+        assert main(["run", "moving.py:moved", "in.npy", "out.npy", "--device", "cpu", *more]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(path.name for path in place.iterdir() if path.name != "__pycache__") == before
+    assert list((place / "folder").iterdir()) == []
