@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TextIO
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
 LONGEST_LINE = 2000  # characters of a line of an error
 TRACE = "meshrun_trace"  # of an error that another rank has met
@@ -122,8 +122,15 @@ def first_line(reason: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with control characters escaped, which names may hold and terminals obey; lines stay lines."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """`text` with control characters escaped, which names may hold and terminals obey, and what is no text:
+    bytes of names that are not UTF-8. Lines stay lines."""
+    return CONTROL.sub(lambda found: _escaped(ord(found[0])), text)
+
+
+def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # Python's for a byte
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def tell(sentence: str) -> None:

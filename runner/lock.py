@@ -62,7 +62,7 @@ def _remove_abandoned(folder: Path) -> None:
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         also = folder / "also"
-        others = [Path(also.read_text())] if also.is_file() else []
+        others = [Path(os.fsdecode(also.read_bytes()))] if also.is_file() else []
         for each in (*others, folder):
             shutil.rmtree(each, ignore_errors=True)
     except OSError:  # its process lives
@@ -235,7 +235,7 @@ def _started(pid: int) -> str:
     """When a process began, in ticks since the host's boot; "ended" for what waits to be reaped; "" where
     that is not to be seen."""
     try:
-        state, *more = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *more = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "ended" if state in "ZX" else more[18]
     except (OSError, IndexError, ValueError):
         return ""

@@ -71,7 +71,7 @@ def supervise(
     `judge`. restart: what is run, to raise LossError with what is left of it after a loss, instead of judging
     the run; None to judge it in any case. clocks: makes the clocks of the run.
     """
-    from runner.files import working_directory
+    from runner.files import working_directory, write_file
     from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist
@@ -83,7 +83,7 @@ def supervise(
     folders = [run.path]
     try:
         folders.append(sockets := socket_folder())
-        (run.path / "also").write_text(str(sockets))  # to be removed with it if this process is killed
+        write_file(run.path / "also", str(sockets))  # to be removed with it if this process is killed
         command, environment = prepare(run.path, sockets)
         outcome = watch_launcher(command, environment, token, clocks(run) if clocks else None)
         if columns is not None and outcome.status:

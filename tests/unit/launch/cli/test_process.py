@@ -199,6 +199,25 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, script: str) 
     assert ended.stderr == ""
 
 
+def test_ranks_take_names_that_are_no_utf8(tmp_path: Path, script: str) -> None:
+    place = tmp_path / "of\udcff"
+    place.mkdir()
+    np.save(place / "in\udcff.npy", np.arange(4096.0).reshape(512, 8))
+    ranks = [script, "-n", "2", "run", "elementwise"]
+    more = ["--expression", "x+1", "--device", "cpu", "--chunk-bytes", "8K", "--timeline", "t\udcff.html"]
+    done = run(*ranks, "in\udcff.npy", "out\udcff.npy", *more, "--json", "r\udcff.json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(place / "out\udcff.npy"), np.arange(4096.0).reshape(512, 8) + 1)
+    done = run(*ranks, "none\udcff.npy", "out.npy", "--expression", "x", cwd=place)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "meshrun: cannot read none\\xff.npy: got nothing there, expected an array file. Try: ls .\n"
+    )
+    names = {"in\udcff.npy", "out\udcff.npy", "t\udcff.html", "r\udcff.json"}
+    assert {path.name for path in place.iterdir()} == names
+
+
 @pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
 def test_closed_standard_streams_change_nothing(tmp_path: Path, script: str, closed: str) -> None:
     """Nor does an output file get their number, and what is printed."""
