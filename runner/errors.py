@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import traceback
@@ -134,9 +135,11 @@ def _escaped(code: int) -> str:
 
 
 def tell(sentence: str) -> None:
-    """One sentence on stderr, in one write so that ranks do not mix."""
-    sys.stderr.write(f"meshrun: {printable(sentence)}\n")
-    sys.stderr.flush()
+    """One sentence on stderr, in one write so that ranks do not mix; nothing if that cannot be written, as a
+    log on a full disk, so that what follows, such as cleaning up, is done."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"meshrun: {printable(sentence)}\n")
+        sys.stderr.flush()
 
 
 def show(text: str, stream: TextIO) -> None:

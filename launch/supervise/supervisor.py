@@ -98,6 +98,7 @@ def supervise(
         return status
     finally:
         if not succeeded:
+            run.remove_leftovers()
             shared_memory.remove_orphans(segments)
             remove_topologies()
         if token:
@@ -228,8 +229,9 @@ class _WatchedLauncher:
 
 def pass_on(target: int, text: bytes) -> None:
     """Write all of `text` to a file descriptor."""
-    # If the reader closes the pipe (`| head -1`), the run continues to complete its output file.
-    with contextlib.suppress(BrokenPipeError):
+    # If the reader closes the pipe (`| head -1`), or a log's disk is full, the run continues to complete its
+    # output file. Of standard output, which may be a result, what is missing is an error.
+    with contextlib.suppress(BrokenPipeError if target != 2 else OSError):
         while text:
             text = text[os.write(target, text) :]
 

@@ -218,6 +218,24 @@ def test_ranks_take_names_that_are_no_utf8(tmp_path: Path, script: str) -> None:
     assert {path.name for path in place.iterdir()} == names
 
 
+@pytest.mark.parametrize("ranks", [[], ["-n", "2"]])
+def test_a_failure_that_cannot_be_told_leaves_no_files(tmp_path: Path, script: str, ranks: list[str]) -> None:
+    """As with a log on the disk that the output has filled."""
+    (tmp_path / "late.py").write_text(
+        "import meshrun\n\n@meshrun.map_blocks(out=lambda shape, dtype: (shape, dtype))\n"
+        "def late(block):\n    raise ValueError\n"
+    )
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    words = [*ranks, "run", "late.py:late", "in.npy", "out.npy", "--device", "cpu"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, script, *words], cwd=tmp_path, stdout=full, stderr=full, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {"__pycache__"} == {"late.py", "in.npy"}
+
+
 @pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
 def test_closed_standard_streams_change_nothing(tmp_path: Path, script: str, closed: str) -> None:
     """Nor does an output file get their number, and what is printed."""
