@@ -12,6 +12,8 @@ from typing import Any, TextIO
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
+# Raised by the __str__ of an error of others.
+UNPRINTABLE = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 LONGEST_LINE = 2000  # characters of a line of an error
 TRACE = "meshrun_trace"  # of an error that another rank has met
 
@@ -167,7 +169,7 @@ def describe(failure: BaseException) -> str:
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
     try:
         words = " ".join(str(failure).split())  # one line, whatever a library makes of it
-    except Exception:  # in its own __str__
+    except UNPRINTABLE:
         words = ""
     return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
 
