@@ -106,6 +106,7 @@ def _open(path: Path) -> int:
                 raise _cannot_lock(path, reason) from reason
             file = os.open(path, (flags & ~os.O_CREAT) | os.O_RDONLY)
     except FileNotFoundError as reason:
+        files.working_directory()  # UserError if that has been removed
         raise UserError(
             "the output's folder does not exist", got=path.parent, hint=f"mkdir -p {path.parent}"
         ) from reason
