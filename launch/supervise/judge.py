@@ -212,8 +212,10 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     if end.signals:
         which = " or ".join(_status(-number) for number in end.signals)
         what = f"[host {end.host}] a rank was killed by {which}; MPICH's launcher does not tell which rank"
-        likely = signal.SIGBUS if signal.SIGBUS in end.signals else end.signals[0]  # the one with a remedy
-        return Killed(None, str(RunError(what, hint=HINTS.get(likely, DEBUG_HINT))), sure=False)
+        hint = HINTS.get(end.signals[0], DEBUG_HINT)
+        if signal.SIGBUS in end.signals[1:]:
+            hint += "; of SIGBUS, the usual cause is a full /dev/shm (df -h /dev/shm)"
+        return Killed(None, str(RunError(what, hint=hint)), sure=False)
     known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
     rank, host = known.get("rank", end.rank), known.get("host", end.host)
     who = f"process {end.pid}" if rank is None else f"rank {rank}"

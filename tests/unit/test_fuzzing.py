@@ -561,6 +561,16 @@ FOUND = [  # by the test above; each was another exception than the parser's own
         b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
         b'"collectives": {}, "groups": {}, "messages": {"w": {"1": [1e999, 0]}}, "at": null, "total": 1}',
     ),
+    (
+        "snapshot",
+        b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
+        b'"collectives": {}, "groups": null, "messages": {}, "at": null, "total": 1}',
+    ),
+    (
+        "snapshot",
+        b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
+        b'"collectives": {}, "groups": {}, "messages": {"w": [1]}, "at": null, "total": 1}',
+    ),
     ("fleet words hosts=4,gpus=2,fault=nic:h3:1:0.6", b"hosts=4,gpus=2,fault=nic:h" + DIGITS + b":1:0.6"),
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),
     ("nccl-tests text", NCCL_TESTS.replace("   0   ", "   1e999", 1).encode()),
