@@ -46,8 +46,11 @@ def script_of(command: click.Command, shell: str) -> str:
 
 
 def add(file: Path, shell: str, script: str) -> str:
-    """Add the completion to a shell's file, once; returns what was done."""
-    before = file.read_text() if file.exists() else ""
+    """Add the completion to a shell's file, once, whatever its encoding; returns what was done. OSError: the
+    file is as it was."""
+    from runner.files import write_file
+
+    before = file.read_bytes().decode(errors="surrogateescape") if file.exists() else ""
     if shell == "fish":
         after = script
     elif MARK in before:
@@ -58,7 +61,7 @@ def add(file: Path, shell: str, script: str) -> str:
     if after == before:
         return f"{file} has it already"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(after)
+    write_file(file.resolve(), after)  # not in place of a link to it
     return f"added to {file}; it works in new shells"
 
 

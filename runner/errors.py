@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import traceback
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 MET_BY_ALL = "meshrun_sentence"  # the attribute of an error of others that every rank raises
+# Raised by the __str__ of an error of others.
+UNPRINTABLE = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 LONGEST_LINE = 2000  # characters of a line of an error
 TRACE = "meshrun_trace"  # of an error that another rank has met
 
@@ -122,14 +125,34 @@ def first_line(reason: Exception) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` with control characters escaped, which names may hold and terminals obey; lines stay lines."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """`text` with control characters escaped, which names may hold and terminals obey, and what is no text:
+    bytes of names that are not UTF-8. Lines stay lines."""
+    return CONTROL.sub(lambda found: _escaped(ord(found[0])), text)
+
+
+def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # Python's for a byte
+        code -= 0xDC00
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def tell(sentence: str) -> None:
-    """One sentence on stderr, in one write so that ranks do not mix."""
-    sys.stderr.write(f"meshrun: {printable(sentence)}\n")
-    sys.stderr.flush()
+    """One sentence on stderr, in one write so that ranks do not mix; nothing if that cannot be written, as a
+    log on a full disk, so that what follows, such as cleaning up, is done."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"meshrun: {printable(sentence)}\n")
+        sys.stderr.flush()
+
+
+def show(text: str, stream: TextIO) -> None:
+    """Write a result to a standard stream; RunError if that is a file on a full disk."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:  # for the caller to ignore, or to end the command
+        raise
+    except OSError as reason:
+        raise RunError("cannot write to the standard output", got=reason.strerror or reason) from reason
 
 
 def describe(failure: BaseException) -> str:
@@ -144,7 +167,10 @@ def describe(failure: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
-    words = " ".join(str(failure).split())  # one line, whatever a library makes of it
+    try:
+        words = " ".join(str(failure).split())  # one line, whatever a library makes of it
+    except UNPRINTABLE:
+        words = ""
     return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
 
 

@@ -33,7 +33,7 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> No
     An old file's permissions stay; a link of that name is replaced, not followed; a device or a pipe is
     written to. durable: on the disk on return, its name too.
     """
-    data = content.encode() if isinstance(content, str) else content
+    data = _bytes(content)
     if is_stream(path):
         with _open_stream(path) as stream:
             stream.write(data)
@@ -55,6 +55,11 @@ def write_file(path: Path, content: str | bytes, *, durable: bool = False) -> No
         sync_folder(path.parent)
 
 
+def _bytes(content: str | bytes) -> bytes:
+    """Return a text's bytes; names in it may be no UTF-8."""
+    return content.encode(errors="surrogateescape") if isinstance(content, str) else content
+
+
 def keep_mode(old: Path, new: Path) -> None:
     """Give the file `new` the permissions of the file `old` that it replaces, if there is one. OSError."""
     if (mode := _mode(old)) is not None and new.is_file() and not new.is_symlink():
@@ -63,7 +68,7 @@ def keep_mode(old: Path, new: Path) -> None:
 
 def create(path: Path, content: str | bytes) -> bool:
     """Make `path`, whole, in one step; False when there is something of that name already. OSError."""
-    data = content.encode() if isinstance(content, str) else content
+    data = _bytes(content)
     temporary = _beside(path)
     try:
         with open_new(temporary) as file:

@@ -62,7 +62,7 @@ def _remove_abandoned(folder: Path) -> None:
             return
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         also = folder / "also"
-        others = [Path(also.read_text())] if also.is_file() else []
+        others = [Path(os.fsdecode(also.read_bytes()))] if also.is_file() else []
         for each in (*others, folder):
             shutil.rmtree(each, ignore_errors=True)
     except OSError:  # its process lives
@@ -90,7 +90,8 @@ def hold(output: Path) -> Callable[[], None]:
             _release(path, file)
             return _claim(output)
         if _is(path, file):  # else its last holder has removed it meanwhile
-            return lambda: _release(path, file)
+            held = path.absolute()  # the process may change its folder
+            return lambda: _release(held, file)
         os.close(file)
 
 
@@ -105,6 +106,7 @@ def _open(path: Path) -> int:
                 raise _cannot_lock(path, reason) from reason
             file = os.open(path, (flags & ~os.O_CREAT) | os.O_RDONLY)
     except FileNotFoundError as reason:
+        files.working_directory()  # UserError if that has been removed
         raise UserError(
             "the output's folder does not exist", got=path.parent, hint=f"mkdir -p {path.parent}"
         ) from reason
@@ -234,7 +236,7 @@ def _started(pid: int) -> str:
     """When a process began, in ticks since the host's boot; "ended" for what waits to be reaped; "" where
     that is not to be seen."""
     try:
-        state, *more = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *more = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "ended" if state in "ZX" else more[18]
     except (OSError, IndexError, ValueError):
         return ""

@@ -194,6 +194,7 @@ command.add_command(help_pages.show_help)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, 1 for a failed run, 2 for a usage error, 130 for Ctrl-C."""
+    open_standard_streams()
     if completion.VARIABLE in os.environ and arguments is None:
         return completion.answer(command)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
@@ -225,6 +226,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ended(words, 1, _full(failure), debug)
     except _meshrun_error() as failure:
         return _ended(words, failure.exit_code, str(failure), debug)
+
+
+def open_standard_streams() -> None:
+    """Open standard streams that are closed, as by `>&-`, to nowhere: else a file that is opened, such as the
+    output, would get their number, and what libraries print. Let writing wait for a slow reader: another
+    program may have left the terminal or pipe without that, and what does not fit would be lost."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.set_blocking(number, True)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # gets the least free number, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "w" if number else "r", closefd=False))
 
 
 def _full(failure: OSError) -> str:

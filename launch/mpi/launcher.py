@@ -143,7 +143,9 @@ def _locate() -> tuple[Path | None, bool]:
 
 def _version(path: Path) -> str:
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=20, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as reason:
         return str(reason)
     return done.stdout + done.stderr

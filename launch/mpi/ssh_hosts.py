@@ -105,6 +105,7 @@ def _probe(host: str, script: str, timeout: float) -> list[str] | str:
                 input=script,
                 capture_output=True,
                 text=True,
+                errors="replace",  # of a login shell's greeting
                 timeout=max(left, ATTEMPT) + IMPORT,
                 check=False,
             )

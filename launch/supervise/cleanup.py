@@ -84,7 +84,7 @@ def remove_topologies(folder: Path = Path("/tmp"), processes: Path = Path("/proc
 def _runs(name: str, processes: Path) -> bool:
     for folder in processes.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended in between
-            before, _, after = (folder / "stat").read_text().rpartition(")")
+            before, _, after = (folder / "stat").read_text(errors="replace").rpartition(")")
             if before.partition("(")[2] == name and after.split()[0] not in "ZX":
                 return True
     return False

@@ -128,7 +128,7 @@ def _state(process: dict[str, object]) -> str:
     if process["host"] != os.uname().nodename:
         return "running"
     try:
-        state = Path(f"/proc/{process['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{process['pid']}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return "ended"
     return {"T": "stopped", "Z": "ended", "X": "ended"}.get(state, "running")

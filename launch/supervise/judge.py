@@ -26,6 +26,11 @@ HINTS: dict[int, str] = {
     signal.SIGABRT: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
     signal.SIGTERM: "the batch system's log: this rank was ended from outside",
 }
+# The same for the launcher, whose own files are in the folder for temporary files.
+LAUNCHER_HINTS: dict[int, str] = {
+    signal.SIGBUS: "df -h /tmp /dev/shm: the usual cause is that one of them, or TMPDIR, is full",
+    signal.SIGXFSZ: "ulimit -f unlimited: a file of the launcher is larger than allowed",
+}
 DEBUG_HINT = "--debug shows the launcher's own messages"
 UNEXPLAINED = "the run failed, and no rank reported why"
 
@@ -207,7 +212,10 @@ def _killed(run: RunDirectory, outcome: Outcome) -> Killed | None:
     if end.signals:
         which = " or ".join(_status(-number) for number in end.signals)
         what = f"[host {end.host}] a rank was killed by {which}; MPICH's launcher does not tell which rank"
-        return Killed(None, str(RunError(what, hint=HINTS.get(end.signals[0], DEBUG_HINT))), sure=False)
+        hint = HINTS.get(end.signals[0], DEBUG_HINT)
+        if signal.SIGBUS in end.signals[1:]:
+            hint += "; of SIGBUS, the usual cause is a full /dev/shm (df -h /dev/shm)"
+        return Killed(None, str(RunError(what, hint=hint)), sure=False)
     known = (run.rank_of(end.pid, end.host) if end.pid else None) or {}
     rank, host = known.get("rank", end.rank), known.get("host", end.host)
     who = f"process {end.pid}" if rank is None else f"rank {rank}"
@@ -234,7 +242,7 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None:
-        what = UNEXPLAINED
+        what, hint = UNEXPLAINED, LAUNCHER_HINTS.get(-outcome.status, DEBUG_HINT)
     else:
         where = f"[rank {left.rank}]" if left.host is None else f"[rank {left.rank}, host {left.host}]"
         what = f"{where} ended too early" + (f", exit status {left.status}" if left.status else "")

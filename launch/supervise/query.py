@@ -15,7 +15,7 @@ def query(words: Sequence[str], text: str = "", seconds: float = TIMEOUT) -> sub
     """
     try:
         return subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=seconds, check=False,
+            words, input=text, capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
             start_new_session=True,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -71,18 +71,19 @@ def supervise(
     `judge`. restart: what is run, to raise LossError with what is left of it after a loss, instead of judging
     the run; None to judge it in any case. clocks: makes the clocks of the run.
     """
-    from runner.files import working_directory
+    from runner.files import working_directory, write_file
     from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist
-    run = RunDirectory.create()
-    sockets = socket_folder()
-    (run.path / "also").write_text(str(sockets))  # to be removed with it if this process is killed
     segments = shared_memory.segments()
     begun = time.monotonic()
     sys.stdout.flush()  # the ranks' output is written directly to the file descriptor
     succeeded = False
+    run = RunDirectory.create()
+    folders = [run.path]
     try:
+        folders.append(sockets := socket_folder())
+        write_file(run.path / "also", str(sockets))  # to be removed with it if this process is killed
         command, environment = prepare(run.path, sockets)
         outcome = watch_launcher(command, environment, token, clocks(run) if clocks else None)
         if columns is not None and outcome.status:
@@ -97,11 +98,12 @@ def supervise(
         return status
     finally:
         if not succeeded:
+            run.remove_leftovers()
             shared_memory.remove_orphans(segments)
             remove_topologies()
         if token:
             RunLines(token).remove_claim()  # of a rank that was killed before it could
-        for folder in (run.path, sockets):
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -227,8 +229,9 @@ class _WatchedLauncher:
 
 def pass_on(target: int, text: bytes) -> None:
     """Write all of `text` to a file descriptor."""
-    # If the reader closes the pipe (`| head -1`), the run continues to complete its output file.
-    with contextlib.suppress(BrokenPipeError):
+    # If the reader closes the pipe (`| head -1`), or a log's disk is full, the run continues to complete its
+    # output file. Of standard output, which may be a result, what is missing is an error.
+    with contextlib.suppress(BrokenPipeError if target != 2 else OSError):
         while text:
             text = text[os.write(target, text) :]
 

@@ -44,7 +44,11 @@ def device_memory_support(maps: Path = Path("/proc/self/maps")) -> tuple[bool, s
     kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if "cuda" in (kind.partition(":")[0].strip() for kind in kinds.split(",")):
         return True, f"{library}: mpi_memory_alloc_kinds is {kinds}"
-    paths = {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/" in line}
+    paths = {
+        line.split(maxsplit=5)[-1]
+        for line in maps.read_text(errors="surrogateescape").splitlines()
+        if "/" in line
+    }
     for path in sorted(path for path in paths if path.rpartition("/")[2].startswith("libmpi")):
         loaded = ctypes.CDLL(path)
         if hasattr(loaded, "MPIX_Query_cuda_support"):

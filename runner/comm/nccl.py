@@ -90,7 +90,7 @@ def library_path() -> str:
     Raises UserError if two copies are loaded: a communicator of one is invalid in the other.
     """
     nccl = load()
-    paths = mapped_libraries(Path("/proc/self/maps").read_text())
+    paths = mapped_libraries(Path("/proc/self/maps").read_text(errors="surrogateescape"))
     if len(paths) > 1:
         raise UserError(
             "two copies of libnccl are loaded into one process",

@@ -48,7 +48,7 @@ class _Blas:
 def _loaded() -> _Blas | None:
     """Return the loaded BLAS; None if none of these is loaded."""
     try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}

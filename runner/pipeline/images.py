@@ -16,6 +16,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
+from runner.pipeline.decoded_inputs import check_decoded
 from runner.pipeline.fingerprint import task_fingerprint
 from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
@@ -148,7 +149,12 @@ class StreamedFolder:
         world = self.world
         largest, self._decoded = world.on_root(self._largest)
         path = self.folder.path / largest.name
-        source: Source = world.on_root(lambda: open_source(path))
+
+        def opened() -> Source:
+            check_decoded([path])
+            return open_source(path)
+
+        source: Source = world.on_root(opened)
 
         def plan_task() -> Task:
             with naming(path, error=UserError):

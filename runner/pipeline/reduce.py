@@ -25,6 +25,7 @@ import numpy as np
 from runner.errors import UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
+from runner.pipeline.decoded_inputs import check_decoded
 from runner.plan.grid import bounds
 from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
@@ -95,6 +96,11 @@ def finish(roots: list[Subtree], combine: Combine) -> Any:
     return result
 
 
+def _opened(path: Path) -> Source:
+    check_decoded([path])
+    return open_source(path)
+
+
 class Tiles:
     """An array in tiles, of which each rank has a contiguous share.
 
@@ -116,7 +122,7 @@ class Tiles:
         self.phases = phases or world.phases
         if isinstance(array, (str, Path)):
             path = Path(array)
-            self.source: Source = world.on_root(lambda: open_source(path))
+            self.source: Source = world.on_root(lambda: _opened(path))
         else:
             self.source = array
         self.shape, self.dtype = self.source.shape, self.source.dtype

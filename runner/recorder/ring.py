@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.recorder.imports import ImportCounter
+
 try:
     from runner.recorder import _record
 except ImportError:
@@ -37,7 +39,7 @@ else:
 
 FOLDER = Path("/dev/shm")
 PREFIX = "meshrun_"  # of all files' names; `launch.supervise.shared_memory` removes those of killed runs
-MAGIC = b"meshrun1"  # followed by the counter of operations
+MAGIC = b"meshrun1"  # followed by the counters of operations and of imported modules
 RECORDS = 4096  # of a rank, a power of two
 WORDS = 8  # of a record: entered, left, moved, sequence, name, communicator, thread, number
 TEXT = 4096  # bytes for the text about the rank
@@ -123,6 +125,8 @@ class Recorder:
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(TRACEBACK_SIGNAL, signal.SIG_IGN)
         faulthandler.register(TRACEBACK_SIGNAL, self._log, all_threads=False)
+        self._imports = ImportCounter(memoryview(self._map)[16:24].cast("q"))
+        self._imports.start()
         self._map[: len(MAGIC)] = MAGIC  # last: the file is complete, and the signal is handled
 
     def _bind(self) -> None:
@@ -208,6 +212,7 @@ class Recorder:
         with self._lock:
             if self._open:
                 self._open = False
+                self._imports.stop()
                 faulthandler.unregister(TRACEBACK_SIGNAL)
                 os.close(self._log)
                 self.path.unlink(missing_ok=True)
@@ -287,13 +292,14 @@ def files_of(run_id: str = "*", folder: Path = FOLDER) -> list[Path]:
 
 
 def count_of(path: Path) -> int | None:
-    """Return the number of operations that a rank has entered; None if its file is not complete."""
+    """Return the number of operations that a rank has entered and modules that it has imported; None if its
+    file is not complete."""
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(24)
     except OSError:
         return None
-    return int.from_bytes(head[8:], "little") if len(head) == 16 and head.startswith(MAGIC) else None
+    return sum(struct.unpack("2q", head[8:])) if len(head) == 24 and head.startswith(MAGIC) else None
 
 
 def about_of(path: Path) -> dict[str, Any] | None:

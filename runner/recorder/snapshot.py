@@ -107,6 +107,9 @@ def to_json(one: RankSnapshot) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> RankSnapshot:
     """Return the snapshot that `to_json` made plain, before or after JSON. KeyError, TypeError, ValueError or
     OverflowError if it is none."""
+    for table in (values["groups"], values["messages"], *dict(values["messages"]).values()):
+        if not isinstance(table, Mapping):
+            raise TypeError(f"{type(table).__name__} instead of a table")
     groups: Iterable[tuple[str, Any]] = values["groups"].items()
     plain = {
         **values,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from runner import files
-from runner.errors import RunError
+from runner.errors import RunError, show
 
 Record = dict[str, Any]
 SCHEMA = 1  # of a run's record
@@ -41,8 +41,7 @@ def json_text(kind: str, version: int, payload: Mapping[str, Any], *, indent: in
 def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:
     """Write the record as JSON, atomically, or to standard output if the path is "-". Raises RunError."""
     if str(path) == STDOUT:
-        sys.stdout.write(json_text(kind, version, payload))
-        sys.stdout.flush()
+        show(json_text(kind, version, payload), sys.stdout)
         return
     try:
         files.write_file(path, json_text(kind, version, payload))
@@ -53,7 +52,8 @@ def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) 
 def plain(value: Any, *, texts: bool = True) -> Any:
     """A value in JSON's types: NumPy's as lists and numbers, complex numbers as [real, imaginary].
 
-    NaN and infinities, which JSON lacks, become the texts "nan", "inf" and "-inf", or None if not `texts`.
+    NaN and infinities, which JSON lacks, become the texts "nan", "inf" and "-inf", or None if not `texts`:
+    then RunError is raised for values of types that JSON lacks, which stay as they are otherwise.
     """
     if isinstance(value, dict):
         return {str(key): plain(item, texts=texts) for key, item in value.items()}
@@ -65,4 +65,12 @@ def plain(value: Any, *, texts: bool = True) -> Any:
         return plain([value.real, value.imag], texts=texts)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value) if texts else None
-    return str(value) if isinstance(value, Path) else value
+    if isinstance(value, Path):
+        return str(value)
+    if not texts and not isinstance(value, (str, int, float, type(None))):
+        raise RunError(
+            "a record cannot hold a value of this kind",
+            got=type(value).__name__,
+            expected="numbers, texts, arrays, and lists and dictionaries of them",
+        )
+    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, TextIO
 
+from runner.errors import show
 from runner.report.plan_table import render_comparison
 from runner.report.record import Record
 from runner.report.table import table
@@ -23,9 +24,7 @@ def render(record: Record) -> str:
 def show_result(result: dict[str, Any], stream: TextIO) -> None:
     """Write a job's result, one `name: value` per line."""
     with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe (`| head -1`)
-        for name, value in result.items():
-            stream.write(f"{name}: {value}\n")
-        stream.flush()
+        show("".join(f"{name}: {value}\n" for name, value in result.items()), stream)
 
 
 def _headline(record: Record) -> str:

@@ -66,12 +66,12 @@ def main(
                 proof=proof,
                 stepped=rows.steps,
             )
+        values: dict[str, Any] = plain(record, texts=False)
         if world.rank == 0 and on_record is None:
             shown = record["output"] is None or {"simulate", "create"} & job.services
             if shown and options.json != STDOUT:
                 show_result(record["result"], sys.stdout)
             sys.stderr.write(printable(render(record)))
-        values: dict[str, Any] = plain(record, texts=False)
         if world.rank == 0 and on_record is not None:
             on_record(values)
         return values

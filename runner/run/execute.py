@@ -16,6 +16,7 @@ import numpy as np
 from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.job.declaration import Job
+from runner.pipeline.decoded_inputs import check_decoded
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
@@ -38,7 +39,6 @@ from runner.storage.formats.registry import (
     array_at,
     check_output,
     check_place,
-    decoded_bytes,
     open_sink,
     open_source,
 )
@@ -234,17 +234,8 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
 
 
 def _open(paths: Sequence[Path], options: Options) -> list[Source]:
-    """Open the inputs. UserError, before it is decoded, for a picture that needs more than --host-memory."""
-    bound = options.stream.host_memory
-    for path in paths if bound is not None else ():
-        file = split(path)[0]
-        needed = decoded_bytes(file) if file.is_file() else 0
-        if bound is not None and needed > bound:
-            raise UserError(
-                f"--host-memory is less than {path} needs, which is decoded as a whole",
-                got=f"{bound:,} bytes",
-                expected=f"at least {needed:,}",
-            )
+    """Open the inputs."""
+    check_decoded(paths, options.stream.host_memory)
     return [*map(open_source, paths, forms_of_inputs(options.form, len(paths)))]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from runner.device.cpu import CpuBackend
 from runner.errors import UserError, describe
 from runner.job.declaration import Job
+from runner.pipeline.decoded_inputs import check_decoded
 from runner.pipeline.fusing import with_inferred_halo
 from runner.pipeline.result_type import with_known_results
 from runner.pipeline.streamed.chunk_agreement import file_chunks
@@ -25,7 +27,7 @@ from runner.run.options import form_of, forms_of_inputs
 from runner.run.planned_job import plan_job
 from runner.run.planned_steps import plan_steps
 from runner.run.record.forecast_record import SCHEMA, record
-from runner.storage.formats.registry import Form, open_source
+from runner.storage.formats.registry import Form, describe_source
 from runner.storage.paths import named
 from runner.system.host_memory import host_memory
 
@@ -108,7 +110,7 @@ def plan_record(
         _refuse(job, of_maps)
         arrays, _, notes = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
         machine, options = _machine(gpu), StreamOptions(None, host_memory, device_memory, None)
-        _check_memory(machine, options)
+        _check_memory(machine, options, inputs)
         hosts = _hosts(hosts, ranks, machine)
         found = plan_job(job, arrays, parameters, machine, ranks, hosts, options, exchange_rate, network_rate)
         found["notes"] = notes + _assumed(found, machine, gpu is None)
@@ -125,7 +127,7 @@ def plan_record(
     job = with_inferred_halo(job, arrays, given)
     task = _settled(plan_task(job, given, arrays, ranks, grid=grid, boundary=boundary, cval=cval))
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
-    _check_memory(machine, options)
+    _check_memory(machine, options, inputs)
     hosts = _hosts(hosts, ranks, machine)
     if inputs and options.named is not None and not files.parallel:
         raise not_streamed(options.named, inputs[0])
@@ -205,7 +207,7 @@ def describe_inputs(
                 expected=" ".join(name.upper() for name in job.arrays),
             )
         paths = [named("INPUT", input) for input in inputs]
-        sources = [*map(open_source, paths, forms_of_inputs(form, len(paths)))]
+        sources = [*map(describe_source, paths, forms_of_inputs(form, len(paths)))]
         serial = next((str(source.path) for source in sources if not source.parallel), None)
         files = Files(serial is None, source_chunks=file_chunks(sources))
         notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
@@ -241,9 +243,11 @@ def _settled(task: Task) -> Task:
         ) from reason
 
 
-def _check_memory(machine: Machine, options: StreamOptions) -> None:
-    """UserError for more memory than the machine has; without measurements, only the GPU's is known."""
+def _check_memory(machine: Machine, options: StreamOptions, inputs: Sequence[str] = ()) -> None:
+    """UserError for more memory than the machine has, which without measurements is known only of its GPU,
+    and for pictures that do not fit it or --host-memory when they are decoded."""
     gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
     host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
     check_limit("--host-memory", options.host_memory, host, machine.name)
     check_limit("--device-memory", options.device_memory, device, machine.name)
+    check_decoded([Path(path) for path in inputs], options.host_memory, host)

@@ -146,7 +146,11 @@ def call_on_ranks(
             ) from reason
         command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
         with subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+            command,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            encoding="utf-8",
+            errors="backslashreplace",  # a job may print anything
         ) as process:
             lines: list[str] = []
             reader = threading.Thread(target=_forward, args=(process.stderr, lines))
@@ -165,10 +169,12 @@ def call_on_ranks(
 
 
 def _forward(stream: Any, lines: list[str]) -> None:
+    """Keep the ranks' lines and write them to stderr, to the end, as ranks wait for their reader."""
     for line in stream:
         lines.append(line.rstrip("\n"))
-        if not line.startswith("meshrun: ") or line.startswith("meshrun: warning: "):
-            sys.stderr.write(line)  # an error is raised here
+        if not line.startswith("meshrun: ") or line.startswith("meshrun: warning: "):  # an error is raised
+            with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
+                sys.stderr.write(line)
 
 
 def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -14,13 +16,20 @@ CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTAL
 
 
 def named(what: str, name: str | Path) -> Path:
-    """Return the path of that name; UserError if it is empty, for example an unset variable of a shell.
+    """Return the path of that name; UserError if it is empty, for example an unset variable of a shell, or
+    leads through a circle of symbolic links.
 
     what: the path's name in the error, such as "OUTPUT".
     """
     if not str(name) or "\0" in str(name):
         raise UserError(f"{what} has no name", got=repr(str(name)), expected="a file or folder")
-    return Path(name)
+    path = Path(name)
+    try:
+        os.stat(split(path)[0])
+    except OSError as reason:
+        if reason.errno == errno.ELOOP:
+            raise UserError(f"{what} cannot be used", got=f"{path}: {reason.strerror}") from reason
+    return path
 
 
 def split(path: Path) -> tuple[Path, str | None]:

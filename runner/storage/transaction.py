@@ -90,7 +90,8 @@ class OutputTransaction:
         self.release()
 
     def _set_partials(self, partials: tuple[Path, ...]) -> None:
-        partials = tuple(dict.fromkeys(partials))  # outputs in one container share one
+        # Outputs in one container share one. A job's function may change this process's folder.
+        partials = tuple(dict.fromkeys(partial.absolute() for partial in partials))
         self.partials = partials
         if self.observer is not None:
             self.observer.note_partial(*partials)

@@ -171,7 +171,8 @@ class FailureHandler:
         if self.transaction.recovery_hint:
             tell(self.transaction.recovery_hint)
         if self.debug:
-            sys.stderr.write(traceback_of(failure))
+            with contextlib.suppress(OSError):
+                sys.stderr.write(traceback_of(failure))
 
 
 @dataclass

@@ -177,11 +177,11 @@ class RunDirectory:
         """Remove the partial outputs and the locks that killed ranks have left."""
         note = self.path / "partial"
         if note.exists():
-            for partial in _split(note.read_text()):
+            for partial in _split(_text(note)):
                 files.remove_path(partial)
         held = self.path / "held"
         if held.exists():
-            for output in _split(held.read_text()):
+            for output in _split(_text(held)):
                 with contextlib.suppress(OSError):
                     _unlock(output)
 
@@ -194,7 +194,7 @@ class RunDirectory:
     def recovery_hint(self) -> str:
         """What to print if the run has failed; "" for nothing."""
         note = self.path / "words"
-        return note.read_text() if note.exists() else ""
+        return _text(note) if note.exists() else ""
 
     def note_exit_status(self, status: int) -> None:
         files.write_file(self.path / "status", str(status))
@@ -211,7 +211,7 @@ class RunDirectory:
     def answer(self) -> str | None:
         """The last saved answer; None without one."""
         note = self.path / "answer"
-        return note.read_text() if note.exists() else None
+        return _text(note) if note.exists() else None
 
     def claim_failure(self, failure: dict[str, Any]) -> bool:
         return claim(self.path / "failure.json", failure)
@@ -345,6 +345,11 @@ def remove_stale_claims(folder: Path | None = None) -> None:
             found = path.lstat()
             if found.st_uid == os.geteuid() and time.time() - found.st_mtime > CLAIMED:
                 path.unlink()
+
+
+def _text(note: Path) -> str:
+    """Return what `files.write_file` has written; names in it may be no UTF-8."""
+    return note.read_text(encoding="utf-8", errors="surrogateescape")
 
 
 def _joined(paths: Sequence[Path]) -> str:

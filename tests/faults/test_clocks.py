@@ -95,3 +95,22 @@ def test_progress_counts(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert np.array_equal(np.load(tmp_path / "out.npy"), np.zeros((64, 1 << 11)))
+
+
+def test_an_import_in_the_function_counts_module_by_module(tmp_path: Path) -> None:
+    """Of large packages on a slow file system, which take longer than the time-out."""
+    (tmp_path / "large").mkdir()
+    (tmp_path / "large" / "__init__.py").write_text("from large import a, b, c, d, e")
+    for name in "abcde":
+        (tmp_path / "large" / f"{name}.py").write_text("import time\ntime.sleep(1)\n")
+    (tmp_path / "faulty.py").write_text(
+        "import meshrun\n\n@meshrun.map_blocks\ndef same(block):\n    import large\n    return block\n"
+    )
+    np.save(tmp_path / "in.npy", np.zeros((64, 64)))
+    words = ["-n", "2", "--stall-timeout", "3", "run", "faulty.py:same", "in.npy", "out.npy"]
+    done = subprocess.run(
+        [*PROGRAM, *words, "--device", "cpu"], cwd=tmp_path,
+        capture_output=True, text=True, timeout=DEADLOCK, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -82,11 +82,21 @@ def whole(path: Path, form: Any = None) -> object:
     return source
 
 
-def image(suffix: str) -> bytes:
+def described(path: Path) -> object:
+    """Open a picture by its header, as a plan does."""
+    from runner.storage.formats.registry import decoded_bytes, describe_source
+
+    decoded_bytes(path)
+    return describe_source(path)
+
+
+def image(suffix: str, mode: str = "RGB", **options: Any) -> bytes:
     from PIL import Image
 
-    out = io.BytesIO()
-    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(out, suffix)
+    out, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # turned
+    picture = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).convert(mode)
+    picture.save(out, suffix, exif=exif, **options)
     return out.getvalue()
 
 
@@ -103,11 +113,11 @@ def tiff() -> bytes:
     return bytes(out.getvalue())
 
 
-def hdf5() -> bytes:
+def hdf5(**filters: Any) -> bytes:
     h5py = pytest.importorskip("h5py")
     out = io.BytesIO()
     with h5py.File(out, "w") as file:
-        file.create_dataset("x", data=np.arange(48.0).reshape(6, 8), chunks=(2, 8))
+        file.create_dataset("x", data=np.arange(48.0).reshape(6, 8), chunks=(2, 8), **filters)
     return out.getvalue()
 
 
@@ -368,9 +378,16 @@ TARGETS = [
     Target("npy F", functools.partial(npy, "F"), whole, ".npy"),
     Target("tiff", tiff, whole, ".tiff"),
     Target("hdf5", hdf5, whole, ".h5"),
+    Target("hdf5 gzip", functools.partial(hdf5, compression="gzip", shuffle=True), whole, ".h5"),
     Target("png", functools.partial(image, "png"), whole, ".png"),
     Target("jpeg", functools.partial(image, "jpeg"), whole, ".jpg"),
     Target("bmp", functools.partial(image, "bmp"), whole, ".bmp"),
+    Target("tiff strips", functools.partial(image, "tiff", compression="tiff_deflate"), whole, ".tif"),
+    Target("tiff palette", functools.partial(image, "tiff", "P"), whole, ".tif"),
+    *(
+        Target(f"{kind} header", functools.partial(image, kind, mode), described, f".{kind}")
+        for kind, mode in (("png", "P"), ("jpeg", "CMYK"), ("tiff", "P"), ("bmp", "RGB"))
+    ),
     *(
         Target(
             f"zarr {version}",
@@ -543,6 +560,16 @@ FOUND = [  # by the test above; each was another exception than the parser's own
         "snapshot",
         b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
         b'"collectives": {}, "groups": {}, "messages": {"w": {"1": [1e999, 0]}}, "at": null, "total": 1}',
+    ),
+    (
+        "snapshot",
+        b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
+        b'"collectives": {}, "groups": null, "messages": {}, "at": null, "total": 1}',
+    ),
+    (
+        "snapshot",
+        b'{"rank": 0, "host": "n1", "device": "CPU", "state": "running", "idle": 0, "operations": [], '
+        b'"collectives": {}, "groups": {}, "messages": {"w": [1]}, "at": null, "total": 1}',
     ),
     ("fleet words hosts=4,gpus=2,fault=nic:h3:1:0.6", b"hosts=4,gpus=2,fault=nic:h" + DIGITS + b":1:0.6"),
     ("nccl-tests text", NCCL_TESTS.replace(" #wrong", "", 1).encode()),

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.comm.api import Control
 from runner.device.api import Backend
-from runner.errors import printable
+from runner.errors import printable, show
 from runner.report.record import STDOUT, envelope, write_json
 from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
@@ -61,8 +61,7 @@ def main(
             lines = [f"setting {name} = {value}  ({source})" for name, value, source in settings]
             lines += [f"{'warning' if one.warning else 'FAILURE'}: {one}" for one in problems]
             lines += [] if problems else ["nothing is wrong"]
-            shown.write(printable(render(surveys) + "".join(f"{line}\n" for line in lines)))
-            shown.flush()
+            show(printable(render(surveys) + "".join(f"{line}\n" for line in lines)), shown)
             if file is not None:
                 write_json(file, "doctor", SCHEMA, record)
         raise_failures(problems)

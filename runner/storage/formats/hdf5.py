@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +34,10 @@ from runner.storage.formats.sliced_array import Unmapped
 NAME = "data"  # of the dataset that is written, if no name is given
 PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and maps require
 
-OPENED = ("_dataset", "_expansion", "_short")  # of a source, not sent to other ranks
+# Of a source, not sent to other ranks.
+OPENED = ("_dataset", "_filters", "_is_deflated", "_expansion", "_broken_chunks", "_checked")
+
+CHECKSUM_BYTES = 4  # that fletcher32 appends
 
 # Decoded bytes per stored byte, at most, by filter.
 EXPANSION = {
@@ -41,6 +46,7 @@ EXPANSION = {
     h5py.h5z.FILTER_SHUFFLE: 1,
     h5py.h5z.FILTER_FLETCHER32: 1,
 }
+DEFLATED = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
 with contextlib.suppress(ImportError):  # filters that HDF5 itself lacks, for files that need them
     importlib.import_module("hdf5plugin")
@@ -79,7 +85,7 @@ class Hdf5Source:
         if region.size == 0:
             return
         try:
-            self._check_promise(region)
+            self._check_chunks(region)
             self._fill(region, target)
         except OSError as reason:
             raise self._broken(region, reason) from reason
@@ -90,20 +96,61 @@ class Hdf5Source:
         else:
             target[...] = self._dataset[region.slices]
 
-    def _check_promise(self, region: Region) -> None:
-        """Refuse a chunk whose stored bytes cannot hold its cells: HDF5 would reserve their memory, and
-        return whatever is in it."""
-        for corner, stored in self._short.items():
-            assert self.chunks is not None
-            spans = zip(corner, self.chunks, region.start, region.stop, strict=True)
-            if all(start < at + n and at < stop for at, n, start, stop in spans):
-                place = tuple(at // n for at, n in zip(corner, self.chunks, strict=True))
-                most = stored * (self._expansion or 0)
-                raise RunError(
-                    f"{self.path} is broken: chunk {place} of {self.name} cannot be read",
-                    got=f"{stored:,} bytes, which hold at most {most:,} bytes decoded",
-                    expected=f"{self._chunk_bytes:,}",
-                )
+    def _check_chunks(self, region: Region) -> None:
+        """Refuse chunks that do not hold exactly their cells: HDF5 would return what is in its memory.
+
+        Chunks that are deflated are decoded once more for that, when they are first read.
+        """
+        if self.chunks is None:
+            return
+        places = itertools.product(
+            *(
+                range(start // n, -(-stop // n))
+                for start, stop, n in zip(region.start, region.stop, self.chunks, strict=True)
+            )
+        )
+        for place in places if self._broken_chunks or self._is_deflated else ():
+            corner = tuple(i * n for i, n in zip(place, self.chunks, strict=True))
+            if corner in self._checked:
+                continue
+            if problem := self._broken_chunks.get(corner) or self._problem(corner):
+                raise self._chunk_error(place, *problem)
+            self._checked.add(corner)
+
+    def _chunk_error(self, place: Shape, got: str, expected: str | None = None) -> RunError:
+        where = f"{self.path} is broken: chunk {place} of {self.name} cannot be read"
+        return RunError(where, got=got, expected=expected)
+
+    def _problem(self, corner: Shape) -> tuple[str, str] | None:
+        """Return what a deflated chunk holds, and should; None if it is whole, or only HDF5 can tell."""
+        if not self._is_deflated:
+            return None
+        try:
+            mask, data = self._dataset.id.read_direct_chunk(corner)
+        except (OSError, RuntimeError, ValueError):  # not written, or HDF5 says what is wrong
+            return None
+        needed = self._chunk_bytes
+        at_edge = any(
+            at + n > whole for at, n, whole in zip(corner, self.chunks or (), self.shape, strict=True)
+        )
+        if at_edge and len(data) == needed:  # HDF5 can leave chunks at the edges as they are
+            return None
+        for number, code in reversed([*enumerate(self._filters)]):
+            if mask >> number & 1:  # not applied to this chunk
+                continue
+            if code == h5py.h5z.FILTER_FLETCHER32:
+                data = data[:-CHECKSUM_BYTES]
+            if code == h5py.h5z.FILTER_DEFLATE:
+                stream = zlib.decompressobj()
+                try:
+                    data = stream.decompress(data, needed + CHECKSUM_BYTES + 1)
+                except zlib.error as reason:
+                    return str(reason), f"{needed:,} bytes"
+                if not stream.eof and len(data) <= needed:
+                    return f"{len(data):,} bytes decoded before its stream is cut", f"{needed:,}"
+        if len(data) > needed:
+            return f"more than {needed:,} bytes decoded", f"{needed:,}"
+        return None if len(data) == needed else (f"{len(data):,} bytes decoded", f"{needed:,}")
 
     @property
     def _chunk_bytes(self) -> int:
@@ -111,29 +158,51 @@ class Hdf5Source:
         return math.prod(self.chunks or ()) * int(self._dataset.id.get_type().get_size())
 
     @cached_property
-    def _short(self) -> dict[Shape, int]:
-        """The first cell and the stored bytes of each chunk that cannot hold its cells.
+    def _broken_chunks(self) -> dict[Shape, tuple[str, str]]:
+        """By the first cell of each chunk whose stored bytes are not all in the file, or cannot hold its
+        cells: what it has, and needs. Found before any memory is reserved.
 
         One walk over all chunks: to look one up, HDF5 walks over those before it.
         """
-        short: dict[Shape, int] = {}
-        most, needed = self._expansion, self._chunk_bytes
-        if self.chunks is None or most is None:
-            return short
+        broken: dict[Shape, tuple[str, str]] = {}
+        most, needed, held = self._expansion, self._chunk_bytes, self.path.stat().st_size
 
         def note(chunk: Any) -> None:
-            if chunk.size * most < needed:
-                short[tuple(chunk.chunk_offset)] = chunk.size
+            there = max(held - chunk.byte_offset, 0)
+            if chunk.size > there:
+                got = f"{there:,} bytes before the file ends", f"{chunk.size:,}"
+            elif most is not None and chunk.size * most < needed:
+                got = (
+                    f"{chunk.size:,} bytes, which hold at most {chunk.size * most:,} bytes decoded",
+                    f"{needed:,}",
+                )
+            else:
+                return
+            broken[tuple(chunk.chunk_offset)] = got
 
         self._dataset.id.chunk_iter(note)
-        return short
+        return broken
+
+    @cached_property
+    def _checked(self) -> set[Shape]:
+        """The first cells of chunks that hold exactly their cells."""
+        return set()
+
+    @cached_property
+    def _filters(self) -> list[int]:
+        properties = self._dataset.id.get_create_plist()
+        return [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+
+    @cached_property
+    def _is_deflated(self) -> bool:
+        """Whether chunks are deflated, and all filters are among those that `_problem` knows."""
+        return {*self._filters} <= DEFLATED and h5py.h5z.FILTER_DEFLATE in self._filters
 
     @cached_property
     def _expansion(self) -> int | None:
         """Decoded bytes of a chunk per stored byte, at most; None if a filter has no known bound."""
-        properties = self._dataset.id.get_create_plist()
-        codes = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
-        return math.prod(EXPANSION[code] for code in codes) if EXPANSION.keys() >= {*codes} else None
+        known = EXPANSION.keys() >= {*self._filters}
+        return math.prod(EXPANSION[code] for code in self._filters) if known else None
 
     def _broken(self, region: Region, reason: OSError) -> RunError:
         """Build the error for the first chunk of `region` that cannot be decoded."""
@@ -142,10 +211,7 @@ class Hdf5Source:
                 self._dataset[part]
             except OSError as failure:
                 place = tuple(s.start // n for s, n in zip(part, self.chunks or (), strict=True))
-                return RunError(
-                    f"{self.path} is broken: chunk {place} of {self.name} cannot be read",
-                    got=first_line(failure),
-                )
+                return self._chunk_error(place, first_line(failure))
         return RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from runner.errors import UserError
 from runner.files import open_file, open_new
@@ -61,7 +62,14 @@ EXPANSION = {
     "tiff_lzw": 2731,  # up to 4096 bytes in 12 bits
     "zstd": 1 << 15,  # a block of 128 KiB in 4 bytes
 }
+SMALL_READ = 1 << 16  # bytes, for which memory may be reserved beyond the file's end
 PACKED = 8  # decoded bytes per stored byte of a picture whose pixels are bits
+
+
+# Modes that are converted to RGB, or RGBA if the file has a transparent colour.
+CONVERTED = ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa")
+WIDTH, HEIGHT, ORIENTATION = 256, 257, 274  # tags of TIFF; the last one also of EXIF
+TURNED = (5, 6, 7, 8)  # orientations in which rows are stored as columns
 
 
 @dataclass
@@ -83,6 +91,12 @@ class ImageSource:
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "array"}
+
+
+def describe(path: Path, name: str | None, form: Form) -> ImageSource:
+    """Open a picture by its header; it is decoded when it is read."""
+    with _readable(path) as opened:
+        return ImageSource(path, *_type_of(opened))
 
 
 def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
@@ -109,6 +123,22 @@ def _bytes_of(opened: ImageFile.ImageFile, mode: str) -> int:
     return int(opened.width * opened.height * bands * each)
 
 
+def _type_of(opened: ImageFile.ImageFile) -> tuple[Shape, np.dtype[Any]]:
+    """Return the shape and dtype of the decoded picture, by its header."""
+    mode = "L" if opened.mode == "1" else opened.mode
+    if mode in CONVERTED:
+        mode = "RGBA" if "transparency" in opened.info else "RGB"
+    pixel = np.asarray(Image.new(mode, (1, 1)))
+    if isinstance(opened, TiffImageFile):  # some versions of Pillow have turned width and height already
+        tags = opened.tag_v2
+        columns, rows, orientation = tags[WIDTH], tags[HEIGHT], tags.get(ORIENTATION)
+    else:
+        columns, rows = opened.size
+        orientation = Image.Image.getexif(opened).get(ORIENTATION)  # a PNG's own method decodes it
+    lengths = (columns, rows) if orientation in TURNED else (rows, columns)
+    return (*lengths, *pixel.shape[2:]), pixel.dtype.newbyteorder("=")
+
+
 def promises_more(path: Path, held: int, most: int, promised: int, shape: Shape) -> UserError:
     """Build the error for a file whose header promises more decoded bytes than its `held` bytes expand to."""
     return UserError(
@@ -119,7 +149,7 @@ def promises_more(path: Path, held: int, most: int, promised: int, shape: Shape)
 
 
 def _check_size(path: Path, opened: ImageFile.ImageFile) -> None:
-    """Refuse a header that promises more than the file or the host's memory can hold, before it is decoded.
+    """Refuse a header that promises more than the file can hold, before it is decoded.
 
     Pillow would reserve the memory, and return zeros for rows that a TIFF does not contain.
     """
@@ -129,12 +159,6 @@ def _check_size(path: Path, opened: ImageFile.ImageFile) -> None:
     held = path.stat().st_size
     if factor is not None and promised > held * factor * PACKED:
         raise promises_more(path, held, held * factor * PACKED, promised, (opened.height, opened.width))
-    if promised > (memory := _host_memory()):
-        raise UserError(
-            f"{path} does not fit the host's memory",
-            got=f"{promised:,} bytes decoded",
-            expected=f"at most {memory:,}",
-        )
     boxes = [box for _, box, *_ in opened.tile if box is not None]  # not turned yet
     right, bottom = (max((box[axis] for box in boxes), default=0) for axis in (2, 3))
     pixels = opened.width * opened.height
@@ -142,21 +166,26 @@ def _check_size(path: Path, opened: ImageFile.ImageFile) -> None:
         raise UserError(f"{path} is broken or truncated", got=f"{right * bottom:,} of {pixels:,} pixels")
 
 
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def _decode(path: Path) -> HostArray:
+    with _readable(path) as opened:
+        picture = ImageOps.exif_transpose(opened)
+        if picture.mode in CONVERTED:
+            picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
+        if picture.mode == "1":
+            picture = picture.convert("L")
+        array = np.asarray(picture)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[ImageFile.ImageFile]:
+    """Open a picture that a source can be; UserError for other files, also if Pillow finds that one is broken
+    in the body of the `with` statement."""
     try:
         with _any_size, _opened(path) as opened:
             _refuse_losses(path, opened)
             _check_size(path, opened)
-            picture = ImageOps.exif_transpose(opened)
-            if picture.mode in ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa"):
-                picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
-            if picture.mode == "1":
-                picture = picture.convert("L")
-            array = np.asarray(picture)
+            yield opened
     except UnidentifiedImageError as reason:
         raise UserError(
             f"{path} is not a readable picture", expected=", ".join(sorted(set(FORMATS.values())))
@@ -165,13 +194,14 @@ def _decode(path: Path) -> HostArray:
         if isinstance(reason, OSError) and reason.errno is not None:
             raise  # the operating system's error, such as no permission, not Pillow's
         raise UserError(f"{path} is broken or truncated", got=reason) from reason
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
 class _ToItsEnd(io.BufferedReader):
     """A file of which Pillow may read any number of bytes: none are reserved beyond its end."""
 
     def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and 0 <= size <= SMALL_READ:
+            return super().read(size)
         left = max(os.fstat(self.fileno()).st_size - self.tell(), 0)
         return super().read(left if size is None or size < 0 else min(size, left))
 

@@ -189,9 +189,13 @@ class ComputedSource:
 
 
 def decoded_bytes(path: Path) -> int:
-    """Bytes that opening the file takes, because its format is decoded as a whole; 0 for other formats."""
+    """Bytes that opening the file takes, because it is decoded as a whole; 0 for other files, and for those
+    that `open_source` will refuse."""
     decodes: Callable[[Path], int] | None = getattr(_format(path), "decoded_bytes", None)
-    return decodes(path) if decodes else 0
+    try:
+        return decodes(path) if decodes else 0
+    except (OSError, UserError):
+        return 0
 
 
 def open_source(path: Path, form: Form | None = None) -> Source:
@@ -201,6 +205,12 @@ def open_source(path: Path, form: Form | None = None) -> Source:
     container of several arrays if the path does not name one.
     """
     return _open(*split(path), form or Form())
+
+
+def describe_source(path: Path, form: Form | None = None) -> Source:
+    """Open an array like `open_source`, but by its header where the file is decoded as a whole: what follows
+    may be broken, which raises UserError when it is read."""
+    return _open(*split(path), form or Form(), "describe")
 
 
 def reopen(source: Source) -> Source:
@@ -215,7 +225,7 @@ def read_back(sink: Sink) -> Source:
     return _open(sink.partial, sink.name, sink.form)
 
 
-def _open(path: Path, name: str | None, form: Form) -> Source:
+def _open(path: Path, name: str | None, form: Form, how: str = "open_source") -> Source:
     try:
         folder = suffix(path) in FOLDERS
         there = path.is_dir() if folder else path.is_file()
@@ -224,7 +234,8 @@ def _open(path: Path, name: str | None, form: Form) -> Source:
             kind = "a device or a pipe" if path.exists() and kind == "nothing there" else kind
             expected = "a folder that holds arrays" if folder else "an array file"
             raise UserError(f"cannot read {path}", got=kind, expected=expected, hint=f"ls {path.parent}")
-        source: Source = _format(path).open_source(path, name, form)
+        module = _format(path)
+        source: Source = getattr(module, how, module.open_source)(path, name, form)
     except OSError as reason:
         raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
     agree(source, form)
@@ -296,7 +307,8 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         in_the_way = path.is_file() if folder else path.is_dir()
         special = path.exists() and not path.is_file() and not path.is_dir()
         is_in_folder = parent.is_dir()
-    except OSError as reason:  # for example a name that is too long
+        protected = is_in_folder and is_protected(path)
+    except OSError as reason:  # for example a name that is too long, or a circle of links
         raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
@@ -313,7 +325,7 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         raise UserError(f"the {what}'s folder does not exist", got=parent, hint=f"mkdir -p {parent}")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"the {what}'s folder cannot be written to", got=parent, hint="another folder")
-    if is_protected(path):
+    if protected:
         mode = stat.filemode(path.stat().st_mode)
         raise UserError(
             f"the {what} is write-protected", got=f"{mode} {path}", hint=f"chmod u+w {path}, or another name"

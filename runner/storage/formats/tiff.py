@@ -154,12 +154,26 @@ def _locate(series: Any) -> _Pages:
 
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
+    return _by_tifffile(path) or image.open_source(path, name, form)
+
+
+def describe(path: Path, name: str | None, form: Form) -> Source:
+    """Open a TIFF by its header; what Pillow reads is decoded when it is read."""
+    return _by_tifffile(path) or image.describe(path, name, form)
+
+
+def decoded_bytes(path: Path) -> int:
+    """Bytes of a picture that Pillow decodes as a whole, by its header; 0 if tifffile reads it in parts."""
+    return 0 if _by_tifffile(path) else image.decoded_bytes(path)
+
+
+def _by_tifffile(path: Path) -> Source | None:
+    """Return the file's array; None if Pillow must read it, or raise the error."""
     try:
         with tifffile.TiffFile(path) as file:
-            source = _described(path, file)
+            return _described(path, file)
     except UNREAD:
-        source = None  # not a TIFF, or broken: Pillow reads it or raises the error
-    return source or image.open_source(path, name, form)
+        return None
 
 
 def _described(path: Path, file: Any) -> Source | None:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from runner.errors import MeshrunError, RunError, UserError
+from runner.errors import MeshrunError, RunError, UserError, printable
 
 
 def test_the_sentence_has_what_got_expected_and_try() -> None:
@@ -43,3 +43,7 @@ def test_an_offending_value_that_cannot_be_pickled_travels_as_text() -> None:
     lock = threading.Lock()
     twin = pickle.loads(pickle.dumps(UserError("cannot be split", got=lock)))
     assert str(twin) == f"cannot be split: got {lock}"
+
+
+def test_what_a_terminal_obeys_or_is_no_text_is_escaped() -> None:
+    assert printable("a\x1b[31m\n\udcff\ud800") == "a\\x1b[31m\n\\xff\\ud800"

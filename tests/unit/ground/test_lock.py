@@ -178,3 +178,11 @@ def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     words = "the output's folder does not exist: got .*gone. Try: mkdir -p .*gone$"
     with pytest.raises(UserError, match=words):
         hold(tmp_path / "gone" / "out.npy")
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="directory is gone"):
+        hold(Path("out.npy"))

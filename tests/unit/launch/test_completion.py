@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -55,3 +56,27 @@ def test_it_is_installed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "tcsh"]) == 2
     assert "bash" in capsys.readouterr().err
+
+
+def test_a_shells_file_keeps_its_bytes_and_its_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "dotfiles", tmp_path / ".bashrc"
+    real.write_bytes(b"# Gr\xfc\xdfe\r\n")
+    link.symlink_to(real)
+    add(link, "bash", "")
+    assert link.is_symlink()
+    assert real.read_bytes().startswith(b"# Gr\xfc\xdfe\r\n")
+    assert b"meshrun completion bash" in real.read_bytes()
+
+
+def test_a_shells_file_survives_a_full_disk(tmp_path: Path) -> None:
+    file = tmp_path / ".bashrc"
+    file.write_text("export PRECIOUS=1\n" * 100)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            add(file, "bash", "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_text() == "export PRECIOUS=1\n" * 100
+    assert list(tmp_path.iterdir()) == [file]

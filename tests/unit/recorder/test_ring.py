@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import mmap
 import os
 import signal
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.recorder import process, ring
+from runner.recorder.imports import ImportCounter
 from runner.recorder.process import frames, place, process_state, remove_stale, tracebacks
 from runner.recorder.ring import RECORDS, RECORDS_AT, Recorder, read, start_time
 from runner.recorder.snapshot import snapshots
@@ -81,6 +83,27 @@ def test_the_last_operations_stay_and_an_old_one_is_not_left_in_a_new_ones_place
     assert found is not None
     assert [one.number for one in found.operations] == list(range(first + 1, last + 1))
     assert all(one.left is None for one in found.operations)
+
+
+def test_each_module_that_is_imported_counts_once(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counted_one.py").write_text("import counted_two")
+    (tmp_path / "counted_two.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("counted_one", "counted_two"):
+        sys.modules.pop(name, None)
+    recorder = make()
+    importlib.import_module("counted_one")
+    for _ in range(3):  # a loop that tries again is no progress
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("counted_none")
+        importlib.reload(sys.modules["counted_two"])
+    assert ring.count_of(recorder.path) == 3
+    recorder.enter(recorder.name("kernel"))
+    assert ring.count_of(recorder.path) == 4
+    recorder.close()
+    assert not any(isinstance(finder, ImportCounter) for finder in sys.meta_path)
 
 
 def test_threads_share_a_recorder(make: Make) -> None:

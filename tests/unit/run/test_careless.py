@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from launch.cli import selftest
 from launch.cli.main import main
 from launch.mpi import library as mpi_library
 from launch.mpi.library import Library
-from runner.errors import RunError
+from runner.errors import RunError, describe
 from runner.plan.machine import nominal_cpu, rates_file, save
 from runner.report.summary import render
 from runner.system import launcher
@@ -48,6 +50,21 @@ def thinned(block, *, out):
 """
 
 
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@meshrun.map_blocks
+def failing(block: Any) -> Any:
+    raise Unprintable
+
+
+@meshrun.job
+def unknown(world: Any) -> Any:
+    return {"a": [1, (object(),)]}
+
+
 @meshrun.map_blocks
 def double(block: Any, *, out: Any) -> None:
     out[...] = 2 * block
@@ -76,6 +93,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("folder").mkdir()
     for name in ("null", "null.npy"):
         os.mkfifo(name)
+    Path("circle.npy").symlink_to("circle.npy")
     return tmp_path
 
 
@@ -129,6 +147,13 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("plan mine.py:same ~ --ranks 2", "INPUT has no name"),
         (f"{PLAN} --json ~", "empty argument after --json"),
         ("run mine.py:same null.npy out.npy", "cannot read null.npy: got a device or a pipe, expected"),
+        ("run mine.py:same circle.npy out.npy",
+         "INPUT cannot be used: got circle.npy: Too many levels of symbolic links"),
+        ("run mine.py:same in.npy circle.npy", "OUTPUT cannot be used: got circle.npy: Too many levels of"),
+        (f"{RUN} --json circle.npy", "the record's name cannot be used: got Too many levels of symbolic"),
+        (f"{PLAN} --json circle.npy", "--json cannot be used: got circle.npy: Too many levels of symbolic"),
+        ("plan mine.py:same circle.npy --ranks 2", "INPUT cannot be used: got circle.npy: Too many levels"),
+        ("doctor --json circle.npy", "cannot be used: got circle.npy: Too many levels of symbolic links"),
         ("plan --calibrate --at ~", "--at has no name"),
         ("plan --calibrate --at text.txt", "the test file's folder is a file: got text.txt"),
         ("doctor --json ~", "empty argument after --json"),
@@ -254,3 +279,39 @@ def test_a_jobs_failure_on_zeros_has_one_piece_of_advice(refused: Callable[[str]
         JOBS + "\n@meshrun.map_blocks\ndef broken(block):\n    raise ValueError('x')\n"
     )
     assert refused("plan mine.py:broken in.npy --ranks 2").count("Try: ") == 1
+
+
+def test_an_exception_without_a_text_is_named() -> None:
+    with pytest.raises(Unprintable) as raised:
+        failing.run("in.npy", "out.npy", device="cpu")
+    assert re.fullmatch(r"Unprintable \(.*test_careless\.py:\d+\)\. Try: .*", describe(raised.value))
+
+
+def test_a_result_that_no_record_can_hold_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(unknown.run("in.npy", device="cpu")["result"]["a"][1][0], object)
+    Path("odd.py").write_text(
+        "import meshrun\n\n@meshrun.job\ndef odd(world):\n    return {'a': [1, (object(),)]}\n"
+    )
+    for more in ([], ["--json", "r.json"]):
+        with pytest.raises(SystemExit, match="1"):
+            main(["run", "odd.py:odd", "in.npy", "--device", "cpu", *more])
+        said = capsys.readouterr().err
+        assert said.startswith("meshrun: a record cannot hold a value of this kind: got object, expected")
+        assert said.count("\n") == 1
+        assert not Path("r.json").exists()
+
+
+@pytest.mark.parametrize("more", [[], ["--chunk-bytes", "1K"], ["--steps", "3"]])
+def test_a_function_that_changes_the_folder_leaves_no_files(
+    place: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    Path("moving.py").write_text(
+        "import os, meshrun\n\n@meshrun.map_blocks\ndef moved(block):\n"
+        "    os.chdir('folder')\n    raise ValueError('after it')\n"
+    )
+    before = sorted(path.name for path in place.iterdir())
+    with contextlib.suppress(SystemExit):
+        assert main(["run", "moving.py:moved", "in.npy", "out.npy", "--device", "cpu", *more]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(path.name for path in place.iterdir() if path.name != "__pycache__") == before
+    assert list((place / "folder").iterdir()) == []

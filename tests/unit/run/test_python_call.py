@@ -95,6 +95,27 @@ def smear(block: Any, *, weight: float = 0.5) -> Any:
     return (1 - weight) * block[1:-1, 1:-1] + weight * block[1:-1, 2:]
 
 
+def test_what_ranks_print_is_passed_on_whatever_it_is(tmp_path: Path) -> None:
+    """A reader that stopped would let the ranks wait for ever."""
+    done = python(
+        tmp_path,
+        """
+import os
+
+@meshrun.map_blocks
+def loud(block):
+    os.write(2, b"\\xff\\xfe is no UTF-8\\n" * 20_000)
+    return block
+
+result = np.empty(8)
+loud.run(np.arange(8.0), result, ranks=2, device="cpu")
+np.testing.assert_array_equal(result, np.arange(8.0))
+""",
+    )
+    assert done.stderr.count("is no UTF-8") >= 40_000
+    assert "Traceback" not in done.stderr
+
+
 def test_arrays_stand_for_files(tmp_path: Path) -> None:
     array = np.random.default_rng(1).random((9, 6))
     result = np.empty_like(array)

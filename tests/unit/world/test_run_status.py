@@ -27,6 +27,16 @@ def test_a_new_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made.path.stat().st_mode & 0o077 == 0
 
 
+def test_names_that_are_no_utf8_are_noted(directory: RunDirectory) -> None:
+    partial = directory.path / "bad\udcff.npy"
+    partial.touch()
+    directory.note_partial(partial)
+    directory.note_recovery_hint(f"rm {partial}")
+    assert directory.recovery_hint() == f"rm {partial}"
+    directory.remove_leftovers()
+    assert not partial.exists()
+
+
 def test_nothing_is_there_at_first(directory: RunDirectory) -> None:
     assert directory.record() is None
     assert directory.failure() is None

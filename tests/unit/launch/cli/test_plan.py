@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from launch.cli.main import main
 from runner.plan.machine import load, nominal, nominal_cpu, rates_file, save
 from runner.report.plan_table import render
 from runner.run.installation import calibrate
+from runner.storage.formats import image
 from runner.system import launcher
 from runner.world import binding
 
@@ -70,6 +72,22 @@ def test_a_file_is_planned_with_nominal_rates_and_that_is_said(capsys: pytest.Ca
 def test_a_file_is_planned_of_which_options_tell(capsys: pytest.CaptureFixture[str], name: str) -> None:
     words = ("--input-shape", "100x80", "--input-dtype", "float32", "--ranks", "8")
     assert "laplacian on 100x80 float32 to" in planned(capsys, "laplacian", name, *words)
+
+
+def test_a_picture_is_planned_by_its_header(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(path: Path) -> Any:
+        raise AssertionError(f"{path} was decoded")
+
+    monkeypatch.setattr(image, "_decode", decode)
+    Image.new("RGB", (2000, 1500)).save("in.png")
+    assert "laplacian on 1500x2000x3 uint8 to" in planned(capsys, "laplacian", "in.png", "--ranks", "8")
+    assert main(["plan", "laplacian", "in.png", "--ranks", "8", "--host-memory", "1M"]) == 2
+    assert capsys.readouterr().err == (
+        "meshrun: --host-memory is less than in.png needs, which is decoded as a whole: got 1,048,576 bytes, "
+        "expected at least 9,000,000\n"
+    )
 
 
 def test_a_shape_is_planned_on_hosts_of_eight(capsys: pytest.CaptureFixture[str]) -> None:

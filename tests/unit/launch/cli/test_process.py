@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +197,96 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, script: str) 
             check=False,
         )
     assert ended.stderr == ""
+
+
+def test_ranks_take_names_that_are_no_utf8(tmp_path: Path, script: str) -> None:
+    place = tmp_path / "of\udcff"
+    place.mkdir()
+    np.save(place / "in\udcff.npy", np.arange(4096.0).reshape(512, 8))
+    ranks = [script, "-n", "2", "run", "elementwise"]
+    more = ["--expression", "x+1", "--device", "cpu", "--chunk-bytes", "8K", "--timeline", "t\udcff.html"]
+    done = run(*ranks, "in\udcff.npy", "out\udcff.npy", *more, "--json", "r\udcff.json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(place / "out\udcff.npy"), np.arange(4096.0).reshape(512, 8) + 1)
+    done = run(*ranks, "none\udcff.npy", "out.npy", "--expression", "x", cwd=place)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "meshrun: cannot read none\\xff.npy: got nothing there, expected an array file. Try: ls .\n"
+    )
+    names = {"in\udcff.npy", "out\udcff.npy", "t\udcff.html", "r\udcff.json"}
+    assert {path.name for path in place.iterdir()} == names
+
+
+@pytest.mark.parametrize("ranks", [[], ["-n", "2"]])
+def test_a_failure_that_cannot_be_told_leaves_no_files(tmp_path: Path, script: str, ranks: list[str]) -> None:
+    """As with a log on the disk that the output has filled."""
+    (tmp_path / "late.py").write_text(
+        "import meshrun\n\n@meshrun.map_blocks(out=lambda shape, dtype: (shape, dtype))\n"
+        "def late(block):\n    raise ValueError\n"
+    )
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    words = [*ranks, "run", "late.py:late", "in.npy", "out.npy", "--device", "cpu"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, script, *words], cwd=tmp_path, stdout=full, stderr=full, timeout=60, check=False
+        )
+    assert done.returncode == 1
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left - {"__pycache__"} == {"late.py", "in.npy"}
+
+
+@pytest.mark.parametrize("closed", ["0<&-", ">&-", "2>&-", "0<&- >&- 2>&-"])
+def test_closed_standard_streams_change_nothing(tmp_path: Path, script: str, closed: str) -> None:
+    """Nor does an output file get their number, and what is printed."""
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    words = f"run elementwise in.npy out.npy --device cpu --expression x+1 {closed}"
+    done = run(
+        "-c",
+        f"import os; os.execv('/bin/sh', ['sh', '-c', '{sys.executable} {script} {words}'])",
+        cwd=tmp_path,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.arange(12.0).reshape(4, 3) + 1)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".lock"] == []
+
+
+@pytest.mark.parametrize("ranks", [[], ["-n", "2"]])
+def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all(
+    tmp_path: Path, script: str, ranks: list[str]
+) -> None:
+    (tmp_path / "wide.py").write_text(
+        "import meshrun\n\n@meshrun.job\ndef wide(world):\n"
+        "    if world.rank == 0:\n        print('x' * 1_000_000, flush=True)\n    return {}\n"
+    )
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    words = [sys.executable, script, *ranks, "run", "wide.py:wide", "in.npy", "--device", "cpu"]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with subprocess.Popen(words, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            first = pipe.read(1)
+            time.sleep(0.5)  # the pipe is full meanwhile
+            assert (first + pipe.read()).count(b"x") == 1_000_000
+        assert process.wait(60) == 0, process.stderr and process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    "words", ["run statistics in.npy --device cpu", "doctor", "run statistics in.npy --json -"]
+)
+def test_a_full_disk_under_standard_output_is_a_sentence(tmp_path: Path, script: str, words: str) -> None:
+    np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, script, *words.split()],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "meshrun: cannot write to the standard output: got No space left on device"
+    )
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("ignored", [False, True])

@@ -109,6 +109,11 @@ def test_what_a_login_shell_prints_is_no_answer(ssh: Ssh) -> None:
     assert ask("n1") == [HostProbe("n1", None, "eth1")]
 
 
+def test_a_login_shell_may_greet_in_any_encoding(ssh: Ssh) -> None:
+    name = ssh.host("n1", f"{THERE}printf 'Gr\\374\\337 Gott\\n'; printf '\\377' >&2\n{SOUND}")
+    assert [probe.interface for probe in probe_hosts(LaunchSpec(("x",), 1, 1, (name,)), PYTHON)] == ["eth1"]
+
+
 def test_an_sshd_that_is_just_starting_is_waited_for(ssh: Ssh) -> None:
     thrice = f"[ $(grep -c {BEGIN} {ssh.folder}/asked-of-n1) -gt 2 ] || {{ {REFUSED.strip()}; }}\n"
     ssh.host("n1", thrice + THERE + SOUND)

@@ -133,6 +133,8 @@ def test_descriptions_of_the_host_go_when_no_daemon_of_mpich_lives(
     processes = tmp_path / "proc"
     (processes / "17").mkdir(parents=True)
     (processes / "17" / "stat").write_text(f"17 ({process} 1 17 17 0")
+    (processes / "16").mkdir()
+    (processes / "16" / "stat").write_bytes(b"16 (\xff\xfe) S 1 16 16 0")  # anybody's, with any name
     remove_topologies(tmp_path, processes)
     assert left.exists() == stay
     assert other.exists()

@@ -44,6 +44,18 @@ def test_the_record_and_a_good_status_are_success(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("number", "hint"), [(signal.SIGBUS, "df -h /tmp /dev/shm"), (signal.SIGXFSZ, "ulimit -f unlimited")]
+)
+def test_a_launcher_without_room_for_its_files_gets_a_hint(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], number: int, hint: str
+) -> None:
+    assert judge(run, outcome(-number)) == 1
+    said = capsys.readouterr().err
+    assert f"({signal.Signals(number).name}) of the launcher" in said
+    assert f"Try: {hint}" in said
+
+
 def test_a_good_status_without_the_record_is_not(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,3 +281,13 @@ def test_a_run_that_would_not_go_on_has_lost_nothing(run: RunDirectory, why: str
         fail(run, 2)
     by = signal.SIGINT if why == "interrupted" else None
     assert find_loss(run, outcome(1, interrupted=by), ["n2"]) is None
+
+
+def test_of_the_signals_that_mpich_may_mean_the_one_with_a_remedy_gives_the_hint(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = MPICH_KILLED.replace("Killed (signal 9)", "Unknown signal 15 (signal 15)")
+    assert judge(run, outcome(9, ended)) == 1
+    said = capsys.readouterr().err
+    assert "SIGBUS" in said
+    assert "df -h /dev/shm" in said

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launch.supervise.supervisor import SHORT, socket_folder
+from launch.supervise import supervisor
+from launch.supervise.supervisor import SHORT, socket_folder, supervise
 
 
 @pytest.mark.parametrize("name", ["t", "long" * 30])
@@ -27,3 +30,18 @@ def test_the_socket_folder_is_private() -> None:
     folder = socket_folder()
     assert folder.stat().st_mode & 0o077 == 0
     folder.rmdir()
+
+
+@pytest.mark.parametrize("full", ["socket_folder", "prepare"])
+def test_a_full_folder_for_temporary_files_leaves_nothing_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    if full == "socket_folder":
+        monkeypatch.setattr(supervisor, full, fail)
+    with pytest.raises(OSError, match="No space left"):
+        supervise(fail)
+    assert list(tmp_path.iterdir()) == []

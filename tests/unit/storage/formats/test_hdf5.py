@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -208,6 +212,65 @@ def test_a_broken_chunk_is_named(tmp_path: Path, kind: str) -> None:
     with pytest.raises(RunError, match=r"a\.h5 is broken: chunk \(1, 1\) of group/x cannot be read"):
         read(path)
     np.testing.assert_array_equal(read(path, Region((0, 0), (4, 7))), ARRAY[:4])
+
+
+STREAMS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "short": (lambda cells: zlib.compress(cells[:44]), "got 44 bytes decoded, expected 48"),
+    "empty": (lambda cells: zlib.compress(b""), "got 0 bytes decoded, expected 48"),
+    "long": (lambda cells: zlib.compress(cells + b"more"), "got more than 48 bytes decoded, expected 48"),
+    "cut": (lambda cells: zlib.compress(cells, 0)[:40], "got 33 bytes decoded before its stream is cut"),
+    "nothing": (lambda cells: b"x", "got 0 bytes decoded before its stream is cut"),
+    "no stream": (lambda cells: b"no stream", "got .*incorrect header check"),
+}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_chunk_whose_stream_holds_other_than_its_cells_is_named(
+    tmp_path: Path, stream: str, shuffle: bool
+) -> None:
+    """HDF5 would return what is in its memory."""
+    path = save(tmp_path / "a.h5", "group/x", chunks=(4, 3), compression="gzip", shuffle=shuffle)
+    make, said = STREAMS[stream]
+    with h5py.File(path, "r+") as file:
+        dataset = file["group/x"].id
+        mask, stored = dataset.read_direct_chunk((4, 3))
+        dataset.write_direct_chunk((4, 3), make(zlib.decompress(stored)), mask)
+    sentence = r"a\.h5 is broken: chunk \(1, 1\) of group/x cannot be read: "
+    with pytest.raises(RunError, match=sentence + said):
+        read(path)
+    with pytest.raises(RunError, match=sentence):
+        read(path, Region((7, 5), (9, 7)))
+    np.testing.assert_array_equal(read(path, Region((0, 0), (4, 7))), ARRAY[:4])
+
+
+def test_chunks_without_filters_or_not_written_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", (12, 3), "f4", chunks=(4, 3), compression="gzip", fillvalue=7)
+        made.id.write_direct_chunk((0, 0), ARRAY[:4, :3].tobytes(), 1)  # the first filter is not applied
+        made[4:8] = ARRAY[4:8, :3]
+    np.testing.assert_array_equal(read(path), np.concatenate([ARRAY[:8, :3], np.full((4, 3), 7, "f4")]))
+
+
+def test_a_chunk_beyond_the_files_end_is_refused_before_memory_is_reserved(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.h5", "x", chunks=(4, 3), compression="gzip")
+    with h5py.File(path) as file:
+        size = file["x"].id.get_chunk_info_by_coord((4, 3)).size
+    content = bytearray(path.read_bytes())
+    key = struct.pack("<IIQQ", size, 0, 4, 3)  # of the B-tree: bytes, mask and first cell of a chunk
+    assert content.count(key) == 1
+    content[content.index(key) : content.index(key) + 4] = struct.pack("<I", 1 << 30)
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            RunError, match=r"chunk \(1, 1\) of x .*bytes before the file ends, expected 1,073"
+        ):
+            read(path)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_filter_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,14 @@ from runner.errors import RunError, UserError
 from runner.region import Region
 from runner.storage.formats import image
 from runner.storage.formats.flat import FlatSource
-from runner.storage.formats.registry import Form, commit, open_sink, open_source
+from runner.storage.formats.registry import (
+    Form,
+    commit,
+    decoded_bytes,
+    describe_source,
+    open_sink,
+    open_source,
+)
 
 tifffile = pytest.importorskip("tifffile")
 tiff = importlib.import_module("runner.storage.formats.tiff")
@@ -134,6 +141,9 @@ def test_simple_pictures_are_as_pillow_has_them(tmp_path: Path, mode: str, compr
     picture.save(path, compression=compression)
     theirs = image.open_source(path, None, Form()).array
     ours = read(path)
+    opened, described = open_source(path), describe_source(path)
+    assert (described.shape, described.dtype) == (ours.shape, ours.dtype)
+    assert decoded_bytes(path) == (0 if opened.parallel else image.decoded_bytes(path) or -1)
     assert ours.dtype == theirs.dtype
     np.testing.assert_array_equal(ours, theirs)
 

@@ -1,0 +1,38 @@
+"""Inputs that one rank decodes as a whole: refuse what its host's memory does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.errors import UserError
+from runner.storage.formats.registry import decoded_bytes
+from runner.storage.paths import split
+from runner.system.host_memory import host_memory
+
+
+def check_decoded(paths: Sequence[Path], limit: int | None = None, memory: int | None = None) -> None:
+    """Raise UserError, before they are decoded, for pictures that together need more memory than there is.
+
+    limit: bytes of --host-memory; None if it is not given: all of the host's. memory: bytes of the host, 0 if
+    they are not known; None: of this one, or the limit of its container or job.
+    """
+    sizes = {path: decoded_bytes(file) for path in paths if (file := split(path)[0]).is_file()}
+    needed = sum(sizes.values())
+    names = [str(path) for path, size in sizes.items() if size]
+    if limit is not None and needed > limit:
+        need = "needs, which is" if len(names) == 1 else "need, which are"
+        raise UserError(
+            f"--host-memory is less than {' and '.join(names)} {need} decoded as a whole",
+            got=f"{limit:,} bytes",
+            expected=f"at least {needed:,}",
+        )
+    if limit is not None or not needed:
+        return
+    memory = host_memory() if memory is None else memory
+    if 0 < memory < needed:
+        raise UserError(
+            f"{' and '.join(names)} {'does' if len(names) == 1 else 'do'} not fit the host's memory",
+            got=f"{needed:,} bytes decoded",
+            expected=f"at most {memory:,}",
+        )
