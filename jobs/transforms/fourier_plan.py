@@ -52,7 +52,7 @@ class FourierPlan:
         self._direct: DirectFourier | None = None
         self.exchange, self.reason = "none", ""
         if world.size > 1:
-            found = open_direct(world, self.shape, self.dtype, _scales(self.shape, norm))
+            found = open_direct_fourier(world, self.shape, self.dtype, _scales(self.shape, norm))
             if isinstance(found, str):
                 self.exchange, self.reason = "messages", found
             else:
@@ -107,7 +107,7 @@ class FourierPlan:
             self.close()
 
 
-def open_direct(
+def open_direct_fourier(
     world: World,
     shape: Shape,
     dtype: np.dtype[Any],

@@ -21,7 +21,7 @@ from thread_peers import ThreadPeers
 import jobs.kernels
 from jobs.transforms import direct, fourier_plan
 from jobs.transforms.direct_fourier import BatchLayout, DirectFourier, Execute, Places, problem_of
-from jobs.transforms.fourier_plan import FourierPlan, open_direct
+from jobs.transforms.fourier_plan import FourierPlan, open_direct_fourier
 from runner.comm.peer_memory import Unreachable
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.errors import UserError
@@ -119,7 +119,9 @@ def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
 def transforms(ranks: int, shape: tuple[int, ...], dtype: str, norm: Any, plans: HostPlans) -> None:
     def case(world: World) -> None:
         peers = GuardedPeers(world)
-        opened = open_direct(world, shape, np.dtype(dtype), fourier_plan._scales(shape, norm), peers, plans)
+        opened = open_direct_fourier(
+            world, shape, np.dtype(dtype), fourier_plan._scales(shape, norm), peers, plans
+        )
         assert isinstance(opened, DirectFourier)
         for _ in range(2):
             cases.plan_goes_there_and_back(world, opened, shape=shape, dtype=dtype, norm=norm)
@@ -172,7 +174,7 @@ def test_ranks_wait_for_each_other_before_and_after_the_stores(
         def plan(layout: BatchLayout, dtype: Any, inverse: bool, places: Places | None) -> Execute:
             return lambda source, out: events.append("store" if places else "transform")
 
-        opened = open_direct(world, (4, 4), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world), plan)
+        opened = open_direct_fourier(world, (4, 4), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world), plan)
         assert isinstance(opened, DirectFourier)
         opened.forward(np.zeros((2, 4), np.complex64))
         return events
@@ -212,11 +214,13 @@ def test_why_it_is_not_possible(folder: Path) -> None:
     def case(world: World) -> None:
         closed = ThreadPeers.closed
         plan: Any = refused if world.rank else HostPlans(folder)
-        found = open_direct(world, (2, 2), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world), plan)
+        found = open_direct_fourier(world, (2, 2), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world), plan)
         assert found == "cuFFT takes no function that stores: CUFFT_INTERNAL_ERROR"
         world.control.barrier()
         assert ThreadPeers.closed == closed + 2
-        blind = open_direct(world, (2, 2), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world, blind=(1,)), plan)
+        blind = open_direct_fourier(
+            world, (2, 2), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world, blind=(1,)), plan
+        )
         assert blind == "rank 1 cannot open rank 0's memory"
 
     on_ranks(2, case)
@@ -273,7 +277,9 @@ def test_a_rank_without_memory_ends_all(folder: Path) -> None:
     def case(world: World) -> list[BaseException]:
         found = []
         for attempt in (
-            lambda: open_direct(world, (4, 4), np.dtype("c8"), (1.0, 1.0), Full(world), HostPlans(folder)),
+            lambda: open_direct_fourier(
+                world, (4, 4), np.dtype("c8"), (1.0, 1.0), Full(world), HostPlans(folder)
+            ),
             lambda: direct.open_direct(world, (4, 4), np.dtype("c8"), (1, 0), Full(world)),
         ):
             with pytest.raises(Exception, match="out of memory") as caught:
