@@ -102,15 +102,20 @@ def refused(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[[str], 
     """Run words that must be refused; ~ is an empty word. The sentence, of which nothing is left behind."""
 
     def run(line: str) -> str:
-        before = sorted(place.rglob("[!_]*.[!p]*"))
+        before = files(place)
         assert main([word if word != "~" else "" for word in line.split()]) == 2
         written = capsys.readouterr()
         assert written.out == ""
         assert written.err.count("\n") == 1
-        assert sorted(place.rglob("[!_]*.[!p]*")) == before
+        assert files(place) == before
         return written.err
 
     return run
+
+
+def files(place: Path) -> list[Path]:
+    """All but what Python keeps of modules that it has imported."""
+    return sorted(path for path in place.rglob("*.*") if "__pycache__" not in path.parts)
 
 
 RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks 2"
