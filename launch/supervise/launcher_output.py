@@ -167,7 +167,7 @@ class OutputFilter:
 
     def finish(self) -> bytes:
         """The text withheld at the end of the stream."""
-        rest = self._banner + self._ruler + self._pending
+        rest = self._banner + self._ruler + self._without_nul(self._pending)
         self._banner = self._ruler = self._pending = b""
         return rest
 
@@ -206,6 +206,7 @@ class OutputFilter:
         return b""
 
     def _may_be_launchers(self, rest: bytes) -> bool:
+        rest = self._without_nul(rest)
         return bool(
             self._banner
             or self._in_stack

@@ -177,6 +177,12 @@ def test_the_zero_byte_after_a_banner_is_dropped() -> None:
     assert passed("\0", pieces=10_000) == ("\0", "")
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 3, 7, 40, 10_000])
+def test_a_banner_behind_the_zero_byte_of_another_is_withheld(pieces: int) -> None:
+    """Also if the text is cut within its ruler."""
+    assert passed(f"{OPEN_MPI_5_ABORT}\0{OPEN_MPI_5_ABORT}\0", pieces=pieces) == ("", 2 * OPEN_MPI_5_ABORT)
+
+
 @pytest.mark.parametrize(
     ("noise", "end"),
     [
