@@ -42,6 +42,14 @@ def world() -> Iterator[World]:
     opened.arrays.close()
 
 
+@pytest.fixture(scope="module")
+def several(world: World) -> World:
+    """The same, of two ranks or more."""
+    if world.size == 1:
+        pytest.skip("needs mpirun -n 2 or more")
+    return world
+
+
 @pytest.fixture
 def folder(world: World) -> Iterator[Path]:
     """A folder that all of them see."""

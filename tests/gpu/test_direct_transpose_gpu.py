@@ -2,53 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from exchange_cases import part, same, whole
 
 import meshrun
 from jobs.transforms.direct import DirectTranspose, open_direct
-from runner.system.launcher import detect_launcher
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    launched = detect_launcher()
-    if launched is None or launched.size == 1:
-        pytest.skip("needs mpirun -n 2 or more")
-    opened = open_world("cuda")
-    yield opened
-    opened.close()
-
-
 @pytest.mark.parametrize("shape", [(67, 129), (2, 40), (40, 2), (1000, 4104), (4096, 8192)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
-def test_it_is_the_transpose(world: World, shape: tuple[int, int], dtype: str) -> None:
+def test_it_is_the_transpose(several: World, shape: tuple[int, int], dtype: str) -> None:
     """Many times, each of other numbers: a store that comes too early or too late is seen."""
-    direct = open_direct(world, shape, np.dtype(dtype), (1, 0))
+    direct = open_direct(several, shape, np.dtype(dtype), (1, 0))
     assert isinstance(direct, DirectTranspose), direct
     array = whole(shape, dtype)
     for turn in range(20):
         turned = np.roll(array, turn, axis=1)
-        block = cupy.ascontiguousarray(cupy.asarray(part(turned, world, 0)))
+        block = cupy.ascontiguousarray(cupy.asarray(part(turned, several, 0)))
         copy = direct(block, *shape).copy()  # issued at once, before other ranks may store again
-        same(copy, part(turned.T, world, 0))
+        same(copy, part(turned.T, several, 0))
     direct.close()
 
 
 @pytest.mark.parametrize("axes", [(1, 0), (0, 1)])
 def test_messages_in_parts_give_the_same(
-    world: World, axes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    several: World, axes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The redistribution in parts, with packing, messages and transposes on two streams."""
     monkeypatch.setattr("jobs.transforms.in_parts.LEAST", 1)
     for turn in range(20):
         array = np.roll(whole((513, 771), "float32"), turn, axis=1)
-        block = cupy.asarray(part(array, world, 0))
-        same(meshrun.transpose(block, world, axes=axes), part(array.transpose(axes), world, 0))
+        block = cupy.asarray(part(array, several, 0))
+        same(meshrun.transpose(block, several, axes=axes), part(array.transpose(axes), several, 0))

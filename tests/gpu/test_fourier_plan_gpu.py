@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import transform_cases as cases
 
 import meshrun
-from runner.system.launcher import detect_launcher
-from runner.world.world import World, open_world
+from runner.world.world import World
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    launched = detect_launcher()
-    if launched is None or launched.size == 1:
-        pytest.skip("needs mpirun -n 2 or more")
-    opened = open_world("cuda")
-    yield opened
-    opened.close()
 
 
 @pytest.mark.parametrize(
@@ -31,7 +19,7 @@ def world() -> Iterator[World]:
 )
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
-def test_it_is_the_transform(world: World, shape: tuple[int, ...], dtype: str, norm: Any) -> None:
-    with meshrun.FourierPlan(world, shape, dtype, norm=norm) as plan:
+def test_it_is_the_transform(several: World, shape: tuple[int, ...], dtype: str, norm: Any) -> None:
+    with meshrun.FourierPlan(several, shape, dtype, norm=norm) as plan:
         assert (plan.exchange, plan.reason) == ("direct", "")
-        cases.plan_goes_there_and_back(world, plan, shape=shape, dtype=dtype, norm=norm, turns=10)
+        cases.plan_goes_there_and_back(several, plan, shape=shape, dtype=dtype, norm=norm, turns=10)
