@@ -17,8 +17,8 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from runner.region import Array, Shape
 from runner.world.world import World, clashes
 
 SIDE, THREADS = 32, 256  # of the kernel
+Direct = TypeVar("Direct")
 
 
 class PeerBlocks(Protocol):
@@ -57,12 +58,7 @@ class DirectTranspose:
     ) -> None:
         """Open the ranks' results. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers, self._dtype, self._unit = world, peers, dtype, unit
-        most = self._cuts(columns)[1] * rows
-        self._result = world.collective_call(lambda: peers.empty((most,), dtype))
-        others = [rank for rank in range(world.size) if rank != world.rank]
-        opened = peers.open([self._result], others)
-        own = kernels.address(self._result)
-        self._addresses = [own if n == world.rank else opened[n][0] for n in range(world.size)]
+        self._result, self._addresses = open_everywhere(world, peers, self._cuts(columns)[1] * rows, dtype)
         self._word = world.xp.zeros(1, np.float32)
 
     def __call__(self, block: Array, rows: int, columns: int) -> Array:
@@ -123,6 +119,36 @@ def find_peers(world: World) -> PeerBlocks | str:
     return found if problem is None else str(problem)
 
 
+def open_everywhere(
+    world: World, peers: PeerBlocks, cells: int, dtype: np.dtype[Any]
+) -> tuple[Array, list[int]]:
+    """Return an array of this rank, and the addresses of the same array of every rank. Collective.
+
+    Raises Unreachable, on the ranks that cannot open another's; if one has no memory, its error on all.
+    """
+    array = world.collective_call(lambda: peers.empty((cells,), dtype))
+    others = peers.open([array], [rank for rank in range(world.size) if rank != world.rank])
+    own = kernels.address(array)
+    return array, [own if rank == world.rank else others[rank][0] for rank in range(world.size)]
+
+
+def opened(world: World, peers: PeerBlocks, make: Callable[[], Direct]) -> Direct | str:
+    """Return what `make` opens, or the first rank's reason why it is Unreachable: then `peers` is closed.
+
+    The same on every rank. Collective.
+    """
+    direct, reason = None, ""
+    try:
+        direct = make()
+    except Unreachable as problem:
+        reason = str(problem)
+    reason = next(filter(None, world.control.allgather(reason)), "")
+    if direct is not None and not reason:
+        return direct
+    peers.close()
+    return reason
+
+
 def open_direct(
     world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: PeerBlocks | None = None
 ) -> DirectTranspose | str:
@@ -139,13 +165,5 @@ def open_direct(
     found = find_peers(world) if peers is None else peers
     if isinstance(found, str):
         return found
-    direct, reason = None, ""
-    try:
-        direct = DirectTranspose(world, *matrix, matrix[1] // shape[order[0]], dtype, found)
-    except Unreachable as problem:
-        reason = str(problem)
-    reason = next(filter(None, world.control.allgather(reason)), "")
-    if direct is not None and not reason:
-        return direct
-    found.close()
-    return reason
+    unit = matrix[1] // shape[order[0]]
+    return opened(world, found, lambda: DirectTranspose(world, *matrix, unit, dtype, found))

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jobs import kernels
-from jobs.transforms.direct import PeerBlocks
+from jobs.transforms.direct import PeerBlocks, open_everywhere
 from runner.comm.peer_memory import Unreachable
 from runner.errors import RunError
 from runner.plan.grid import bounds
@@ -115,10 +115,7 @@ class DirectFourier:
         }
         # Every rank has room for the elements of rank 0, which has most.
         most = max(-(-shape[0] // size) * shape[1], shape[0] * -(-shape[1] // size)) * inner
-        self._received = world.collective_call(lambda: peers.empty((most,), dtype))
-        opened = peers.open([self._received], [n for n in range(size) if n != rank])
-        own = kernels.address(self._received)
-        targets = [own if n == rank else opened[n][0] for n in range(size)]
+        self._received, targets = open_everywhere(world, peers, most, dtype)
         self._targets = world.xp.asarray(np.array(targets, np.uint64))
         self._word = world.xp.zeros(1, np.float32)
         lines = self._mine["lines"][1] * inner

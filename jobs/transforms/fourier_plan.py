@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from jobs.transforms.direct import PeerBlocks, find_peers
+from jobs.transforms.direct import PeerBlocks, find_peers, opened
 from jobs.transforms.direct_fourier import DirectFourier, Planner, cufft_plan, problem_of
 from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from jobs.transforms.plan import Redistribution, Transform, TransformPlan
-from runner.comm.peer_memory import Unreachable
 from runner.errors import UserError
 from runner.region import Array, Shape
 from runner.world.world import World
@@ -125,16 +124,7 @@ def open_direct_fourier(
     memory = find_peers(world) if peers is None else peers
     if isinstance(memory, str):
         return memory
-    direct, reason = None, ""
-    try:
-        direct = DirectFourier(world, shape, dtype, scales, memory, plan)
-    except Unreachable as unreachable:
-        reason = str(unreachable)
-    reason = next(filter(None, world.control.allgather(reason)), "")
-    if direct is not None and not reason:
-        return direct
-    memory.close()
-    return reason
+    return opened(world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan))
 
 
 def _checked(shape: Sequence[int], dtype: Any, norm: str) -> tuple[Shape, np.dtype[Any]]:

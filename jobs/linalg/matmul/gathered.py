@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from jobs.linalg.matmul.plan import slab_cuts
 from jobs.linalg.matmul.products import Products
-from runner.plan.grid import bounds
 from runner.region import Array
 from runner.world.world import World
 
@@ -24,7 +23,7 @@ def multiply_gathered(
     rows of all of B, split by the project's rule.
     """
     backend, ranks = world.backend, range(world.size)
-    rows = [slice(*bounds(length, world.size, rank)) for rank in ranks]
+    rows = [world.part(length, rank) for rank in ranks]
     slabs = [slice(*cut) for cut in slab_cuts(out.shape[1])]
     widest = max(slab.stop - slab.start for slab in slabs)
     # One is multiplied while the next arrives.

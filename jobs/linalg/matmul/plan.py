@@ -136,11 +136,10 @@ def slab_cuts(columns: int) -> list[tuple[int, int]]:
     All but the last stop are multiples of WIDE.
     """
     most = max(-(-columns // SLAB_PART // WIDE) * WIDE, FIRST_SLAB)
-    cuts, start, width = [(0, min(FIRST_SLAB, columns))], FIRST_SLAB, FIRST_SLAB
-    while start < columns:
-        width = min(2 * width, most)
+    cuts, start, width = list[tuple[int, int]](), 0, FIRST_SLAB
+    while not cuts or start < columns:
         cuts.append((start, min(start + width, columns)))
-        start += width
+        start, width = cuts[-1][1], min(2 * width, most)
     return cuts
 
 
