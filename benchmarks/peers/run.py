@@ -33,9 +33,7 @@ import numpy as np
 HERE = Path(__file__).parent / "programs"
 BIN = Path(sys.executable).parent
 MOST_BY_NUMPY = 1 << 32  # cells times steps
-CORNER = (
-    64  # rows and columns that are compared with NumPy's otherwise; all are compared with the first peer's
-)
+CORNER = 64  # rows and columns that NumPy computes of more; all are compared with the first peer's
 PATIENCE = 60.0  # seconds for a command to end once a process of it was killed
 
 
