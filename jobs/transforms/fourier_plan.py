@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -16,6 +17,11 @@ from jobs.transforms.plan import Redistribution, Transform, TransformPlan
 from runner.errors import UserError
 from runner.region import Array, Shape
 from runner.world.world import World
+
+Exchange = Literal["auto", "direct", "messages"]
+EXCHANGES = get_args(Exchange)
+MEASURED = 2  # transforms there and back of each exchange, after a first one
+MEMORY = 5  # blocks that a measurement needs: two, results, and what messages are packed into and received in
 
 
 class FourierPlan:
@@ -31,31 +37,88 @@ class FourierPlan:
 
     exchange: how the ranks redistribute. "direct": each GPU stores its results where the others continue, for
     which their memory is opened once, here (seconds; as many bytes as a block stay allocated). "messages": in
-    parts, as `meshrun.fft` does. "none": there is one rank. reason: why it is not direct, or "".
+    parts, as `meshrun.fft` does. "none": there is one rank. reason: why it is not direct, or "". seconds: of
+    a transform and its inverse, by exchange, where both were measured.
 
     To be closed, by `close` or a `with` statement, on every rank.
     """
 
     def __init__(
-        self, world: World, shape: Sequence[int], dtype: Any = np.complex64, *, norm: Norm = "backward"
+        self,
+        world: World,
+        shape: Sequence[int],
+        dtype: Any = np.complex64,
+        *,
+        norm: Norm = "backward",
+        exchange: Exchange = "auto",
     ) -> None:
         """Plan transforms of arrays of `shape`. Collective.
 
         shape: of the whole array, of two axes or more, none empty. dtype: complex64 or complex128. norm:
-        which direction is divided by the number of cells, as of `meshrun.fft`. Raises UserError, on every
-        rank, for others.
+        which direction is divided by the number of cells, as of `meshrun.fft`. exchange: "auto": where both
+        are possible, the faster of two transforms that are measured here. Raises UserError, on every rank,
+        for others, and for a direct exchange that is not possible.
         """
         self._world, self._norm, self._closed = world, norm, False
-        self.shape, self.dtype = world.collective_call(lambda: _checked(shape, dtype, norm))
-        _agreed(world.control.allgather((self.shape, self.dtype, norm)))
+        self.shape, self.dtype = world.collective_call(lambda: _checked(shape, dtype, norm, exchange))
+        _agreed(world.control.allgather((self.shape, self.dtype, norm, exchange)))
         self._direct: DirectFourier | None = None
-        self.exchange, self.reason = "none", ""
-        if world.size > 1:
+        self.exchange, self.reason, self.seconds = "none", "", dict[str, float]()
+        if world.size == 1:
+            return
+        self.exchange, self.reason = "messages", 'exchange="messages"'
+        if exchange != "messages":
             found = open_direct_fourier(world, self.shape, self.dtype, _scales(self.shape, norm))
-            if isinstance(found, str):
-                self.exchange, self.reason = "messages", found
+            if not isinstance(found, str):
+                self.exchange, self.reason, self._direct = "direct", "", found
+            elif exchange == "auto":
+                self.reason = found
             else:
-                self.exchange, self._direct = "direct", found
+                raise UserError(
+                    "a direct exchange of transforms is not possible here",
+                    got=found,
+                    expected="GPUs of one host that reach each other's memory",
+                    hint='exchange="auto"',
+                    everywhere=True,
+                )
+        if self._direct is not None and exchange == "auto":
+            self._keep_the_faster(self._direct)
+
+    def _keep_the_faster(self, direct: DirectFourier) -> None:
+        """Measure both exchanges, and keep the one that takes less time. Collective.
+
+        Stores are slow where cuFFT's last kernel writes few elements side by side: on lines of 2048 cells.
+        """
+        world = self._world
+        parts = [part.stop - part.start for part in map(world.part, self.shape[:2])]
+        shapes = ((parts[0], *self.shape[1:]), (self.shape[0], parts[1], *self.shape[2:]))
+        needed = MEMORY * max(map(math.prod, shapes)) * self.dtype.itemsize
+        if not all(world.control.allgather(world.backend.free_memory() > needed)):
+            return  # for messages, too
+        blocks = [world.backend.empty(shape, self.dtype) for shape in shapes]
+        for block in blocks:
+            block.fill(1)
+
+        def once(exchange: str) -> float:
+            self._direct = direct if exchange == "direct" else None
+            world.backend.synchronize()
+            world.control.barrier()
+            begin = time.perf_counter()
+            for split, block in enumerate(blocks):
+                self._transformed(block, split)
+            world.backend.synchronize()
+            seconds: list[float] = world.control.allgather(time.perf_counter() - begin)
+            return max(seconds)
+
+        for exchange in ("direct", "messages"):
+            self.seconds[exchange] = min([once(exchange) for _ in range(MEASURED + 1)][1:])
+        if self.seconds["direct"] <= self.seconds["messages"]:
+            self._direct = direct
+            return
+        direct.close()
+        self.exchange = "messages"
+        stores, messages = (1e3 * self.seconds[one] for one in ("direct", "messages"))
+        self.reason = f"messages are faster: {messages:.3g} ms there and back, by stores {stores:.3g}"
 
     def forward(self, block: Array) -> Array:
         """Return this rank's part, along axis 1, of the transform of an array. Collective.
@@ -127,9 +190,11 @@ def open_direct_fourier(
     return opened(world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan))
 
 
-def _checked(shape: Sequence[int], dtype: Any, norm: str) -> tuple[Shape, np.dtype[Any]]:
+def _checked(shape: Sequence[int], dtype: Any, norm: str, exchange: str) -> tuple[Shape, np.dtype[Any]]:
     """Return the plan's shape and dtype; UserError for others."""
     check_norm(norm)
+    if exchange not in EXCHANGES:
+        raise UserError("unknown exchange of a Fourier plan", got=exchange, expected=" or ".join(EXCHANGES))
     lengths = tuple(int(length) for length in shape)
     if len(lengths) < 2 or min(lengths) < 1:
         raise UserError(
@@ -151,11 +216,11 @@ def _checked(shape: Sequence[int], dtype: Any, norm: str) -> tuple[Shape, np.dty
     return lengths, kind
 
 
-def _agreed(plans: Sequence[tuple[Shape, np.dtype[Any], str]]) -> None:
+def _agreed(plans: Sequence[tuple[Shape, np.dtype[Any], str, str]]) -> None:
     """UserError, on every rank, unless all ranks ask for the same."""
     other = next((rank for rank, plan in enumerate(plans) if plan != plans[0]), None)
     if other is not None:
-        shown = ["{1} of shape {0}, {2}".format(*plans[rank]) for rank in (other, 0)]
+        shown = ["{1} of shape {0}, {2}, {3}".format(*plans[rank]) for rank in (other, 0)]
         raise UserError(
             "the ranks plan different transforms",
             got=f"{shown[0]} on rank {other}",

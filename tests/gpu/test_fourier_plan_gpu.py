@@ -20,6 +20,13 @@ pytestmark = pytest.mark.mpi
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
 def test_it_is_the_transform(several: World, shape: tuple[int, ...], dtype: str, norm: Any) -> None:
-    with meshrun.FourierPlan(several, shape, dtype, norm=norm) as plan:
+    with meshrun.FourierPlan(several, shape, dtype, norm=norm, exchange="direct") as plan:
         assert (plan.exchange, plan.reason) == ("direct", "")
         cases.plan_goes_there_and_back(several, plan, shape=shape, dtype=dtype, norm=norm, turns=10)
+
+
+def test_the_faster_exchange_is_kept(several: World) -> None:
+    with meshrun.FourierPlan(several, (128, 128, 256)) as plan:
+        assert set(plan.seconds) == {"direct", "messages"}
+        assert plan.exchange == min(plan.seconds, key=lambda one: plan.seconds[one])
+        cases.plan_goes_there_and_back(several, plan, shape=(128, 128, 256), dtype="complex64")

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,7 +252,12 @@ def test_bad_input_gets_one_sentence() -> None:
             ((8, 8), "c8", "both", "unknown norm"),
             ((8, 8), "complex", "ortho", None),
             ((8, 8), "no dtype", "ortho", "complex64 or complex128"),
-            ((8, 8 + world.rank), "c8", "ortho", r"different transforms.*shape \(8, 9\), ortho on rank 1"),
+            (
+                (8, 8 + world.rank),
+                "c8",
+                "ortho",
+                r"different transforms.*shape \(8, 9\), ortho, auto on rank 1",
+            ),
         ):
             if message is None:
                 FourierPlan(world, shape, dtype, norm=norm)  # type: ignore[arg-type]
@@ -265,6 +272,82 @@ def test_bad_input_gets_one_sentence() -> None:
         plan.close()
         with pytest.raises(UserError, match="closed"):
             plan.forward(np.zeros((4, 6), "c8"))
+
+
+class Stores:
+    """Stands for transforms by stores that take so many seconds, and whose results are of no use."""
+
+    def __init__(self, shapes: tuple[tuple[int, ...], ...], seconds: float) -> None:
+        self.shapes, self.seconds, self.closed = shapes, seconds, 0
+
+    def forward(self, block: Array) -> Array:
+        return self.inverse(block, 1)
+
+    def inverse(self, block: Array, result: int = 0) -> Array:
+        assert block.shape == self.shapes[1 - result]
+        time.sleep(self.seconds)
+        return np.full(self.shapes[result], np.nan, "c8")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "exchange", "taken"),
+    [
+        (0, "auto", "direct"),
+        (0.2, "auto", "messages"),
+        (0.2, "direct", "direct"),
+        (0, "messages", "messages"),
+    ],
+)
+def test_the_faster_exchange_is_kept(
+    seconds: float, exchange: Any, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def case(world: World) -> None:
+        stores = Stores(((96, 32, 20), (192, 16, 20)), seconds)
+        opened[world.rank] = stores
+        with FourierPlan(world, (192, 32, 20), exchange=exchange) as plan:
+            assert plan.exchange == taken
+            assert set(plan.seconds) == ({"direct", "messages"} if exchange == "auto" else set())
+            if taken == "messages":
+                faster = r"messages are faster: [0-9.]+ ms there and back, by stores 4[0-9.]+$"
+                assert re.match(faster if exchange == "auto" else 'exchange="messages"', plan.reason)
+                assert stores.closed == (exchange == "auto")
+                cases.plan_goes_there_and_back(world, plan, shape=(192, 32, 20), dtype="complex64")
+            else:
+                assert (plan.reason, stores.closed) == ("", 0)
+                assert np.isnan(plan.forward(np.ones((96, 32, 20), "c8"))).all()
+        assert stores.closed == (exchange != "messages")
+
+    opened: dict[int, Stores] = {}
+    name = "jobs.transforms.fourier_plan.open_direct_fourier"
+    monkeypatch.setattr(name, lambda world, *_: opened[world.rank])
+    on_ranks(2, case)
+
+
+def test_too_little_memory_to_measure_keeps_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As messages need more memory than stores do. One rank has too little."""
+
+    def case(world: World) -> None:
+        if world.rank == 1:
+            monkeypatch.setattr(world.backend, "free_memory", lambda: 4 * 8 * 48)
+        with FourierPlan(world, (8, 12)) as plan:
+            assert (plan.exchange, plan.seconds) == ("direct", {})
+
+    stores = Stores((), 0)
+    monkeypatch.setattr("jobs.transforms.fourier_plan.open_direct_fourier", lambda *_: stores)
+    on_ranks(2, case)
+
+
+def test_a_direct_exchange_that_is_asked_for_is_not_replaced() -> None:
+    def case(world: World) -> None:
+        with pytest.raises(UserError, match=r"not possible here: got the ranks compute on CPUs.*auto"):
+            FourierPlan(world, (8, 6), exchange="direct")
+        with pytest.raises(UserError, match="unknown exchange"):
+            FourierPlan(world, (8, 6), exchange="fast")  # type: ignore[arg-type]
+
+    on_ranks(2, case)
 
 
 def test_a_rank_without_memory_ends_all(folder: Path) -> None:
