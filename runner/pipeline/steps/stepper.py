@@ -35,7 +35,7 @@ from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, pas
 from runner.plan.step_options import HaloChoice
 from runner.plan.steps import most_steps, read_widths, rows_apart, wide_widths
 from runner.plan.task import Task
-from runner.region import Array, Shape
+from runner.region import Array, Region, Shape
 from runner.report.phases import Phases
 from runner.system.compiler import NotCompiled
 from runner.world.world import World
@@ -44,6 +44,8 @@ MEASURED = 256  # exchanges of a device that are timed; the others are assumed t
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
 GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
+# A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
+LONGEST_GRAPH, GRAPH_BYTES = 1024, 40 << 30  # steps; bytes that they read and write on a rank, at most
 ONE_COPY = "the fields are in memory once"
 PENDING = 64  # spans of device work that are not yet added to the phases
 
@@ -136,12 +138,20 @@ class Stepper(StepBlocks):
         self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self._recording = False
         # An even number of cycles: the blocks are then in their places again.
-        self._graph_cycles = sorted({2 * max(most // (2 * steps), 1) for most in GRAPH_STEPS}, reverse=True)
+        most = (*GRAPH_STEPS, self._longest_graph())
+        self._graph_cycles = sorted({2 * max(one // (2 * steps), 1) for one in most}, reverse=True)
         # The halos of a rank that exchanges nothing, of all fields at once.
         self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
         self._prepared: set[int] = set()  # steps of kernels that are compiled
         self._spans: list[tuple[Mark, Mark]] = []
         self._exchange_spans: list[tuple[Mark, Mark]] = []
+
+    def _longest_graph(self) -> int:
+        """Return the steps of the longest graphs, the same on every rank."""
+        task = self.task
+        whole = Region((0,) * len(task.shape), task.shape)
+        moved = (task.input_bytes(whole) + task.result_bytes(whole)) // self.world.size
+        return min(max(GRAPH_BYTES // max(moved, 1), *GRAPH_STEPS), LONGEST_GRAPH)
 
     def _any_is_exchanged(self) -> bool:
         """Return whether steps read cells of other ranks, of the inputs that are fed."""

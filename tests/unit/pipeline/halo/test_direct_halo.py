@@ -395,6 +395,31 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
     assert made[0].prepared == {6, 7}
 
 
+@pytest.mark.parametrize(("most", "replays"), [(1, [4] * 9), (16 * 1280, [16, 16, 4])])
+def test_graphs_of_small_blocks_are_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, most: int, replays: list[int]
+) -> None:
+    """As many steps as move `most` bytes on a rank."""
+    taken: list[int] = []
+    replay = stepper.Stepper._replay
+
+    def counted(self: Any, left: int, cycle: int) -> int:
+        steps = replay(self, left, cycle)
+        if self.world.rank == 0 and steps:
+            taken.append(steps)
+        return steps
+
+    monkeypatch.setattr(stepper.Stepper, "_replay", counted)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
+    monkeypatch.setattr(stepper, "GRAPH_BYTES", most)
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    on_host(monkeypatch, library)
+    same, _ = run_heat(tmp_path, devices=True, steps_per_exchange=1)
+    assert same
+    assert taken == replays
+
+
 def test_steps_that_no_graph_can_hold_are_launched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
 ) -> None:
