@@ -388,12 +388,13 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     Rows rows = {};
     Row ahead;
     const int lane = threadIdx.x % LANES;
-    Place at{all, x0 + lane * C, first - K * RY};
-    const int end = last + K * RY;
+    const int low = low_edge(all.y), high = high_edge(all.y);
+    // Rows beyond the array are filled from those inside: no row before the first of these is of use.
+    const int begin = BOUNDARY == WRAP ? first - K * RY : most(first - K * RY, low - RY), end = last + K * RY;
+    Place at{all, x0 + lane * C, begin};
     const bool inside_x = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
     const bool sides = !inside_x && has_sides(all.x, x0), around = turns(all.x, x0), between = inside_x || sides || around;
     const int column = sides || around ? all.x.memory(at.column) / C * C : at.column;
-    const int low = low_edge(all.y), high = high_edge(all.y);
     int from = end, until = end;
     if (between) {
         from = low == NEVER ? at.row : most(at.row, low + (K + 1) * RY + BEYOND);
@@ -417,7 +418,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
             if (LARGEST == 0 || !inside || !in_any_lane(rows.large)) return;
             inside = false;  // again, with the products that the loop for edges rounds
             rows = {};
-            at.row = first - K * RY;
+            at.row = begin;
             continue;
         }
         rotate(rows);
@@ -454,7 +455,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
 }
 
 // What takes longest comes first: the tiles in the loop for edges, in shorter strips, and of the others the last strips
-// and the first ones, which end and begin in the loop for edges.
+// and the first ones, which end and begin in the loop for edges. The first strip is `lead` rows shorter than others.
 INLINE void run(const Arguments& all) {
 #ifdef __CUDACC_RTC__
     extern __shared__ __align__(16) char memory[];
@@ -463,7 +464,7 @@ INLINE void run(const Arguments& all) {
 #endif
     const int warp = threadIdx.x / LANES, edges = all.low_tiles + all.high_tiles;
     const int others = all.tiles - edges;
-    int number = int(blockIdx.x) * WARPS + warp, height = all.edge_height, tile;
+    int number = int(blockIdx.x) * WARPS + warp, height = all.edge_height, lead = 0, tile;
     const int short_strips = (all.y.own + height - 1) / height;
     if (number < edges * short_strips) {
         tile = number % edges;
@@ -474,12 +475,13 @@ INLINE void run(const Arguments& all) {
         if (others == 0) return;
         tile = all.low_tiles + number % others;
         height = all.height;
-        const int strips = (all.y.own + height - 1) / height;
+        lead = all.lead;
+        const int strips = (all.y.own + lead + height - 1) / height;
         number /= others;
         if (number >= strips) return;
         number = number == 0 ? strips - 1 : number - 1;
     }
-    const int first = number * height, last = least(first + height, all.y.own);
+    const int next = (number + 1) * height - lead, first = most(next - height, 0), last = least(next, all.y.own);
     if (first < last) strip(all, tile * VALID - MARGIN, first, last, memory + warp * WARP_BYTES);
 }
 

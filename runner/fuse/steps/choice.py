@@ -22,7 +22,7 @@ from runner.fuse.graph import Operand, Program
 from runner.fuse.steps import kernel_3d as step_kernel_3d
 from runner.fuse.steps.exact_products import largest_field, with_exact_products
 from runner.fuse.steps.kernel import most_steps, predicted_strips, valid_columns
-from runner.fuse.steps.layout import LANES, Axis, Tuning, best_height
+from runner.fuse.steps.layout import LANES, PROCESSORS, SCHEDULERS, Axis, Tuning, best_height
 from runner.region import Array, Shape
 from runner.system import cached_files
 from runner.system.compiler import NotCompiled
@@ -104,7 +104,7 @@ def seconds_per_cell(
     rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid
     if shape is not None and program.axes == 2 and all(shape):
         strips = predicted_strips(program, feeds, choice.steps, tuning, shape)
-        taken = strips.duration(best_height(strips)) * strips.at_once  # rows of tiles
+        taken = strips.duration(best_height(strips)) * PROCESSORS * SCHEDULERS  # rows of tiles
         rate *= shape[0] * shape[1] / columns / taken
     seconds = math.hypot(memory, (operations + OTHERS + of_others) / rate)
     return seconds + _launch_per_cell(choice.steps, shape)

@@ -85,7 +85,26 @@ def predicted_strips(
     tiles = math.ceil(shape[1] / valid_columns(program, feeds, steps, tuning))
     at_once = PROCESSORS * resident_warps(tuning, _registers(layout, steps, tuning))
     edges = min(tiles, 2) if shape[1] % tuning.columns else 0
-    return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once)
+    ends = _slow_ends(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False)
+    return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once, *ends)
+
+
+def _slow_ends(
+    layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool
+) -> tuple[int, int, int]:
+    """Return the rows of the first strip and of the last one in the loop for edges, and those before the
+    first strip that are not computed.
+
+    Rows at an end of the array are computed in that loop, and so are the last ones in memory, as the loop
+    inside asks for rows ahead (kernels/steps_2d.cuh).
+    """
+    reach, beyond = layout.radius[0], layout.beyond
+    if reach + beyond == 0 or wraps:
+        return 0, 0, 0
+    starts, ends = rows.start == 0, rows.start + rows.own == rows.length
+    first = (steps + 2) * reach + beyond if starts else 0
+    last = 2 * reach + tuning.ahead - 1 + (steps * reach + beyond if ends else 0)
+    return first, last, (steps - 1) * reach if starts else 0
 
 
 def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
@@ -235,12 +254,14 @@ def arguments(
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
-        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once)
+        ends = _slow_ends(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
+        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, *ends)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
-        shorter = strips.edge_height(height)
-        warps = (low + high) * math.ceil(y.own / shorter) + (tiles - low - high) * math.ceil(y.own / height)
+        shorter, lead = strips.edge_height(height), strips.lead(height)
+        warps = (low + high) * math.ceil(y.own / shorter)
+        warps += (tiles - low - high) * math.ceil((y.own + lead) / height)
         grid = (math.ceil(warps / tuning.warps), 1, 1)
-        values = [height, low, high, tiles, shorter]
+        values = [height, lead, low, high, tiles, shorter]
     values += [number for axis in (x, y) for number in numbers(axis)]
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]

@@ -18,7 +18,10 @@ LANES = 32
 WIDEST_READ = 4  # cells beside the own one along an axis
 REGISTERS = 230  # of a thread that keeps none in memory
 PROCESSORS = 132  # of an H200, to choose the rows of a warp
-THREADS, ALL_REGISTERS = 2048, 65536  # of a processor
+THREADS, ALL_REGISTERS, SCHEDULERS = 2048, 65536, 4  # of a processor
+# In the time of the instructions of one warp's row inside the array, measured on an H200: a row of a warp
+# alone on its scheduler; and one in the loop for edges, which mostly waits, beside however many warps.
+ALONE, SLOW_ROW = 1.4, 9.0
 MOST_STRIPS = 200
 WORTH_WAVES = 1.1  # time of several waves over that of one, at most
 EDGE_ROW = 3  # time of a row in the loop for edges, in rows inside the array
@@ -193,8 +196,9 @@ def resident_warps(tuning: Tuning, registers: int, shared: int = 0) -> int:
 class StripLayout:
     """How a launch over two axes is cut: `tiles` warps beside one another compute all rows, strip by strip.
 
-    edges: tiles at an end of the array, in the loop for edges. extra: rows of a strip before and after its
-    own ones. at_once: warps that the processors hold.
+    edges: tiles at an end of the array, in the loop for edges. rows: in all. extra: rows of a strip before
+    and after its own ones. at_once: warps that the processors hold. first, last: rows of the first strip and
+    of the last one in the loop for edges. spared: rows before the first strip that are not computed.
     """
 
     tiles: int
@@ -202,6 +206,9 @@ class StripLayout:
     rows: int
     extra: int
     at_once: int
+    first: int = 0
+    last: int = 0
+    spared: int = 0
 
     def edge_height(self, height: int) -> int:
         """Return the rows of a strip of a tile at an edge, where those of others have `height`."""
@@ -209,12 +216,34 @@ class StripLayout:
             return height
         return max((height + self.extra) // EDGE_ROW - self.extra, self.extra, 1)
 
-    def duration(self, height: int) -> int:
-        """Return when the last strip ends, counted in rows of a warp inside the array."""
-        strips = math.ceil(self.rows / height)
-        waves = math.ceil((self.tiles + (EDGE_ROW - 1) * self.edges) * strips / self.at_once)
+    def warps(self, strips: int) -> int:
+        return (self.tiles + (EDGE_ROW - 1) * self.edges) * strips
+
+    def row_time(self, height: int) -> float:
+        """Return the time of a row of all warps of a scheduler, in instructions of one warp's row."""
+        at_once = min(self.warps(math.ceil(self.rows / height)), self.at_once)
+        return max(math.ceil(at_once / (PROCESSORS * SCHEDULERS)), ALONE)
+
+    def lead(self, height: int) -> int:
+        """Return the rows that the first strip has less, for it to take as long as others."""
+        return _within(self.first * (SLOW_ROW / self.row_time(height) - 1) - self.spared, height)
+
+    def trail(self, height: int) -> int:
+        """Return the rows that the last strip should have less, for it to take as long as others."""
+        return _within(self.last * (SLOW_ROW / self.row_time(height) - 1), height)
+
+    def duration(self, height: int) -> float:
+        """Return when the last strip ends, in the time of the instructions of one warp's row."""
+        rows = self.rows + self.lead(height)
+        strips = math.ceil(rows / height)
+        longest = max(height, rows - (strips - 1) * height + self.trail(height)) + self.extra
         edge = min(self.edge_height(height), self.rows) + self.extra if self.edges else 0
-        return max(waves * (height + self.extra), EDGE_ROW * edge)
+        waves = math.ceil(self.warps(strips) / self.at_once)
+        return max(waves * longest, EDGE_ROW * edge) * self.row_time(height)
+
+
+def _within(rows: float, height: int) -> int:
+    return min(max(round(rows), 0), height - 1)
 
 
 @functools.lru_cache
@@ -224,7 +253,10 @@ def best_height(strips: StripLayout, waves: int = 1) -> int:
     waves: least number of strips that a warp's place on a processor takes, one after another, where there are
     as many, and unless that takes more than `WORTH_WAVES` times as long.
     """
-    heights = [math.ceil(strips.rows / count) for count in range(1, min(strips.rows, MOST_STRIPS) + 1)]
+    heights = []
+    for count in range(1, min(strips.rows, MOST_STRIPS) + 1):
+        equal = math.ceil(strips.rows / count)
+        heights.append(math.ceil((strips.rows + strips.lead(equal) + strips.trail(equal)) / count))
     least = min(max((waves - 1) * strips.at_once // strips.tiles, 1), len(heights))
     best, several = (min(heights[first:], key=strips.duration) for first in (0, least - 1))
     return several if strips.duration(several) <= WORTH_WAVES * strips.duration(best) else best

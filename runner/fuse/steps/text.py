@@ -22,7 +22,7 @@ def source(
     not be rounded inside the array (`exact_products`); 0: they are everywhere.
     """
     three = layout.program.axes == 3
-    numbers = ["height"] if three else ["height", "low_tiles", "high_tiles", "tiles", "edge_height"]
+    numbers = ["height"] if three else ["height", "lead", "low_tiles", "high_tiles", "tiles", "edge_height"]
     axes = "zxy" if three else "xy"
     pitches = ["planes", "pitch"] if three else ["pitch"]
     planes, fields = [], []  # fields: C++ type and name of each argument of 64 bits

@@ -413,7 +413,8 @@ def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> 
 
 # Text of the kernel of `heat`, and what replaces it: each makes it wrong at one place.
 MUTANTS = {
-    "one row too few before a strip": ("first - K * RY}", "first - K * RY + 1}"),
+    "one row too few before a strip": ("most(first - K * RY, low", "most(first - K * RY + 1, low"),
+    "no row before the array": ("low - RY), end", "low), end"),
     "one column too many of a tile": (
         "constexpr int VALID = TILE - 2 * MARGIN;",
         "constexpr int VALID = TILE - 2 * MARGIN + 1;",
@@ -523,7 +524,7 @@ def test_tiles_without_slow_edges(boundary: str) -> None:
     for columns, edges in [(372, 0), (371, 2)]:
         axes = [Axis(33, 0, 33), Axis(columns, 0, columns)]
         block = memory[:, :columns]
-        _, low, high, *_ = arguments(kernel, [block], [block], axes).values
+        _, _, low, high, *_ = arguments(kernel, [block], [block], axes).values
         assert low + high == edges
 
 
