@@ -72,7 +72,7 @@ def test_more_hosts_meet_on_one_rail_each() -> None:
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_each_part_of_a_split_round_loads_every_rail_alike(count: int) -> None:
-    """Rails have uplinks of their own: a part with all flows of one rail would share them as the round does."""
+    """Rails have uplinks of their own, which all flows of one rail would share as those of the round do."""
     fleet = topology_of(ToyFleet([4] * 32))
     for one in inter_node_rounds(fleet, Plan(full_mesh_hosts=16)):
         for part in split_round(one, fleet, count):
