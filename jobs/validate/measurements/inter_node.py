@@ -145,8 +145,8 @@ class InterNode(RungMeasurement):
             # More rounds of fewer bytes take as long; latency is still a small part of a flow.
             self.nbytes = min(self.nbytes, max(self.nbytes // self.subrounds, LEAST_SPLIT_BYTES))
         if self.subrounds > 1:
-            # Flows of a retest must not share an uplink either: one on each rail, or of many hosts a sixteenth
-            # of what a rail carries in a subround, so that a retest takes no longer the more hosts there are.
+            # Flows of a retest must not share an uplink either: one on each rail; with many hosts a sixteenth
+            # of what a rail carries in a subround, so that more hosts take no more time.
             usual = max(self.topology.hosts // 4, 2)
             self.at_once = min(self.at_once, max(usual // self.subrounds, 4))
         rounds = [some for each in rounds for some in self.split(each)]
