@@ -72,6 +72,7 @@ TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
 OF_NICS = ("nic", "send", "receive", "flap", "host")
 NORMAL_QUARTILE = 0.67  # of a normal distribution, in standard deviations
+HIDDEN_LISTED = 4  # hosts
 LEAST_NEAR = 2  # other hosts whose flows show a host's NICs, where flows to most are slower
 LEAST_GROUPED = 6  # hosts from which on groups can be seen
 MOST_NEAR = 0.6  # share of the host pairs that are in the same group
@@ -125,7 +126,16 @@ class InterNode(RungMeasurement):
 
     @property
     def gaps(self) -> Sequence[str]:
-        if not self.crowded or (self.far.any() and self.near.all()):
+        if self.far.any():
+            hidden = [self.topology.names[host] for host in np.flatnonzero(~self.near).tolist()]
+            if not hidden:
+                return ()
+            some = ", ".join(hidden[:HIDDEN_LISTED]) + (", ..." if len(hidden) > HIDDEN_LISTED else "")
+            return (
+                "flows between groups of hosts are limited by uplinks; NICs behind such uplinks cannot be judged "
+                f"where a group has fewer than {LEAST_NEAR + 1} hosts: {some}",
+            )
+        if not self.crowded:
             return ()
         return (
             f"flows between hosts are faster the fewer there are at once, even {self.subrounds} times fewer "
@@ -521,7 +531,15 @@ class InterNode(RungMeasurement):
         kind, key = found.name
         if kind == "leaf":
             return replace(found, ranks=tuple(self.leaves[key].tolist()))
+        if kind == "path" and self.only_pair(*divmod(key, self.topology.ranks)):
+            nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
+            return replace(found, ties=(*found.ties, *nics))
         return found if found.flaps is None else replace(found, p99=self.tails(key))
+
+    def only_pair(self, a: int, b: int) -> bool:
+        """Return whether flows between two ranks are the only ones that show what their NICs reach."""
+        one, other = self.topology.host[[a, b]]
+        return bool(self.far.any() and not self.far[one, other] and not self.near[[one, other]].any())
 
     def tails(self, nic: int) -> tuple[float, float]:
         """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.

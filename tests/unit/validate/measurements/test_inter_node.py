@@ -117,6 +117,21 @@ def test_more_hosts_than_meet_on_each_rail_show_nics_behind_slow_uplinks(
     assert parts(climb_ladder(SimulatedFleet(parse_fleet(fleet)))) == [named]
 
 
+def test_of_two_hosts_behind_one_switch_either_nic_may_be_slow() -> None:
+    """The last two of 18 hosts share a switch with no other, and an uplink is as slow as the slow NIC."""
+    fleet = "hosts=18,gpus=4,leaf=8,oversubscription=2,ecmp=8,seed=3,fault=nic:h17:3:0.6"
+    (found,) = climb_ladder(SimulatedFleet(parse_fleet(fleet))).findings
+    assert (found.kind, found.hosts) == ("path", ("h16", "h17"))
+    assert {"host h16, GPU 3: its NIC", "host h17, GPU 3: its NIC"} <= {*found.instead}
+
+
+def test_nics_that_only_slow_uplinks_show_are_not_ok() -> None:
+    fleet = "hosts=17,gpus=4,leaf=8,oversubscription=2,ecmp=8,seed=3,fault=nic:h16:3:0.6"
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(fleet)))
+    assert (verdict.status, verdict.findings) == ("unknown", ())
+    assert any(note.endswith("fewer than 3 hosts: h16") for note in verdict.not_judged)
+
+
 def blocks(sizes: Sequence[int]) -> Mask:
     """Return (hosts, hosts): whether two hosts are in the same of consecutive groups of these sizes."""
     group = np.repeat(np.arange(len(sizes)), sizes)
