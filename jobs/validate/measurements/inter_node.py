@@ -132,8 +132,8 @@ class InterNode(RungMeasurement):
                 return ()
             some = ", ".join(hidden[:HIDDEN_LISTED]) + (", ..." if len(hidden) > HIDDEN_LISTED else "")
             return (
-                "flows between groups of hosts are limited by uplinks; NICs behind such uplinks cannot be judged "
-                f"where a group has fewer than {LEAST_NEAR + 1} hosts: {some}",
+                "flows between groups of hosts are limited by uplinks; NICs behind such uplinks cannot be "
+                f"judged where a group has fewer than {LEAST_NEAR + 1} hosts: {some}",
             )
         if not self.crowded:
             return ()
