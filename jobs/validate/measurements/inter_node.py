@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -64,16 +65,20 @@ CANDIDATES = 32  # ranks from which these are drawn
 LINKS = ("link", "link one way")
 BETWEEN = (*LINKS, "path")  # kinds that may rest on a single pair of flows
 SCREENED_HOSTS = 8  # from which on there are enough others
-SCREENS = 4  # of suspects of these kinds, at most
+SCREENS = 16  # of suspects of these kinds, at most
+SCREENED = 0.25  # share of them that a screen must clear for another: all take at most 4 times the first
 SCREEN_SAMPLES = 1.5, 60  # times those that clear a healthy flow on average; at most
 TRIAL_ROUNDS = 2  # with which it is decided how many flows to measure at once
 LEAST_BYTES, LEAST_SPLIT_BYTES = 4 << 20, 16 << 20
 OF_NICS = ("nic", "send", "receive", "flap", "host")
 NORMAL_QUARTILE = 0.67  # of a normal distribution, in standard deviations
+HIDDEN_LISTED = 4  # hosts
 LEAST_NEAR = 2  # other hosts whose flows show a host's NICs, where flows to most are slower
 LEAST_GROUPED = 6  # hosts from which on groups can be seen
 MOST_NEAR = 0.6  # share of the host pairs that are in the same group
-GROUPED = 0.8  # share of hosts that any two of a group agree on
+NEAR_ROUNDS = MANY_MEASUREMENTS  # of flows inside groups, at most: enough that a median shows a NIC
+GROUPED = 0.8  # share of hosts that are near others
+GROUPED_SHARE = 0.6  # of the hosts near either of two that are near both, on average
 GROUPING_STEPS = 8  # iterations of a search, at most
 CROWDED = 0.25  # share of the flows that must be faster for fewer at once to be worth their time
 
@@ -121,7 +126,16 @@ class InterNode(RungMeasurement):
 
     @property
     def gaps(self) -> Sequence[str]:
-        if not self.crowded or (self.far.any() and self.near.all()):
+        if self.far.any():
+            hidden = [self.topology.names[host] for host in np.flatnonzero(~self.near).tolist()]
+            if not hidden:
+                return ()
+            some = ", ".join(hidden[:HIDDEN_LISTED]) + (", ..." if len(hidden) > HIDDEN_LISTED else "")
+            return (
+                "flows between groups of hosts are limited by uplinks; NICs behind such uplinks cannot be "
+                f"judged where a group has fewer than {LEAST_NEAR + 1} hosts: {some}",
+            )
+        if not self.crowded:
             return ()
         return (
             f"flows between hosts are faster the fewer there are at once, even {self.subrounds} times fewer "
@@ -140,17 +154,42 @@ class InterNode(RungMeasurement):
             self.subrounds = self.subrounds_needed(rounds)
             # More rounds of fewer bytes take as long; latency is still a small part of a flow.
             self.nbytes = min(self.nbytes, max(self.nbytes // self.subrounds, LEAST_SPLIT_BYTES))
-        if self.subrounds > 1:  # flows of a retest must not share an uplink either: one on each rail
-            self.at_once = min(self.at_once, 4)
+        if self.subrounds > 1:
+            # Flows of a retest must not share an uplink either: one on each rail; with many hosts a sixteenth
+            # of what a rail carries in a subround, so that more hosts take no more time.
+            usual = max(self.topology.hosts // 4, 2)
+            self.at_once = min(self.at_once, max(usual // self.subrounds, 4))
         rounds = [some for each in rounds for some in self.split(each)]
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats)
         self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         if self.far.any():
+            if self.topology.hosts > self.plan.full_mesh_hosts:
+                inside = list(self.near_rounds(rounds))
+                samples, repeats = first_samples(len(inside), self.plan)
+                more, noise = measure_first(self.sample, inside, samples, self.plan, longer, repeats)
+                rounds, seconds, self.noise = rounds + inside, seconds + more, max(self.noise, noise)
             self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
         return self.first
+
+    def near_rounds(self, rounds: Sequence[Ints]) -> Iterator[Ints]:
+        """Yield rounds of flows inside the groups of hosts, of pairs of ranks that have not met in `rounds`.
+
+        Only these flows show NICs, and where each two hosts meet on one rail, a NIC has met few or none of
+        its group. At most NEAR_ROUNDS, in each of which a rank has one partner.
+        """
+        topology = self.topology
+        near = ~self.far & np.triu(np.ones_like(self.far), 1)
+        pairs = [topology.at[np.argwhere(near), rail] for rail in range(topology.rails)]
+        wanted = np.concatenate([each[(each >= 0).all(axis=1)] for each in pairs])
+        wanted = wanted[~topology.over_nvlink(*wanted.T)]
+        met = np.concatenate(rounds)
+        size = topology.ranks
+        wanted = wanted[~np.isin(wanted @ [size, 1], met @ [size, 1])]
+        for each in islice(matched_rounds(wanted, size, self.random), NEAR_ROUNDS):
+            yield from one_rank_per_nic(both_ways(each), topology)
 
     def split(self, flows: Ints) -> list[Ints]:
         """Split a round so that neither shared NICs nor uplinks limit its flows."""
@@ -326,7 +365,8 @@ class InterNode(RungMeasurement):
     def screen(self, names: Sequence[PartName]) -> list[PartName]:
         """Measure suspects again, many at once, with other neighbours each time. Returns those not cleared.
 
-        Of flows that were slow once, nearly all collided by chance. Goes on while more than half are cleared.
+        Of flows that were slow once, nearly all collided by chance, and where uplinks are scarce, half of
+        them again. Goes on while a screen clears SCREENED of them.
         Without others to compare them with, all remain.
         """
         if self.topology.hosts < SCREENED_HOSTS or not self.plan.quick_looks:
@@ -358,7 +398,7 @@ class InterNode(RungMeasurement):
             cleared -= {a * size + b for name in left for a, b in flows[name]}
             fine = table.of(np.isin(table.a * size + table.b, list(cleared)))
             self.screened = joined(self.screened, fine.with_slow_samples(self.first))
-            if 2 * len(left) > len(before):
+            if len(left) > (1 - SCREENED) * len(before):
                 break
         return left
 
@@ -491,7 +531,15 @@ class InterNode(RungMeasurement):
         kind, key = found.name
         if kind == "leaf":
             return replace(found, ranks=tuple(self.leaves[key].tolist()))
+        if kind == "path" and self.only_pair(*divmod(key, self.topology.ranks)):
+            nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
+            return replace(found, ties=(*found.ties, *nics))
         return found if found.flaps is None else replace(found, p99=self.tails(key))
+
+    def only_pair(self, a: int, b: int) -> bool:
+        """Return whether flows between two ranks are the only ones that show what their NICs reach."""
+        one, other = self.topology.host[[a, b]]
+        return bool(self.far.any() and not self.far[one, other] and not self.near[[one, other]].any())
 
     def tails(self, nic: int) -> tuple[float, float]:
         """Return the 99th percentile of the seconds of flows through a NIC in all looks, and of other flows.
@@ -677,31 +725,49 @@ def far_hosts(table: Observations, topology: Topology, plan: Plan) -> Mask:
     groups are those whose members are fast with the same hosts; without such groups, no pair is far.
     """
     none = np.zeros((topology.hosts, topology.hosts), np.bool_)
-    if not LEAST_GROUPED <= topology.hosts <= plan.full_mesh_hosts:
+    if not LEAST_GROUPED <= topology.hosts <= plan.all_pairs_hosts:  # above, few pairs of a group have met
         return none
     level = host_levels(table, topology)
     known = ~np.isnan(level)
     values = np.sort(level[known])
-    if not len(values):
-        return none
-    # Two clusters of one dimension: the cut with the least sum of squares (Otsu 1979).
+    # Flows between groups may have several levels, of uplinks that one, two, ... of them share.
+    while len(values) > 1:
+        cut = two_clusters(values)
+        fast, slow = values[:cut], values[cut:]
+        if np.median(slow) - np.median(fast) <= 2 * plan.tolerance:
+            break
+        near = known & (level <= fast[-1])
+        np.fill_diagonal(near, True)
+        if len(fast) <= MOST_NEAR * known.sum() and in_groups(near):
+            together = shared(near) / near.sum(axis=1)[:, None] > 0.5  # of each host's near ones
+            return np.asarray(known & ~(together | together.T))
+        values = fast
+    return none
+
+
+def two_clusters(values: Floats) -> int:
+    """Return how many of the sorted values are in the first of two clusters, with the least sum of squares.
+
+    (Otsu 1979.)
+    """
     count = np.arange(1, len(values))
     left, total = np.cumsum(values)[:-1], values.sum()
-    between = left**2 / count + (total - left) ** 2 / (len(values) - count)
-    cut = int(np.argmax(between)) + 1
-    fast, slow = values[:cut], values[cut:]
-    if np.median(slow) - np.median(fast) <= 2 * plan.tolerance or len(fast) > MOST_NEAR * len(values):
-        return none
-    near = known & (level <= values[cut - 1])
-    np.fill_diagonal(near, True)
-    # The members of a group are fast with the same hosts.
-    agreement = [(near[low] == near[high]).mean() for low, high in np.argwhere(np.triu(near, 1)).tolist()]
-    alone = near.sum(axis=1) == 1
-    if not agreement or float(np.mean(agreement)) < GROUPED or alone.mean() > 1 - GROUPED:
-        return none
-    # One group for each host: those that most of its own are fast with.
-    together = (near.astype(np.float64) @ near) / near.sum(axis=1) > 0.5
-    return np.asarray(known & ~(together | together.T))
+    return int(np.argmax(left**2 / count + (total - left) ** 2 / (len(values) - count))) + 1
+
+
+def shared(near: Mask) -> Floats:
+    """Return (hosts, hosts): how many hosts are near both."""
+    return np.asarray(near.astype(np.float64) @ near)
+
+
+def in_groups(near: Mask) -> bool:
+    """Return whether hosts that are near each other are near the same hosts (Jaccard 1901), nearly all with
+    some. Of random pairs, MOST_NEAR of all, two hosts share MOST_NEAR / (2 - MOST_NEAR) = 43 %.
+    """
+    count, both = near.sum(axis=1), shared(near)
+    pairs = np.triu(near, 1)
+    share = both[pairs] / (np.add.outer(count, count) - both)[pairs]
+    return bool(len(share) and np.mean(share) >= GROUPED_SHARE and np.mean(count == 1) <= 1 - GROUPED)
 
 
 def slow_leaves(table: Observations, topology: Topology, far: Mask, plan: Plan) -> dict[int, Ints]:

@@ -118,16 +118,19 @@ def matched_rounds(flows: Pairs, ranks: int, random: np.random.Generator) -> Ite
 
 
 def split_round(flows: Pairs, topology: Topology, count: int) -> list[Pairs]:
-    """Split a round into up to `count`; the flows between two hosts stay together.
+    """Split a round into up to `count`, each with as many flows of every rail; those between two hosts on a
+    rail stay together.
 
-    Host pairs are dealt out in order of their lower host, so that neighbours, which often share a leaf
-    switch, are apart.
+    Rails have uplinks of their own. On each, pairs of hosts are dealt out in order of their lower host, so
+    that neighbours, which often share a leaf switch, are apart. Rails with the same pairs deal them alike.
     """
     if count == 1:
         return [flows]
-    ends = topology.host[flows]
-    key = ends.min(axis=1) * topology.hosts + ends.max(axis=1)
-    part = np.unique(key, return_inverse=True)[1].reshape(-1) % count
+    ends, rail = topology.host[flows], topology.gpu[flows].min(axis=1)
+    low, high = ends.min(axis=1), ends.max(axis=1)
+    pairs, pair = np.unique(np.stack([rail, low, high]), axis=1, return_inverse=True)
+    first = np.searchsorted(pairs[0], pairs[0])  # of its rail
+    part = ((np.arange(len(first)) - first) % count)[pair.reshape(-1)]
     return [flows[part == number] for number in np.unique(part)]
 
 

@@ -9,6 +9,8 @@ import pytest
 from toy_fleet import ToyFleet
 
 from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.localize.set_cover import Mask
+from jobs.validate.measurements.inter_node import in_groups
 from jobs.validate.measurements.schedule import both_ways, split_round
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import RankPlace, Seconds
@@ -97,6 +99,59 @@ def test_hosts_behind_one_switch_show_nics_that_are_faster_than_uplinks(
     fault: str, named: tuple[object, ...]
 ) -> None:
     assert parts(climb_ladder(SimulatedFleet(parse_fleet(f"{SLOW_UPLINKS},seed=3,fault={fault}")))) == [named]
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("nic:h37:2:0.6", ("nic", ("h37",), (2,))),
+        ("send:h60:1:0.8", ("send", ("h60",), (1,))),
+        ("flap:h5:0:0.6", ("flap", ("h5",), (0,))),
+    ],
+)
+@pytest.mark.parametrize("leaf", [8, 24])
+def test_more_hosts_than_meet_on_each_rail_show_nics_behind_slow_uplinks(
+    leaf: int, fault: str, named: tuple[object, ...]
+) -> None:
+    fleet = f"hosts=72,gpus=4,leaf={leaf},oversubscription=2,ecmp={leaf},seed=3,fault={fault}"
+    assert parts(climb_ladder(SimulatedFleet(parse_fleet(fleet)))) == [named]
+
+
+def test_of_two_hosts_behind_one_switch_either_nic_may_be_slow() -> None:
+    """The last two of 18 hosts share a switch with no other, and an uplink is as slow as the slow NIC."""
+    fleet = "hosts=18,gpus=4,leaf=8,oversubscription=2,ecmp=8,seed=3,fault=nic:h17:3:0.6"
+    (found,) = climb_ladder(SimulatedFleet(parse_fleet(fleet))).findings
+    assert (found.kind, found.hosts) == ("path", ("h16", "h17"))
+    assert {"host h16, GPU 3: its NIC", "host h17, GPU 3: its NIC"} <= {*found.instead}
+
+
+def test_nics_that_only_slow_uplinks_show_are_not_ok() -> None:
+    fleet = "hosts=17,gpus=4,leaf=8,oversubscription=2,ecmp=8,seed=3,fault=nic:h16:3:0.6"
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(fleet)))
+    assert (verdict.status, verdict.findings) == ("unknown", ())
+    assert any(note.endswith("fewer than 3 hosts: h16") for note in verdict.not_judged)
+
+
+def blocks(sizes: Sequence[int]) -> Mask:
+    """Return (hosts, hosts): whether two hosts are in the same of consecutive groups of these sizes."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return np.asarray(group[:, None] == group)
+
+
+@pytest.mark.parametrize("sizes", [[8] * 64, [32] * 4, [24, 40, 8], [2] * 20])
+def test_groups_are_found_though_some_pairs_are_slow(sizes: list[int]) -> None:
+    random = np.random.default_rng(2)
+    near = blocks(sizes)
+    lost = np.triu(random.random(near.shape) < 0.1 * (len(near) > 64), 1)
+    near &= ~(lost | lost.T)
+    assert in_groups(near)
+
+
+@pytest.mark.parametrize("hosts", [24, 128, 512])
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.6])
+def test_random_pairs_are_no_groups(hosts: int, share: float) -> None:
+    near = np.triu(np.random.default_rng(hosts).random((hosts, hosts)) < share, 1)
+    assert not in_groups(near | near.T | np.eye(hosts, dtype=bool))
 
 
 def test_slow_uplinks_are_healthy() -> None:

@@ -15,6 +15,7 @@ from jobs.validate.measurements.schedule import (
     isolated_rounds,
     matched_rounds,
     round_robin,
+    split_round,
 )
 from jobs.validate.plan import Plan
 from jobs.validate.topology import topology_of
@@ -67,6 +68,17 @@ def test_more_hosts_meet_on_one_rail_each() -> None:
     assert len(rounds) == 5  # 17 rounds of the circle, on 4 rails
     pairs = {tuple(sorted(fleet.host[flow].tolist())) for one in rounds for flow in one}
     assert pairs == set(combinations(range(17), 2))
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_each_part_of_a_split_round_loads_every_rail_alike(count: int) -> None:
+    """Rails have uplinks of their own, which all flows of one rail would share as those of the round do."""
+    fleet = topology_of(ToyFleet([4] * 32))
+    for one in inter_node_rounds(fleet, Plan(full_mesh_hosts=16)):
+        for part in split_round(one, fleet, count):
+            flows = np.bincount(fleet.gpu[part[:, 0]], minlength=4)
+            assert flows.min() >= 32 // count - 2
+            assert flows.max() <= 32 // count + 2
 
 
 def test_many_hosts_need_rounds_like_the_logarithm_of_their_number() -> None:
