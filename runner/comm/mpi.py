@@ -13,6 +13,7 @@ import numpy as np
 
 from runner.comm.api import Message, Operation, as_bytes
 from runner.comm.shared_counters import MpiCounters
+from runner.processes import mapped_files
 from runner.region import Array
 
 GPU_SUPPORT_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, MPICH
@@ -32,7 +33,7 @@ def load() -> Any:
     return MPI
 
 
-def device_memory_support(maps: Path = Path("/proc/self/maps")) -> tuple[bool, str]:
+def device_memory_support() -> tuple[bool, str]:
     """Whether this process's MPI says that it takes CUDA device memory, and its name with what it was asked.
 
     Asks for memory kinds (MPI 4.1), MPIX_Query_cuda_support (Open MPI, MPICH, MVAPICH) and
@@ -44,12 +45,7 @@ def device_memory_support(maps: Path = Path("/proc/self/maps")) -> tuple[bool, s
     kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if "cuda" in (kind.partition(":")[0].strip() for kind in kinds.split(",")):
         return True, f"{library}: mpi_memory_alloc_kinds is {kinds}"
-    paths = {
-        line.split(maxsplit=5)[-1]
-        for line in maps.read_text(errors="surrogateescape").splitlines()
-        if "/" in line
-    }
-    for path in sorted(path for path in paths if path.rpartition("/")[2].startswith("libmpi")):
+    for path in (path for path in mapped_files() if path.rpartition("/")[2].startswith("libmpi")):
         loaded = ctypes.CDLL(path)
         if hasattr(loaded, "MPIX_Query_cuda_support"):
             said = int(loaded.MPIX_Query_cuda_support())
