@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ import h5py
 import numpy as np
 
 from runner.errors import RunError, UserError, first_line
-from runner.region import HostArray, Region, Shape
+from runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
 from runner.storage.file_errors import check_part, listing, not_shared
 from runner.storage.formats.containers import copy_file, prefixes
 from runner.storage.formats.declared_form import NUMBERS
@@ -103,14 +102,9 @@ class Hdf5Source:
         """
         if self.chunks is None:
             return
-        places = itertools.product(
-            *(
-                range(start // n, -(-stop // n))
-                for start, stop, n in zip(region.start, region.stop, self.chunks, strict=True)
-            )
-        )
+        places = overlapping_chunks(region, self.chunks)
         for place in places if self._broken_chunks or self._is_deflated else ():
-            corner = tuple(i * n for i, n in zip(place, self.chunks, strict=True))
+            corner = chunk_region(place, self.chunks, self.shape).start
             if corner in self._checked:
                 continue
             if problem := self._broken_chunks.get(corner) or self._problem(corner):
