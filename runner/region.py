@@ -30,6 +30,11 @@ class Region:
     def slices(self) -> tuple[slice, ...]:
         return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
 
+    def slices_in(self, outer: Region) -> tuple[slice, ...]:
+        """Return the slices of this box in an array that holds the cells of `outer`."""
+        axes = zip(self.start, self.stop, outer.start, strict=True)
+        return tuple(slice(start - origin, stop - origin) for start, stop, origin in axes)
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)
