@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 PROCESSES, MAPS = Path("/proc"), Path("/proc/self/maps")
+TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that end a run
 
 
 @dataclass(frozen=True)

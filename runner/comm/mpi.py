@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 
 from runner.comm.api import Message, Operation, as_bytes
 from runner.comm.shared_counters import MpiCounters
-from runner.processes import mapped_files
+from runner.processes import TERMINATING, mapped_files
 from runner.region import Array
 
 GPU_SUPPORT_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, MPICH
@@ -28,9 +31,28 @@ def load() -> Any:
         # warnings on machines without its network.
         os.environ.setdefault("OMPI_MCA_btl", "^ofi")
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-    from mpi4py import MPI
+    with _default_signals():
+        from mpi4py import MPI
 
     return MPI
+
+
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Let the signals that end a run end this process at once, without Python's handlers.
+
+    MPI_Init waits forever for a rank that is gone, and mpi4py holds Python's lock meanwhile: neither handlers
+    nor the thread of `world.termination` run.
+    """
+    handled = []
+    if threading.current_thread() is threading.main_thread() and "mpi4py.MPI" not in sys.modules:
+        handled = [number for number in TERMINATING if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def device_memory_support() -> tuple[bool, str]:
