@@ -156,7 +156,9 @@ FAULTS = {
     "SIGTERM of a rank": Fault("SIGTERM", "rank", DEAD),
     "SIGINT of a rank": Fault("SIGINT", "rank", DEAD),
     "SIGHUP of a rank": Fault("SIGHUP", "rank", DEAD),
-    "SIGSTOP of a rank": Fault("SIGSTOP", "rank", "stopped|stuck|no progress|stalled|answer", several=True),
+    "SIGSTOP of a rank": Fault(
+        "SIGSTOP", "rank", "stopped|stuck|no progress|stalled|answer|has not begun", several=True
+    ),
     "SIGKILL of the command": Fault("SIGKILL", "command"),
     "SIGTERM of the command": Fault("SIGTERM", "command", "interrupted"),
     "SIGINT of the command": Fault("SIGINT", "command", "interrupted"),
