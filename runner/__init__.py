@@ -1,6 +1,7 @@
 """What every rank runs: the rooms behind `import meshrun`, on seven floors.
 
-    1  errors, region, files, lock     errors, boxes of cells, files that appear whole, locks
+    1  errors, region, files,          errors, boxes of cells, files that appear whole,
+       processes, lock                 what /proc says of processes, locks
     2  system, job, storage, report    facts of the hardware; what a job declares; array files; reports
     3  device, plan                    arrays and kernels on a CPU or GPU; decisions before any work
     4  comm                            messages between ranks

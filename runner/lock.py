@@ -22,6 +22,7 @@ from typing import Any
 
 from runner import files
 from runner.errors import UserError
+from runner.processes import process_stat
 
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
 YOUNG = 10.0  # seconds after a change in which a folder may not be locked yet
@@ -148,11 +149,12 @@ def _release(path: Path, file: int) -> None:
 def _claim(output: Path) -> Callable[[], None]:
     """What `hold` does, by a file that is made once."""
     path = output.with_name(f".{output.name}.claim")
+    own = process_stat(os.getpid())
     mine = {
         "id": os.urandom(8).hex(),
         **_place(),
         "pid": os.getpid(),
-        "started": _started(os.getpid()),
+        "started": str(own.start) if own else "",
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     while not _created(path, mine):
@@ -219,7 +221,9 @@ def _is_gone(claim: dict[str, Any]) -> bool:
         return True
     except (PermissionError, OverflowError):
         return False
-    return _started(pid) not in ("", claim.get("started"))  # else another process has its number
+    found = process_stat(pid)
+    # Else another process has its number.
+    return found is not None and (found.has_ended or str(found.start) != claim.get("started"))
 
 
 def _place() -> dict[str, Any]:
@@ -230,13 +234,3 @@ def _place() -> dict[str, Any]:
     except OSError:
         boot, seen = "", 0
     return {"host": os.uname().nodename, "boot": boot, "processes": seen}
-
-
-def _started(pid: int) -> str:
-    """When a process began, in ticks since the host's boot; "ended" for what waits to be reaped; "" where
-    that is not to be seen."""
-    try:
-        state, *more = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return "ended" if state in "ZX" else more[18]
-    except (OSError, IndexError, ValueError):
-        return ""

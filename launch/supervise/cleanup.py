@@ -82,12 +82,10 @@ def remove_topologies(folder: Path = Path("/tmp"), processes: Path = Path("/proc
 
 
 def _runs(name: str, processes: Path) -> bool:
-    for folder in processes.glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended in between
-            before, _, after = (folder / "stat").read_text(errors="replace").rpartition(")")
-            if before.partition("(")[2] == name and after.split()[0] not in "ZX":
-                return True
-    return False
+    from runner.processes import process_stat
+
+    found = (process_stat(int(folder.name), processes) for folder in processes.glob("[0-9]*"))
+    return any(one is not None and one.name == name and not one.has_ended for one in found)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -125,10 +124,11 @@ class Clocks:
 
 def _state(process: dict[str, object]) -> str:
     """Whether a process of this host is running, stopped or ended; those of others count as running."""
+    from runner.processes import process_stat
+
     if process["host"] != os.uname().nodename:
         return "running"
-    try:
-        state = Path(f"/proc/{process['pid']}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
+    found = process_stat(int(str(process["pid"])))
+    if found is None or found.has_ended:
         return "ended"
-    return {"T": "stopped", "Z": "ended", "X": "ended"}.get(state, "running")
+    return "stopped" if found.state == "T" else "running"

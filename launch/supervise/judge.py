@@ -241,6 +241,8 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
         return _not_started(reason)
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
+    elif left is None and (ended := _terminated(outcome.status)):
+        what, hint = f"a rank was ended by {ended.name}", HINTS[signal.SIGTERM]
     elif left is None:
         what, hint = UNEXPLAINED, LAUNCHER_HINTS.get(-outcome.status, DEBUG_HINT)
     else:
@@ -253,6 +255,13 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
         hint=hint,
     )
     return str(failure)
+
+
+def _terminated(status: int) -> signal.Signals | None:
+    """The signal after which a rank, and so the launcher, ends with this exit status; None for others."""
+    from runner.processes import TERMINATING
+
+    return next((number for number in TERMINATING if status == 128 + number), None)
 
 
 def _not_started(reason: str) -> str:

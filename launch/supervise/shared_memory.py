@@ -14,6 +14,7 @@ from pathlib import Path
 FOLDER = Path("/dev/shm")
 ATTEMPTS = 20  # while a process still maps a segment; one second in total
 OF_MPI = ("mpich_shm_", "mpich_shar_", "ucx_shm_", "sm_segment.", "vader_segment.")
+NEW = 60.0  # seconds for which a segment that no process maps stays
 NAMES = (*OF_MPI, "meshrun_")  # the last: flight recorders
 
 
@@ -38,6 +39,20 @@ def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
         if not mapped:
             return
         time.sleep(0.05)  # mapped, most likely, by a killed rank that is still exiting
+
+
+def remove_stale(folder: Path = FOLDER) -> None:
+    """Remove MPI's segments that no process maps, of runs whose command was killed.
+
+    New ones stay: they may belong to a run that is starting, and be mapped in a moment.
+    """
+    now, old = time.time(), set()
+    for path in segments(folder):
+        with contextlib.suppress(OSError):  # removed in between
+            if path.name.startswith(OF_MPI) and now - path.stat().st_mtime > NEW:
+                old.add(path)
+    for path in old - _mapped(old) if old else ():
+        path.unlink(missing_ok=True)
 
 
 def _mapped(paths: set[Path]) -> set[Path]:

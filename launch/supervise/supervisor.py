@@ -75,6 +75,8 @@ def supervise(
     from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist
+    shared_memory.remove_stale()
+    remove_topologies()
     segments = shared_memory.segments()
     begun = time.monotonic()
     sys.stdout.flush()  # the ranks' output is written directly to the file descriptor

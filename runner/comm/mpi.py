@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import numpy as np
 
 from runner.comm.api import Message, Operation, as_bytes
 from runner.comm.shared_counters import MpiCounters
+from runner.processes import TERMINATING, mapped_files
 from runner.region import Array
 
 GPU_SUPPORT_CUDA = 0  # MPIX_GPU_SUPPORT_CUDA, MPICH
@@ -27,12 +31,31 @@ def load() -> Any:
         # warnings on machines without its network.
         os.environ.setdefault("OMPI_MCA_btl", "^ofi")
         os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-    from mpi4py import MPI
+    with _default_signals():
+        from mpi4py import MPI
 
     return MPI
 
 
-def device_memory_support(maps: Path = Path("/proc/self/maps")) -> tuple[bool, str]:
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Let the signals that end a run end this process at once, without Python's handlers.
+
+    MPI_Init waits forever for a rank that is gone, and mpi4py holds Python's lock meanwhile: neither handlers
+    nor the thread of `world.termination` run.
+    """
+    handled = []
+    if threading.current_thread() is threading.main_thread() and "mpi4py.MPI" not in sys.modules:
+        handled = [number for number in TERMINATING if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def device_memory_support() -> tuple[bool, str]:
     """Whether this process's MPI says that it takes CUDA device memory, and its name with what it was asked.
 
     Asks for memory kinds (MPI 4.1), MPIX_Query_cuda_support (Open MPI, MPICH, MVAPICH) and
@@ -44,12 +67,7 @@ def device_memory_support(maps: Path = Path("/proc/self/maps")) -> tuple[bool, s
     kinds = mpi.COMM_WORLD.Get_info().Get("mpi_memory_alloc_kinds") or ""
     if "cuda" in (kind.partition(":")[0].strip() for kind in kinds.split(",")):
         return True, f"{library}: mpi_memory_alloc_kinds is {kinds}"
-    paths = {
-        line.split(maxsplit=5)[-1]
-        for line in maps.read_text(errors="surrogateescape").splitlines()
-        if "/" in line
-    }
-    for path in sorted(path for path in paths if path.rpartition("/")[2].startswith("libmpi")):
+    for path in (path for path in mapped_files() if path.rpartition("/")[2].startswith("libmpi")):
         loaded = ctypes.CDLL(path)
         if hasattr(loaded, "MPIX_Query_cuda_support"):
             said = int(loaded.MPIX_Query_cuda_support())

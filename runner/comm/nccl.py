@@ -13,7 +13,6 @@ import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import cupy
@@ -22,6 +21,7 @@ from runner.comm.api import Control
 from runner.comm.collective_call import gather_calls
 from runner.comm.collectives.api import NcclTuning
 from runner.errors import RunError, UserError, first_line
+from runner.processes import mapped_files
 from runner.system.launcher import variables
 
 OLDEST = 21900  # the first with ncclMemAlloc and ncclCommRegister
@@ -90,7 +90,7 @@ def library_path() -> str:
     Raises UserError if two copies are loaded: a communicator of one is invalid in the other.
     """
     nccl = load()
-    paths = mapped_libraries(Path("/proc/self/maps").read_text(errors="surrogateescape"))
+    paths = [path for path in mapped_files() if path.rpartition("/")[2].startswith("libnccl.so")]
     if len(paths) > 1:
         raise UserError(
             "two copies of libnccl are loaded into one process",
@@ -99,12 +99,6 @@ def library_path() -> str:
             hint="one NCCL package per environment, and no other libnccl in LD_LIBRARY_PATH or LD_PRELOAD",
         )
     return paths[0] if paths else str(nccl.get_library_path())
-
-
-def mapped_libraries(maps: str) -> list[str]:
-    """The libnccl.so files in the text of a /proc/PID/maps; a file deleted since is marked there."""
-    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
-    return sorted(path for path in paths if path.rpartition("/")[2].startswith("libnccl.so"))
 
 
 # The functions that `collectives` calls: names in the bindings and in libnccl.

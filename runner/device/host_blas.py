@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from runner.processes import mapped_files
 
 # Functions that set and tell the number of threads: of NumPy's own OpenBLAS, of others, of MKL and of BLIS.
 FUNCTIONS = (
@@ -48,11 +49,10 @@ class _Blas:
 def _loaded() -> _Blas | None:
     """Return the loaded BLAS; None if none of these is loaded."""
     try:
-        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+        paths = mapped_files()
     except OSError:
         return None
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "/" in line}
-    for path in sorted(path for path in paths if any(name in path.rpartition("/")[2] for name in NAMES)):
+    for path in (path for path in paths if any(name in path.rpartition("/")[2] for name in NAMES)):
         try:
             library = ctypes.CDLL(path)
         except OSError:

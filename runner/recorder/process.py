@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runner.recorder.ring import FOLDER, SIZE, TRACEBACK_SIGNAL, about_of, files_of, namespace, stat_fields
+from runner.processes import PROCESSES, process_stat
+from runner.recorder.ring import FOLDER, SIZE, TRACEBACK_SIGNAL, about_of, files_of, namespace
 
 State = Literal["running", "waiting", "disk", "stopped", "dead"]
 # Letters of /proc/PID/stat; D is a sleep that no signal ends, usually in a disk or a driver.
@@ -51,13 +52,13 @@ class Frame:
         return f"{Path(self.file).name}:{self.line} in {self.function}"
 
 
-def process_state(pid: int, began: int | None = None, processes: Path = Path("/proc")) -> State:
+def process_state(pid: int, began: int | None = None, processes: Path = PROCESSES) -> State:
     """Return the state of a process. began: its start in clock ticks after boot, as `start_time` returns it:
     another process with the same number is another process, and this one dead."""
-    fields = stat_fields(pid, processes)
-    if fields is None or fields[0] in "ZX" or (began is not None and int(fields[19]) != began):
+    found = process_stat(pid, processes)
+    if found is None or found.has_ended or (began is not None and found.start != began):
         return "dead"
-    return STATES.get(fields[0], "waiting")
+    return STATES.get(found.state, "waiting")
 
 
 def remove_stale(folder: Path = FOLDER) -> None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.processes import process_stat
 from runner.recorder.imports import ImportCounter
 
 try:
@@ -318,17 +319,8 @@ def _about(content: bytes) -> dict[str, Any] | None:
 
 def start_time(pid: int) -> int:
     """Return when a process was started, in clock ticks after boot; 0 if there is none."""
-    fields = stat_fields(pid)
-    return int(fields[19]) if fields else 0
-
-
-def stat_fields(pid: int, processes: Path = Path("/proc")) -> list[str] | None:
-    """Return the fields of /proc/PID/stat that follow the name, which may contain anything."""
-    try:
-        text = (processes / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()
+    found = process_stat(pid)
+    return found.start if found else 0
 
 
 def namespace() -> str:

@@ -7,8 +7,9 @@ import signal
 import threading
 from collections.abc import Callable
 
+from runner.processes import TERMINATING
+
 PR_SET_PDEATHSIG = 1  # prctl(2)
-TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that end a run
 
 
 def end_with_parent() -> None:

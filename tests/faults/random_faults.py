@@ -156,7 +156,9 @@ FAULTS = {
     "SIGTERM of a rank": Fault("SIGTERM", "rank", DEAD),
     "SIGINT of a rank": Fault("SIGINT", "rank", DEAD),
     "SIGHUP of a rank": Fault("SIGHUP", "rank", DEAD),
-    "SIGSTOP of a rank": Fault("SIGSTOP", "rank", "stopped|stuck|no progress|stalled|answer", several=True),
+    "SIGSTOP of a rank": Fault(
+        "SIGSTOP", "rank", "stopped|stuck|no progress|stalled|answer|has not begun", several=True
+    ),
     "SIGKILL of the command": Fault("SIGKILL", "command"),
     "SIGTERM of the command": Fault("SIGTERM", "command", "interrupted"),
     "SIGINT of the command": Fault("SIGINT", "command", "interrupted"),
@@ -686,7 +688,8 @@ def judged_record(case: Case, ended: Ended, path: Path) -> list[str]:
 CLAIM = "meshrun-*-failure.json"  # of the rank that reports a failure
 # Of a killed command; the next run removes it.
 UNSEEN = r"/tmp/(meshrun-run-|mr|\.?meshrun-\w+-failure\.json)|/dev/shm/meshrun_"
-LAUNCHERS = r".*/(ompi|hydra|prte|pmix|openmpi|mpich|sm_segment|vader)"  # only meshrun -n removes them
+# Of MPI; only meshrun -n removes them.
+LAUNCHERS = r".*/(ompi|hydra|prte|pmix|openmpi|mpich|sm_segment|vader|ucx_shm)"
 
 
 def left(case: Case, where: Site, ended: Ended, clean: bool) -> tuple[list[str], list[str]]:
@@ -749,6 +752,8 @@ def inside(case: Case, limit: float, isolated: bool) -> dict[str, Any]:
         ):  # a run spares new ones
             for path in where.temporary.glob(pattern):
                 os.utime(path, (time.time() - age,) * 2)
+        for path in where.memory.iterdir():
+            os.utime(path, (time.time() - 120,) * 2)
         (where.work / "record.json").unlink(missing_ok=True)  # bench would keep it, as nccl-tests
         again = run(case, where, limit, disturbed=False, resume=True)
         wrong += judged_again(case, where, again, new)

@@ -17,7 +17,7 @@ PACKAGES = ("meshrun", "runner", "jobs", "launch")
 
 # From the ground up: a module may import its own room and the rooms of lower floors.
 FLOORS = (
-    ("runner.errors", "runner.region", "runner.files", "runner.lock"),
+    ("runner.errors", "runner.region", "runner.files", "runner.processes", "runner.lock"),
     ("runner.recorder",),
     ("runner.system", "runner.job", "runner.storage", "runner.report"),
     ("runner.device", "runner.plan"),

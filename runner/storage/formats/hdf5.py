@@ -2,16 +2,16 @@
 
 Outputs are contiguous datasets whose space is allocated when they are created; ranks then write their parts
 at their offsets, as in any flat file. So neither a parallel HDF5 nor an h5py built for an MPI is needed. A
-contiguous dataset is read the same way. A chunked or compressed one is read through h5py, by every rank
-itself, and by one thread of a process at a time.
+contiguous dataset is read the same way. A chunked one is read through h5py, by every rank itself. Deflated
+chunks are decoded here, in several threads at once, the others by HDF5, in one thread of a process at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import math
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 
 from runner.errors import RunError, UserError, first_line
-from runner.region import HostArray, Region, Shape
+from runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
 from runner.storage.file_errors import check_part, listing, not_shared
 from runner.storage.formats.containers import copy_file, prefixes
 from runner.storage.formats.declared_form import NUMBERS
@@ -35,9 +35,10 @@ NAME = "data"  # of the dataset that is written, if no name is given
 PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and maps require
 
 # Of a source, not sent to other ranks.
-OPENED = ("_dataset", "_filters", "_is_deflated", "_expansion", "_broken_chunks", "_checked")
+OPENED = ("_dataset", "_filters", "_is_deflated", "_stored_dtype", "_expansion", "_broken_chunks")
 
 CHECKSUM_BYTES = 4  # that fletcher32 appends
+WORDS = 1 << 20  # of 16 bits, whose weighted sum an integer of 64 bits holds
 
 # Decoded bytes per stored byte, at most, by filter.
 EXPANSION = {
@@ -84,75 +85,94 @@ class Hdf5Source:
         check_part(target, self.dtype, region)
         if region.size == 0:
             return
+        chunks = overlapping_chunks(region, self.chunks) if self.chunks else ()
         try:
-            self._check_chunks(region)
+            if self._is_deflated:
+                for place in chunks:
+                    self._copy_chunk(place, region, target)
+                return
+            if self.chunks and self._broken_chunks:
+                for place in chunks:
+                    self._refuse_broken(place)
             self._fill(region, target)
         except OSError as reason:
             raise self._broken(region, reason) from reason
 
     def _fill(self, region: Region, target: HostArray) -> None:
+        """Let HDF5 read and decode."""
         if target.flags.c_contiguous and target.ndim > 0:
             self._dataset.read_direct(target, region.slices)
         else:
             target[...] = self._dataset[region.slices]
 
-    def _check_chunks(self, region: Region) -> None:
-        """Refuse chunks that do not hold exactly their cells: HDF5 would return what is in its memory.
+    def _copy_chunk(self, place: Shape, region: Region, target: HostArray) -> None:
+        """Copy the cells of a deflated chunk that are in `region` to their places in `target`."""
+        chunk = self._chunk(place)
+        part = overlap(chunk, region)
+        into = target[part.slices_in(region)]
+        data = self._decoded(place)
+        if data is None or self._stored_dtype is None:
+            self._fill(part, into)
+        else:
+            cells = np.frombuffer(data, self._stored_dtype).reshape(self.chunks or ())
+            into[...] = cells[part.slices_in(chunk)]
 
-        Chunks that are deflated are decoded once more for that, when they are first read.
-        """
-        if self.chunks is None:
-            return
-        places = itertools.product(
-            *(
-                range(start // n, -(-stop // n))
-                for start, stop, n in zip(region.start, region.stop, self.chunks, strict=True)
-            )
-        )
-        for place in places if self._broken_chunks or self._is_deflated else ():
-            corner = tuple(i * n for i, n in zip(place, self.chunks, strict=True))
-            if corner in self._checked:
-                continue
-            if problem := self._broken_chunks.get(corner) or self._problem(corner):
-                raise self._chunk_error(place, *problem)
-            self._checked.add(corner)
+    def _chunk(self, place: Shape) -> Region:
+        return chunk_region(place, self.chunks or (), self.shape)
+
+    def _refuse_broken(self, place: Shape) -> None:
+        if problem := self._broken_chunks.get(self._chunk(place).start):
+            raise self._chunk_error(place, *problem)
 
     def _chunk_error(self, place: Shape, got: str, expected: str | None = None) -> RunError:
         where = f"{self.path} is broken: chunk {place} of {self.name} cannot be read"
         return RunError(where, got=got, expected=expected)
 
-    def _problem(self, corner: Shape) -> tuple[str, str] | None:
-        """Return what a deflated chunk holds, and should; None if it is whole, or only HDF5 can tell."""
-        if not self._is_deflated:
-            return None
+    def _decoded(self, place: Shape) -> bytes | None:
+        """Return the bytes of a deflated chunk's cells, in the file's byte order; None if only HDF5 has them.
+
+        Raises RunError if the chunk does not hold exactly its cells: HDF5 would return what is in its memory.
+        """
+        self._refuse_broken(place)
+        chunk, needed = self._chunk(place), self._chunk_bytes
+        data: bytes
         try:
-            mask, data = self._dataset.id.read_direct_chunk(corner)
+            mask, data = self._dataset.id.read_direct_chunk(chunk.start)
         except (OSError, RuntimeError, ValueError):  # not written, or HDF5 says what is wrong
             return None
-        needed = self._chunk_bytes
-        at_edge = any(
-            at + n > whole for at, n, whole in zip(corner, self.chunks or (), self.shape, strict=True)
-        )
-        if at_edge and len(data) == needed:  # HDF5 can leave chunks at the edges as they are
-            return None
-        for number, code in reversed([*enumerate(self._filters)]):
+        if chunk.shape != self.chunks and len(data) == needed:
+            return None  # a chunk at the edge, which HDF5 can leave as it is
+        for number, (code, values) in reversed([*enumerate(self._filters)]):
             if mask >> number & 1:  # not applied to this chunk
                 continue
-            if code == h5py.h5z.FILTER_FLETCHER32:
+            if code == h5py.h5z.FILTER_SHUFFLE:
+                if len(values) != 1 or not values[0]:
+                    return None  # HDF5 refuses it
+                data = _unshuffled(data, values[0])
+            elif code == h5py.h5z.FILTER_FLETCHER32:
+                if data[-CHECKSUM_BYTES:] not in _checksums(data[:-CHECKSUM_BYTES]):
+                    raise self._chunk_error(place, "another checksum (Fletcher32) than its bytes have")
                 data = data[:-CHECKSUM_BYTES]
-            if code == h5py.h5z.FILTER_DEFLATE:
-                stream = zlib.decompressobj()
-                try:
-                    data = stream.decompress(data, needed + CHECKSUM_BYTES + 1)
-                except zlib.error as reason:
-                    return str(reason), f"{needed:,} bytes"
-                if not stream.eof and len(data) <= needed:
-                    return f"{len(data):,} bytes decoded before its stream is cut", f"{needed:,}"
-        if len(data) > needed:
-            return f"more than {needed:,} bytes decoded", f"{needed:,}"
-        return None if len(data) == needed else (f"{len(data):,} bytes decoded", f"{needed:,}")
+            else:
+                data = self._inflated(place, data)
+        if len(data) != needed:
+            got = f"more than {needed:,}" if len(data) > needed else f"{len(data):,}"
+            raise self._chunk_error(place, f"{got} bytes decoded", f"{needed:,}")
+        return data
 
-    @property
+    def _inflated(self, place: Shape, data: bytes) -> bytes:
+        needed, stream = self._chunk_bytes, zlib.decompressobj()
+        most = needed + needed // 256 + 256  # cells with a checksum, or deflated
+        try:
+            found: bytes = stream.decompress(data, most)
+        except zlib.error as reason:
+            raise self._chunk_error(place, str(reason), f"{needed:,} bytes") from reason
+        if not stream.eof and len(found) < most:
+            got = f"{len(found):,} bytes decoded before its stream is cut"
+            raise self._chunk_error(place, got, f"{needed:,}")
+        return found
+
+    @cached_property
     def _chunk_bytes(self) -> int:
         """Bytes of a decoded chunk."""
         return math.prod(self.chunks or ()) * int(self._dataset.id.get_type().get_size())
@@ -184,25 +204,28 @@ class Hdf5Source:
         return broken
 
     @cached_property
-    def _checked(self) -> set[Shape]:
-        """The first cells of chunks that hold exactly their cells."""
-        return set()
-
-    @cached_property
-    def _filters(self) -> list[int]:
+    def _filters(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The code and values of each filter, in the order in which they encode."""
         properties = self._dataset.id.get_create_plist()
-        return [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+        each = (properties.get_filter(number) for number in range(properties.get_nfilters()))
+        return [(code, values) for code, _, values, _ in each]
 
     @cached_property
     def _is_deflated(self) -> bool:
-        """Whether chunks are deflated, and all filters are among those that `_problem` knows."""
-        return {*self._filters} <= DEFLATED and h5py.h5z.FILTER_DEFLATE in self._filters
+        """Whether chunks are deflated, and all filters are among those that `_decoded` knows."""
+        codes = {code for code, _ in self._filters}
+        return codes <= DEFLATED and h5py.h5z.FILTER_DEFLATE in codes
+
+    @cached_property
+    def _stored_dtype(self) -> np.dtype[Any] | None:
+        """The dtype of the file's elements; None if NumPy has none for them."""
+        return self._dataset.dtype if _is_array(self._dataset) else None
 
     @cached_property
     def _expansion(self) -> int | None:
         """Decoded bytes of a chunk per stored byte, at most; None if a filter has no known bound."""
-        known = EXPANSION.keys() >= {*self._filters}
-        return math.prod(EXPANSION[code] for code in self._filters) if known else None
+        codes = [code for code, _ in self._filters]
+        return math.prod(EXPANSION[code] for code in codes) if EXPANSION.keys() >= {*codes} else None
 
     def _broken(self, region: Region, reason: OSError) -> RunError:
         """Build the error for the first chunk of `region` that cannot be decoded."""
@@ -216,6 +239,29 @@ class Hdf5Source:
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in OPENED}
+
+
+def _unshuffled(data: bytes, size: int) -> bytes:
+    """Return the elements, of `size` bytes, of which HDF5 stores all first bytes, then all second ones."""
+    count = len(data) // size
+    whole = np.frombuffer(data, np.uint8, count * size).reshape(size, count)
+    cells: bytes = whole.T.tobytes()
+    return cells + data[count * size :]
+
+
+def _checksums(data: bytes) -> tuple[bytes, bytes]:
+    """Return HDF5's checksum as it is stored, and as releases before 1.6.3 stored it on some machines.
+
+    It consists of the sum of all words of 16 bits, and the sum of the sums up to each word, modulo 65535.
+    """
+    words = np.frombuffer(data + bytes(len(data) % 2), ">u2").astype(np.uint64)
+    first = second = 0
+    for begin in range(0, len(words), WORDS):
+        part = words[begin : begin + WORDS]
+        second += first * len(part) + int(part @ np.arange(len(part), 0, -1, dtype=np.uint64))
+        first += int(part.sum())
+    sums = [1 + (number - 1) % 0xFFFF if number else 0 for number in (first, second)]
+    return struct.pack("<2H", *sums), struct.pack(">2H", *sums)
 
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
@@ -330,13 +376,18 @@ def _check_filters(path: Path, dataset: Any) -> None:
             )
 
 
+def _is_array(dataset: Any) -> bool:
+    """Whether the file's elements are those of NumPy's dtype: they differ if some bits are unused, say."""
+    is_same: bool = dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype, logical=True)
+    return is_same
+
+
 def _flat_offset(dataset: Any) -> int | None:
     """Return the offset of a dataset with the same layout in its file as in memory; None for others."""
     properties = dataset.id.get_create_plist()
     if properties.get_layout() != h5py.h5d.CONTIGUOUS or dataset.external:
         return None
-    # A type with unused bits, for example, differs from NumPy's dtype.
-    if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
+    if not _is_array(dataset):
         return None
     offset: int | None = dataset.id.get_offset()  # None if nothing has been written yet
     return offset

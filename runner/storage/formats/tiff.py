@@ -90,7 +90,7 @@ class TiffSource:
     def _pages(self) -> _Pages:
         try:
             with tifffile.TiffFile(self.path) as file:
-                return _locate(file.series[0])
+                return _locate(_series(file)[0])
         except FileNotFoundError as reason:
             raise not_shared(self.path, reason) from reason
 
@@ -148,6 +148,13 @@ class TiffSource:
         return {key: value for key, value in self.__dict__.items() if key != "_pages"}
 
 
+def _series(file: Any) -> Any:
+    """Return the file's series of pages."""
+    # Follow the chain of pages first, which ends where it becomes a circle: a loop over the pages would not.
+    len(file.pages)
+    return file.series
+
+
 def _locate(series: Any) -> _Pages:
     pages = [(page.dataoffsets, page.databytecounts, page.jpegtables) for page in series.pages]
     return _Pages(series.keyframe.decode, pages)
@@ -178,7 +185,7 @@ def _by_tifffile(path: Path) -> Source | None:
 
 def _described(path: Path, file: Any) -> Source | None:
     """Return the file's array; None if Pillow must read it."""
-    series, size = file.series, path.stat().st_size
+    series, size = _series(file), path.stat().st_size
     if len(series) != 1:
         shapes = ", ".join(str(one.shape) for one in series[:8])
         raise UserError(f"{path} holds {len(series)} pictures of different kinds", got=shapes, expected="one")

@@ -7,7 +7,6 @@ to) with Zarr's default compression, and contain every chunk, so that a lost chu
 
 from __future__ import annotations
 
-import itertools
 import json
 import lzma
 import math
@@ -15,7 +14,7 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ import zarr
 from zarr.core.buffer import default_buffer_prototype
 
 from runner.errors import RunError, UserError, first_line
-from runner.region import HostArray, Region, Shape
+from runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
 from runner.storage.file_errors import check_part, listing, not_shared, write_error
 from runner.storage.formats.containers import link_folder, prefixes
 from runner.storage.formats.declared_form import NUMBERS
@@ -76,7 +75,7 @@ class ZarrSource:
         check_part(target, self.dtype, region)
         if region.size == 0:
             return
-        for place in _overlapping(region, self.chunks):
+        for place in overlapping_chunks(region, self.chunks):
             self._look_at(place)
         try:
             self._fill(region, target)
@@ -133,8 +132,8 @@ class ZarrSource:
 
     def _name_broken(self, region: Region, reason: BaseException) -> RunError:
         """Build the error for the first chunk of `region` that cannot be decoded."""
-        for place in _overlapping(region, self.chunks):
-            part = _chunk_region(place, self.chunks, self.shape)
+        for place in overlapping_chunks(region, self.chunks):
+            part = chunk_region(place, self.chunks, self.shape)
             try:
                 self._fill(part, np.empty(part.shape, self.dtype))
             except UNDECODED as failure:
@@ -258,7 +257,7 @@ class ZarrSink:
                 self.path, reason, array.nbytes, "for this part, uncompressed", self.partial
             ) from reason
         folder = self.partial / (self.name or "")
-        for place in _overlapping(region, self.chunks):
+        for place in overlapping_chunks(region, self.chunks):
             self._written.put(folder / self._stored.metadata.encode_chunk_key(place))
 
     def sync(self) -> None:
@@ -365,18 +364,6 @@ def zarr_chunks(shape: Shape, dtype: np.dtype[Any]) -> Shape:
         chunks.append(max(min(length, room), 1))
         room //= chunks[-1]
     return tuple(reversed(chunks))
-
-
-def _overlapping(region: Region, chunks: Shape) -> Iterator[Shape]:
-    """Yield the chunks that a non-empty region overlaps, by their places in the grid of chunks."""
-    spans = zip(region.start, region.stop, chunks, strict=True)
-    return itertools.product(*(range(start // n, -(-stop // n)) for start, stop, n in spans))
-
-
-def _chunk_region(place: Shape, chunks: Shape, shape: Shape) -> Region:
-    start = tuple(i * n for i, n in zip(place, chunks, strict=True))
-    stop = tuple(min(a + n, length) for a, n, length in zip(start, chunks, shape, strict=True))
-    return Region(start, stop)
 
 
 def _aligned(region: Region, chunks: Shape, shape: Shape) -> bool:

@@ -522,34 +522,6 @@ tell([outcome, worker.is_alive(), open(log).read().split().count("ncclCommAbort"
 
 # The library itself
 
-MAPS = """\
-55d0c0000000-55d0c0001000 r--p 00000000 08:01 131 /usr/bin/python3.11
-7f2b40000000-7f2b40021000 rw-p 00000000 00:00 0
-7f2b54000000-7f2b54100000 r--p 00000000 08:01 262 {first}
-7f2b54100000-7f2b64100000 r-xp 00100000 08:01 262 {first}
-7f2b64100000-7f2b64200000 rw-p 10100000 08:01 262 {first}
-7f2b70000000-7f2b70001000 r--p 00000000 08:01 263 /opt/libnccl-net.so
-7f2b71000000-7f2b71001000 r--p 00000000 08:01 264 /opt/libnccl.so.d/other.so
-7f2b72000000-7f2b72001000 rw-p 00000000 00:00 0 [heap]
-7ffd10000000-7ffd10021000 r--p 00000000 08:01 265 {second}
-"""
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "paths"),
-    [
-        ("/opt/lib/libnccl.so.2", "/lib/libc.so.6", ["/opt/lib/libnccl.so.2"]),
-        ("/opt/my lib/libnccl.so.2.28.9", "[stack]", ["/opt/my lib/libnccl.so.2.28.9"]),
-        ("/a/libnccl.so.2 (deleted)", "/lib/libc.so.6", ["/a/libnccl.so.2 (deleted)"]),
-        ("/a/libnccl.so.2", "/a/libnccl.so.2 (deleted)", ["/a/libnccl.so.2", "/a/libnccl.so.2 (deleted)"]),
-        ("/b/libnccl.so.2", "/a/libnccl.so.2.27.3", ["/a/libnccl.so.2.27.3", "/b/libnccl.so.2"]),
-        ("/lib/libm.so.6", "/lib/libc.so.6", []),
-    ],
-)
-def test_mapped_libraries(stub: Stub, first: str, second: str, paths: list[str]) -> None:
-    maps = MAPS.format(first=first, second=second)
-    assert stub.run(f"tell(nccl.mapped_libraries({maps!r}))") == paths
-
 
 def test_one_library_and_two(stub: Stub) -> None:
     copy = stub.folder / "other" / "libnccl.so.2"

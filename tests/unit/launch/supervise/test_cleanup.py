@@ -130,11 +130,12 @@ def test_descriptions_of_the_host_go_when_no_daemon_of_mpich_lives(
     left, other = tmp_path / "hydra_hwloc_xmlfile_MV1Uiu", tmp_path / "hydra_other"
     left.touch()
     other.touch()
-    processes = tmp_path / "proc"
+    processes, numbers = tmp_path / "proc", " 0" * 46
     (processes / "17").mkdir(parents=True)
-    (processes / "17" / "stat").write_text(f"17 ({process} 1 17 17 0")
+    (processes / "17" / "stat").write_text(f"17 ({process} 1 17 17{numbers}")
     (processes / "16").mkdir()
-    (processes / "16" / "stat").write_bytes(b"16 (\xff\xfe) S 1 16 16 0")  # anybody's, with any name
+    anybodys = b"16 (\xff\xfe) S 1 16 16" + numbers.encode()
+    (processes / "16" / "stat").write_bytes(anybodys)
     remove_topologies(tmp_path, processes)
     assert left.exists() == stay
     assert other.exists()

@@ -150,6 +150,15 @@ def test_a_launcher_whose_words_are_shown_is_asked_for_its_account(
     assert line.endswith("Try: " + MEMORY)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_rank_that_a_signal_has_ended_in_order_is_no_riddle(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """MPICH's launcher only passes its exit status on, if MPI was finalized."""
+    assert judge(run, outcome(128 + number)) == 1
+    assert capsys.readouterr().err.startswith(f"meshrun: a rank was ended by {number.name}: got exit status")
+
+
 def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(run, outcome(137, tail="srun: job 7 queued\n"), explain=task_end) == 1
     assert "the run failed, and no rank reported why" in capsys.readouterr().err

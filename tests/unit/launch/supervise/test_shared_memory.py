@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,19 @@ def test_new_and_unused_segments_go(folder: Path) -> None:
     assert old.exists()
     assert used.exists()
     assert not new.exists()
+
+
+def test_old_and_unused_segments_of_mpi_go(folder: Path) -> None:
+    names = ("mpich_shm_stale", "sm_segment.stale", "meshrun_recorder", "nccl-abc", "mpich_shm_used")
+    stale, open_mpis, recorder, nccls, used = (segment(folder, name) for name in names)
+    for path in folder.iterdir():
+        os.utime(path, (0, time.time() - shared_memory.NEW - 1))
+    new = segment(folder, "mpich_shm_new")
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        shared_memory.remove_stale(folder)
+    assert set(folder.iterdir()) == {recorder, nccls, used, new}
+    assert not stale.exists()
+    assert not open_mpis.exists()
 
 
 def test_a_segment_of_a_rank_that_is_going_is_waited_for(folder: Path) -> None:

@@ -218,6 +218,7 @@ STREAMS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "short": (lambda cells: zlib.compress(cells[:44]), "got 44 bytes decoded, expected 48"),
     "empty": (lambda cells: zlib.compress(b""), "got 0 bytes decoded, expected 48"),
     "long": (lambda cells: zlib.compress(cells + b"more"), "got more than 48 bytes decoded, expected 48"),
+    "endless": (lambda cells: zlib.compress(bytes(1 << 20)), "got more than 48 bytes decoded, expected 48"),
     "cut": (lambda cells: zlib.compress(cells, 0)[:40], "got 33 bytes decoded before its stream is cut"),
     "nothing": (lambda cells: b"x", "got 0 bytes decoded before its stream is cut"),
     "no stream": (lambda cells: b"no stream", "got .*incorrect header check"),
@@ -242,6 +243,85 @@ def test_a_chunk_whose_stream_holds_other_than_its_cells_is_named(
     with pytest.raises(RunError, match=sentence):
         read(path, Region((7, 5), (9, 7)))
     np.testing.assert_array_equal(read(path, Region((0, 0), (4, 7))), ARRAY[:4])
+
+
+FILTERS = {
+    "deflate": lambda properties: properties.set_deflate(4),
+    "shuffle": lambda properties: properties.set_shuffle(),
+    "fletcher32": lambda properties: properties.set_fletcher32(),
+}
+
+
+@pytest.mark.parametrize("dtype", ["i1", ">i2", "f4", "c16"])
+@pytest.mark.parametrize(
+    "filters",
+    [
+        ("deflate",),
+        ("shuffle", "deflate"),
+        ("deflate", "shuffle"),
+        ("deflate", "fletcher32"),
+        ("fletcher32", "deflate"),
+        ("shuffle", "fletcher32", "deflate", "shuffle", "deflate", "fletcher32"),
+    ],
+    ids=" ".join,
+)
+def test_deflated_chunks_are_decoded_once(
+    tmp_path: Path, filters: tuple[str, ...], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By meshrun, and not by HDF5 too, which does not check what it has decoded."""
+    array = (np.random.default_rng(0).random((100, 70)) * 100).astype(dtype)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    for name in filters:
+        FILTERS[name](properties)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=array, chunks=(40, 30), dcpl=properties)
+    monkeypatch.setattr(hdf5.Hdf5Source, "_fill", lambda *_: pytest.fail("decoded by HDF5"))
+    np.testing.assert_array_equal(read(tmp_path / "a.h5"), array)
+    np.testing.assert_array_equal(read(tmp_path / "a.h5", Region((30, 1), (90, 50))), array[30:90, 1:50])
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 722, 1 << 12, (1 << 22) + 1])
+@pytest.mark.parametrize("value", [None, 0, 255])
+def test_checksums_are_those_of_hdf5(tmp_path: Path, length: int, value: int | None) -> None:
+    content = np.random.default_rng(length).integers(0, 256, length, np.uint8)
+    if value is not None:
+        content[:] = value
+    if not length:
+        assert hdf5._checksums(b"") == (bytes(4), bytes(4))
+        return
+    path = save(tmp_path / "a.h5", values=content, chunks=(length,), fletcher32=True)
+    with h5py.File(path) as file:
+        _, stored = file["data"].id.read_direct_chunk((0,))
+    assert stored == content.tobytes() + hdf5._checksums(content.tobytes())[0]
+
+
+def test_a_checksum_of_an_old_release_is_right_and_another_one_is_not(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.h5", "x", chunks=(4, 3), compression="gzip", fletcher32=True)
+    with h5py.File(path, "r+") as file:
+        dataset = file["x"].id
+        for corner, order in (((0, 0), (1, 0, 3, 2)), ((4, 3), (2, 3, 0, 1))):
+            mask, stored = dataset.read_direct_chunk(corner)
+            swapped = bytes(stored[-4:][i] for i in order)
+            assert swapped != stored[-4:]
+            dataset.write_direct_chunk(corner, stored[:-4] + swapped, mask)
+    np.testing.assert_array_equal(read(path, Region((0, 0), (4, 7))), ARRAY[:4])
+    with pytest.raises(RunError, match=r"chunk \(1, 1\) of x cannot be read: got another checksum"):
+        read(path)
+
+
+def test_deflated_elements_that_numpy_lacks_are_read_by_hdf5_once_they_are_whole(tmp_path: Path) -> None:
+    path, values = tmp_path / "a.h5", np.array([1, 2, 2000, 5], "u4")
+    with h5py.File(path, "w") as file:
+        properties, space = h5py.h5p.create(h5py.h5p.DATASET_CREATE), h5py.h5s.create_simple((4,))
+        properties.set_chunk((2,))
+        properties.set_deflate(4)
+        bits = h5py.h5d.create(file.id, b"bits", h5py.h5t.STD_B32LE, space, properties)
+        bits.write(h5py.h5s.ALL, h5py.h5s.ALL, values, h5py.h5t.STD_B32LE)
+    np.testing.assert_array_equal(read(path), values)
+    with h5py.File(path, "r+") as file:
+        file["bits"].id.write_direct_chunk((2,), zlib.compress(b"short"))
+    with pytest.raises(RunError, match=r"chunk \(1,\) of bits cannot be read: got 5 bytes decoded"):
+        read(path)
 
 
 def test_chunks_without_filters_or_not_written_are_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -346,3 +347,20 @@ def stored(path: Path) -> int:
     """Bytes of the first page's strips."""
     with tifffile.TiffFile(path) as file:
         return sum(file.pages[0].databytecounts)
+
+
+# Chains of pages
+
+
+def test_a_circle_of_pages_ends(tmp_path: Path) -> None:
+    """A page without tags leads back to the first one: tifffile iterated over its pages for ever."""
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, values((6, 8), "u2"), metadata=None, **GRAY)
+    content = bytearray(path.read_bytes())
+    (first,) = struct.unpack_from("<I", content, 4)
+    (tags,) = struct.unpack_from("<H", content, first)
+    struct.pack_into("<I", content, first + 2 + 12 * tags, len(content))
+    path.write_bytes(content + struct.pack("<HI", 0, first))
+    for opens in (open_source, describe_source):
+        with pytest.raises(UserError, match=r"a\.tif is broken or truncated"):
+            opens(path)
