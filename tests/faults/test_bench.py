@@ -74,6 +74,7 @@ def failing(bench, point, iteration):
     global calls
     calls += 1
     if told == 1 and calls == 5:
+        (notes / "failing-1").touch()
         raise ValueError("planted")
     return bound_call(bench, point, iteration)
 measure.bound_call = failing
@@ -148,9 +149,12 @@ class Site:
         seats = re.findall(r"^#  Rank +(\d+) Group +\d+ Pid +(\d+) on ", self.out.read_text(), re.M)
         return {int(rank): int(pid) for rank, pid in seats}
 
-    def end(self, process: subprocess.Popen[str]) -> str:
-        """Its stderr, when it ends as soon as promised and leaves no process and no file behind."""
-        _, errors = process.communicate(timeout=promised(PROMISE, self.begun))
+    def end(self, process: subprocess.Popen[str], by_itself: bool = False) -> str:
+        """Its stderr, when it leaves no process and no file behind.
+
+        It must end as soon as promised after what was done to it, which is done now; or else `by_itself`.
+        """
+        _, errors = process.communicate(timeout=DEADLOCK if by_itself else promised(PROMISE, self.begun))
         assert left_running(self.notes) == []
         assert list(self.temporary.iterdir()) == []
         assert "Traceback" not in errors
@@ -294,6 +298,7 @@ def test_a_killed_launcher_ends_all(site: Site) -> None:
 @pytest.mark.mpi_library
 def test_a_rank_that_fails_ends_all(site: Site) -> None:
     process = site.begin("all_reduce", *SMALL, planted=RAISE)
+    wait_for(lambda: process.poll() is not None or (site.notes / "failing-1").exists())
     errors = site.end(process)
     assert process.returncode == 1
     assert f"meshrun: [rank 1, host {HOST}, CPU] ValueError: planted" in errors
@@ -307,7 +312,7 @@ def test_a_rank_that_fails_ends_all(site: Site) -> None:
 @pytest.mark.parametrize("operation", ["all_reduce", nightly("all_gather"), nightly("sendrecv")])
 def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
     process = site.begin(operation, *SMALL, "--names", "-J", "out.json", planted=BIT)
-    errors = site.end(process)
+    errors = site.end(process, by_itself=True)
     assert process.returncode == 7
     assert re.search(rf"meshrun: {operation}: wrong data, in \d+ checks on single ranks", errors)
     text = site.out.read_text()
@@ -326,7 +331,7 @@ def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
 @pytest.mark.nightly
 def test_too_slow_is_status_7(site: Site) -> None:
     process = site.begin("all_reduce", *SMALL, "--min-busbw", "1e6")
-    errors = site.end(process)
+    errors = site.end(process, by_itself=True)
     assert process.returncode == 7
     assert re.fullmatch(
         r"meshrun: all_reduce: average bus bandwidth \S+ GB/s, below 0\.9 of 1e\+06.*", errors
@@ -353,7 +358,7 @@ REFUSED = [
 @pytest.mark.parametrize(("ranks", "words", "says"), REFUSED, ids=lambda value: str(value)[:30])
 def test_a_mistake_is_told_once(site: Site, ranks: int, words: str, says: str) -> None:
     process = site.begin(*words.split(), "--device", "cpu", ranks=ranks)
-    errors = site.end(process)
+    errors = site.end(process, by_itself=True)
     assert process.returncode == 6
     assert errors.startswith("meshrun: ")
     assert errors.count("\n") == 0, errors
