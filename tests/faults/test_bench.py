@@ -12,20 +12,28 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, nightly, own_lines, promised, wait_for
+from processes import (
+    DEADLOCK,
+    MARK,
+    Place,
+    launcher_problem,
+    left_running,
+    nightly,
+    own_lines,
+    place_below,
+    promised,
+    wait_for,
+)
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import local
 from launch.mpi.rank_command import PROGRAM
-from launch.supervise import shared_memory
 
 ALLOWED = 2  # seconds without progress: -T
 PROMISE = ALLOWED + 10  # seconds from a fault to the end of the command
@@ -84,16 +92,7 @@ measure.bound_call = failing
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
 
-@dataclass
-class Site:
-    """Where a test runs; `notes` is what ranks leave, `temporary` all that the command writes elsewhere."""
-
-    work: Path
-    notes: Path
-    temporary: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
-
+class Site(Place):
     def begin(self, *words: str, ranks: int = 3, planted: str = "") -> subprocess.Popen[str]:
         """The command, its standard output a file; planted: Python lines run first in every rank."""
         arguments = ["bench", *words]
@@ -108,16 +107,7 @@ class Site:
             )
             command = [sys.executable, "-c", starter]
         with self.out.open("w") as out:
-            process = subprocess.Popen(
-                command,
-                cwd=self.work,
-                env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
-                stdout=out,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        self.started.append(process)
-        return process
+            return self.start(command, out)
 
     def begin_bare(self, *words: str, ranks: int = 3) -> subprocess.Popen[str]:
         """The MPI launcher with the command as every rank, as on a cluster."""
@@ -163,21 +153,8 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    work, notes = tmp_path / "work", tmp_path / "notes"
-    work.mkdir()
-    notes.mkdir()
-    segments = shared_memory.segments()
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
-        made = Site(work, notes, Path(temporary))
+    with place_below(tmp_path, Site) as made:
         yield made
-        for process in made.started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-        for pid in left_running(notes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_memory.remove_orphans(segments)
 
 
 # Stuck.

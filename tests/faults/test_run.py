@@ -5,36 +5,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from processes import (
     DEADLOCK,
-    MARK,
+    Place,
     launcher_problem,
     left_running,
     nightly,
     of_the_run,
     own_lines,
+    place_below,
     promised,
     wait_for,
 )
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
-from launch.supervise import shared_memory
 
 ROOT = Path(__file__).parents[2]
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
@@ -91,31 +87,13 @@ def total(block, *, how: str):
 needs_mpi = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
 
-@dataclass
-class Site:
-    """Where a test runs: `work` with the files, `notes` that ranks leave, `temporary` for all else."""
-
-    work: Path
-    notes: Path
-    temporary: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-    begun: float = 0.0
+class Site(Place):
+    """With an input, an old output and the job."""
 
     def begin(
         self, words: list[str], *, program: tuple[str, ...] = PROGRAM, **changes: str
     ) -> subprocess.Popen[str]:
-        environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes}
-        self.begun = time.monotonic()
-        process = subprocess.Popen(
-            [*program, *words],
-            cwd=self.work,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
+        return self.start([*program, *words], **changes)
 
     def end(self, process: subprocess.Popen[str], promise: float) -> str:
         """Its stderr; it must end as soon after a rank's failure as promised, and leave no process."""
@@ -137,23 +115,11 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A folder with an input, an old output and the job; what a failed test leaves running ends."""
-    work, notes = tmp_path / "work", tmp_path / "notes"
-    work.mkdir()
-    notes.mkdir()
-    np.save(work / "in.npy", np.random.default_rng(0).random((12, 500)))
-    np.save(work / "out.npy", np.arange(7))
-    segments = shared_memory.segments()
-    (work / "job.py").write_text(JOB)
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
-        made = Site(work, notes, Path(temporary))
+    with place_below(tmp_path, Site) as made:
+        np.save(made.work / "in.npy", np.random.default_rng(0).random((12, 500)))
+        np.save(made.work / "out.npy", np.arange(7))
+        (made.work / "job.py").write_text(JOB)
         yield made
-        for process in made.started:
-            process.kill()
-        for pid in left_running(notes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
 def content(folder: Path) -> dict[str, bytes]:
