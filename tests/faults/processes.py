@@ -80,6 +80,20 @@ def place_below(folder: Path, kind: type[AnyPlace]) -> Iterator[AnyPlace]:
         shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Path]:
+    """Make a folder a file system of `size` bytes; skips the test where none can be mounted."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
 def nightly(*values: object) -> ParameterSet:
     """One of many combinations: each of its values is in another one that every run has."""
     return pytest.param(*values, marks=pytest.mark.nightly)

@@ -26,6 +26,7 @@ from processes import (
     own_lines,
     place_below,
     promised,
+    small_disk,
     wait_for,
 )
 
@@ -283,18 +284,10 @@ PHOTOGRAPH = ROOT / "examples" / "rocket.jpg"
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 256 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", 256 << 10) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize(
@@ -306,9 +299,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.param("out.png", 3, marks=[needs_mpi, pytest.mark.nightly]),
     ],
 )
-def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> None:
+def test_a_full_disk(site: Site, disk: Path, name: str, ranks: int) -> None:
     """The array needs 820 kB and asks for them before the work; the picture 300 kB, at its end."""
-    old, target = b"as it was", small_disk / name
+    old, target = b"as it was", disk / name
     target.write_bytes(old)
     status, errors = site.run(["-n", str(ranks), "run", "laplacian", str(PHOTOGRAPH), str(target)])
     assert status == 1
@@ -317,7 +310,7 @@ def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> Non
         rf"cannot write {target}: got No space left on device, [\d,]+ bytes free there", sentence
     )
     assert "Try: an output on another disk" in sentence
-    assert content(small_disk) == {name: old}
+    assert content(disk) == {name: old}
 
 
 @pytest.mark.parametrize("name", ["out.npy", nightly("out.png")])
