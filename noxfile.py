@@ -1,13 +1,17 @@
 """Run all checks, in three tiers; each session has its own environment.
 
 nox              lint and types, unit tests, faults, three ranks on Open MPI: before every commit
-.ci/run          that, and the sessions hosts, mpich, docs and first_command
+nox -s ci        that, and the sessions hosts, mpich, docs and first_command, side by side
 nox -s nightly   everything: both MPIs on 1 to 5 ranks, full products, the lowest versions; no reruns
 """
 
 import os
 import shutil
 import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 import nox
@@ -17,9 +21,19 @@ nox.options.error_on_missing_interpreters = True  # Python 3.10 and 3.11, for th
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "tests"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile what others have compiled
+os.environ["PIP_COMPILE"] = "0"  # the first process that imports a module does it; most are never imported
 
 OPEN_MPI, MPICH = "mpi", "mpich"  # our extras
 EVERYTHING = ("--hypothesis-profile=nightly", "--no-reruns", "--timeout=1200")
+# The tests of faults that depend on whose processes, files and shared memory they are.
+FAULTS_OF_A_USER = (
+    "tests/faults/test_local.py::test_a_complete_run_succeeds_with_any_number_of_ranks",
+    "tests/faults/test_local.py::test_a_killed_rank_gets_a_name_and_takes_all_others_along",
+    "tests/faults/test_local.py::test_a_signal_to_the_command_ends_every_rank",
+    "tests/faults/test_local.py::test_ranks_do_not_outlive_a_command_that_is_killed",
+    "tests/faults/test_run.py::test_a_killed_rank_ends_all",
+    "tests/faults/test_run.py::test_a_file_larger_than_allowed",
+)
 
 
 @nox.session
@@ -38,9 +52,29 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run unit tests, fault tests, and MPI tests on three ranks, with Open MPI."""
     session.install(f".[{OPEN_MPI},test]")
-    unit(session)
-    session.run("pytest", "tests/faults", *session.posargs)
+    beside(session, unit=unit(session), faults=["pytest", "tests/faults", *session.posargs])
+    timed(session)
     on_ranks(session, OPEN_MPI, 3)
+
+
+@nox.session
+def ci(session: nox.Session) -> None:
+    """Run what every change has to pass: tests, hosts, lint, mpich, docs and first_command, side by side.
+
+    Tests of faults and of hosts mostly wait, which leaves the cores to the others.
+    """
+    session.install(f".[{OPEN_MPI},test]")
+    beside(
+        session,
+        unit=unit(session),
+        faults=["pytest", "tests/faults"],
+        hosts=["pytest", "tests/cluster"],
+        others=[sys.executable, "-m", "nox", "--session", "lint", "mpich", "docs", "first_command"],
+    )
+    timed(session)
+    for ranks in (3, 5):
+        on_ranks(session, OPEN_MPI, ranks)
+    unprivileged(session, *FAULTS_OF_A_USER)
 
 
 @nox.session
@@ -49,17 +83,7 @@ def hosts(session: nox.Session) -> None:
     session.install(f".[{OPEN_MPI},test]")
     session.run("pytest", "tests/cluster", *session.posargs)
     on_ranks(session, OPEN_MPI, 5)
-    # The tests of faults that depend on whose processes, files and shared memory they are.
-    local, run = "tests/faults/test_local.py::test", "tests/faults/test_run.py::test"
-    unprivileged(
-        session,
-        f"{local}_a_complete_run_succeeds_with_any_number_of_ranks",
-        f"{local}_a_killed_rank_gets_a_name_and_takes_all_others_along",
-        f"{local}_a_signal_to_the_command_ends_every_rank",
-        f"{local}_ranks_do_not_outlive_a_command_that_is_killed",
-        f"{run}_a_killed_rank_ends_all",
-        f"{run}_a_file_larger_than_allowed",
-    )
+    unprivileged(session, *FAULTS_OF_A_USER)
 
 
 @nox.session
@@ -205,7 +229,8 @@ def full(session: nox.Session, mpi: str) -> None:
     """Run all tests that need no GPU, on 1 to 5 ranks; with MPICH, only the unit tests that depend on MPI."""
     session.install(f".[{mpi},test]")
     if mpi == OPEN_MPI:
-        unit(session, *EVERYTHING, nightly=True)
+        session.run(*unit(session, *EVERYTHING, nightly=True))
+        timed(session, *EVERYTHING, nightly=True)
     else:
         session.run("pytest", *marked("mpi_library"), *EVERYTHING, "-m", "mpi_library", *session.posargs)
     session.run("pytest", "tests/faults", "tests/cluster", *EVERYTHING, "-m", "", *session.posargs)
@@ -218,7 +243,8 @@ def full(session: nox.Session, mpi: str) -> None:
 def lowest(session: nox.Session) -> None:
     """Run with the oldest Python and the lowest versions that pyproject.toml allows, including extras."""
     install_lowest(session)
-    unit(session, nightly=False)
+    session.run(*unit(session))
+    timed(session)
     on_ranks(session, OPEN_MPI, 3)
 
 
@@ -234,13 +260,57 @@ def install_lowest(session: nox.Session) -> None:
     session.run("uv", "pip", "install", "--resolution", "lowest-direct", f".[{OPEN_MPI},test]")
 
 
-def unit(session: nox.Session, *words: str, nightly: bool = False) -> None:
-    """Run the unit tests on three processes, then those that measure time, alone."""
-    without = "" if nightly else " and not nightly"
+def unit(session: nox.Session, *words: str, nightly: bool = False) -> list[str]:
+    """The command that runs the unit tests on three processes, without those that measure time."""
     # A third of their time they wait, for processes and timeouts: three processes keep two cores busy.
     busy = ["-n", "3", "--dist", "loadfile"]
-    session.run("pytest", "tests/unit", *words, *busy, "-m", f"not timed{without}", *session.posargs)
-    session.run("pytest", *marked("timed"), *words, "-m", f"timed{without}", *session.posargs)
+    return ["pytest", "tests/unit", *words, *busy, *without("not timed", nightly), *session.posargs]
+
+
+def timed(session: nox.Session, *words: str, nightly: bool = False) -> None:
+    """Run the unit tests that measure time, alone."""
+    session.run("pytest", *marked("timed"), *words, *without("timed", nightly), *session.posargs)
+
+
+def without(marks: str, nightly: bool) -> tuple[str, str]:
+    """pytest's option for tests with these marks, and without those of the night unless `nightly`."""
+    return "-m", marks if nightly else f"{marks} and not nightly"
+
+
+def beside(session: nox.Session, **commands: Sequence[str]) -> None:
+    """Run commands at the same time, and print the output of each when it has ended; what failed comes last.
+
+    Fails where one of them does.
+    """
+    begun, failed = time.monotonic(), []
+    logs = {name: Path(session.env_dir, f"{name}.log") for name in commands}
+    environment = {
+        **{name: value for name, value in {**os.environ, **session.env}.items() if value is not None},
+        "PATH": os.pathsep.join([*session.bin_paths, os.environ["PATH"]]),
+    }
+
+    def status(name: str) -> int:
+        with logs[name].open("wb") as log:
+            return subprocess.run(
+                commands[name], check=False, env=environment, stdout=log, stderr=subprocess.STDOUT
+            ).returncode
+
+    def show(name: str) -> None:
+        print(f"{name:-^100}", logs[name].read_text(errors="replace"), sep="\n", flush=True)
+
+    with ThreadPoolExecutor(len(commands)) as pool:
+        running = {pool.submit(status, name): name for name in commands}
+        for done in as_completed(running):
+            name, minutes = running[done], (time.monotonic() - begun) / 60
+            session.log(f"{name}: {'failed' if done.result() else 'passed'} in {minutes:.1f} minutes")
+            if done.result():
+                failed.append(name)
+            else:
+                show(name)
+    for name in failed:
+        show(name)
+    if failed:
+        session.error(f"failed, first to last: {', '.join(failed)}; their output is above")
 
 
 def marked(mark: str) -> list[str]:

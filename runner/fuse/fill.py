@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runner.fuse.compiled import DeviceKernel
 from runner.fuse.graph import Extents, Operand
 from runner.fuse.trace import MOST_COMPONENTS, trace
 from runner.region import Array
 from runner.system.compiler import NotCompiled
+
+if TYPE_CHECKING:
+    from runner.fuse.compiled import DeviceKernel
 
 
 def is_on_device(array: Array) -> bool:
@@ -59,6 +61,8 @@ def kernel_of(
     device: int,
 ) -> DeviceKernel:
     """Return the kernel of a function for one device, kept for the next call."""
+    from runner.fuse.compiled import DeviceKernel
+
     names = [one.name for one in outputs]
     program = trace(function, inputs, widths, dict(parameters), frozenset(["out"]), names, outputs)
     return DeviceKernel(program, widths)

@@ -14,7 +14,6 @@ import numpy as np
 
 from runner.device.api import Device
 from runner.errors import UserError
-from runner.fuse.compiled import DeviceKernel, compile_for
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
@@ -70,6 +69,8 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     typed, fusion = _fused_here(world.backend.device, task, arithmetic)
     failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
     if failed is None:
+        from runner.fuse.compiled import DeviceKernel
+
         if steps > 1 and isinstance(typed.kernel, DeviceKernel):
             shape, kernel = task.partition[0].shape, typed.kernel
             kernel.choice = world.on_root(lambda: kernel.measured(world.backend, shape, steps))
@@ -99,6 +100,8 @@ def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
 def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusion]:
     """Return the task with a kernel for this rank's device, or as it is, and why. Raises UserError if the
     task's halo is too small."""
+    from runner.fuse.compiled import compile_for
+
     try:
         program = traced(task)
         typed = replace(task, results=result_types(task, program))

@@ -7,21 +7,25 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, own_lines, promised, wait_for
+from processes import (
+    DEADLOCK,
+    Place,
+    launcher_problem,
+    left_running,
+    own_lines,
+    place_below,
+    promised,
+    wait_for,
+)
 
 from launch.mpi.rank_command import PROGRAM
-from launch.supervise import shared_memory
 
 PROMISE = 10  # seconds from a rank's failure to the end of the command
 HOST = os.uname().nodename
@@ -34,15 +38,8 @@ PARTIAL, JOURNAL = ".out.npy.stream.partial", "out.npy.journal"
 needs_mpi = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
 
-@dataclass
-class Site:
-    """Where a test runs: `work` with the files, `notes` that ranks leave, `temporary` for all else."""
-
-    work: Path
-    notes: Path
-    temporary: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-    begun: float = 0.0
+class Site(Place):
+    """With an input, an old output and the job."""
 
     def words(self, ranks: int, *more: str, output: str = "out.npy", cut: tuple[str, ...] = CUT) -> list[str]:
         files = ["in.npy", output, "--json", "record.json"]
@@ -53,17 +50,7 @@ class Site:
         for name in ("failing", "go"):
             for note in self.notes.glob(f"{name}*"):
                 note.unlink()
-        self.begun = time.monotonic()
-        process = subprocess.Popen(
-            [*PROGRAM, *words],
-            cwd=self.work,
-            env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
+        return self.start([*PROGRAM, *words], **changes)
 
     def end(self, process: subprocess.Popen[str]) -> tuple[int, list[str]]:
         """The exit status and the lines on stderr; soon after a rank's failure, and no process is left."""
@@ -113,23 +100,11 @@ class Site:
 
 @contextlib.contextmanager
 def site_at(folder: Path) -> Iterator[Site]:
-    """A folder with an input, an old output and the job; what a failed test leaves running ends."""
-    work, notes = folder / "work", folder / "notes"
-    work.mkdir()
-    notes.mkdir()
-    np.save(work / "in.npy", np.random.default_rng(0).random((ROWS, COLUMNS)))
-    np.save(work / "out.npy", np.arange(7))
-    shutil.copy(Path(__file__).with_name("dying_job.py"), work / "job.py")
-    segments = shared_memory.segments()
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
-        made = Site(work, notes, Path(temporary))
+    with place_below(folder, Site) as made:
+        np.save(made.work / "in.npy", np.random.default_rng(0).random((ROWS, COLUMNS)))
+        np.save(made.work / "out.npy", np.arange(7))
+        shutil.copy(Path(__file__).with_name("dying_job.py"), made.work / "job.py")
         yield made
-        for process in made.started:
-            process.kill()
-        for pid in left_running(notes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
 def content(folder: Path) -> dict[str, bytes]:

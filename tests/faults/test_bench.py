@@ -12,20 +12,28 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from processes import DEADLOCK, MARK, launcher_problem, left_running, nightly, own_lines, promised, wait_for
+from processes import (
+    DEADLOCK,
+    MARK,
+    Place,
+    launcher_problem,
+    left_running,
+    nightly,
+    own_lines,
+    place_below,
+    promised,
+    wait_for,
+)
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import local
 from launch.mpi.rank_command import PROGRAM
-from launch.supervise import shared_memory
 
 ALLOWED = 2  # seconds without progress: -T
 PROMISE = ALLOWED + 10  # seconds from a fault to the end of the command
@@ -74,6 +82,7 @@ def failing(bench, point, iteration):
     global calls
     calls += 1
     if told == 1 and calls == 5:
+        (notes / "failing-1").touch()
         raise ValueError("planted")
     return bound_call(bench, point, iteration)
 measure.bound_call = failing
@@ -83,16 +92,7 @@ measure.bound_call = failing
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
 
-@dataclass
-class Site:
-    """Where a test runs; `notes` is what ranks leave, `temporary` all that the command writes elsewhere."""
-
-    work: Path
-    notes: Path
-    temporary: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
-
+class Site(Place):
     def begin(self, *words: str, ranks: int = 3, planted: str = "") -> subprocess.Popen[str]:
         """The command, its standard output a file; planted: Python lines run first in every rank."""
         arguments = ["bench", *words]
@@ -107,16 +107,7 @@ class Site:
             )
             command = [sys.executable, "-c", starter]
         with self.out.open("w") as out:
-            process = subprocess.Popen(
-                command,
-                cwd=self.work,
-                env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
-                stdout=out,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        self.started.append(process)
-        return process
+            return self.start(command, out)
 
     def begin_bare(self, *words: str, ranks: int = 3) -> subprocess.Popen[str]:
         """The MPI launcher with the command as every rank, as on a cluster."""
@@ -148,9 +139,12 @@ class Site:
         seats = re.findall(r"^#  Rank +(\d+) Group +\d+ Pid +(\d+) on ", self.out.read_text(), re.M)
         return {int(rank): int(pid) for rank, pid in seats}
 
-    def end(self, process: subprocess.Popen[str]) -> str:
-        """Its stderr, when it ends as soon as promised and leaves no process and no file behind."""
-        _, errors = process.communicate(timeout=promised(PROMISE, self.begun))
+    def end(self, process: subprocess.Popen[str], by_itself: bool = False) -> str:
+        """Its stderr, when it leaves no process and no file behind.
+
+        It must end as soon as promised after what was done to it, which is done now; or else `by_itself`.
+        """
+        _, errors = process.communicate(timeout=DEADLOCK if by_itself else promised(PROMISE, self.begun))
         assert left_running(self.notes) == []
         assert list(self.temporary.iterdir()) == []
         assert "Traceback" not in errors
@@ -159,21 +153,8 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    work, notes = tmp_path / "work", tmp_path / "notes"
-    work.mkdir()
-    notes.mkdir()
-    segments = shared_memory.segments()
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
-        made = Site(work, notes, Path(temporary))
+    with place_below(tmp_path, Site) as made:
         yield made
-        for process in made.started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-        for pid in left_running(notes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_memory.remove_orphans(segments)
 
 
 # Stuck.
@@ -294,6 +275,7 @@ def test_a_killed_launcher_ends_all(site: Site) -> None:
 @pytest.mark.mpi_library
 def test_a_rank_that_fails_ends_all(site: Site) -> None:
     process = site.begin("all_reduce", *SMALL, planted=RAISE)
+    wait_for(lambda: process.poll() is not None or (site.notes / "failing-1").exists())
     errors = site.end(process)
     assert process.returncode == 1
     assert f"meshrun: [rank 1, host {HOST}, CPU] ValueError: planted" in errors
@@ -307,7 +289,7 @@ def test_a_rank_that_fails_ends_all(site: Site) -> None:
 @pytest.mark.parametrize("operation", ["all_reduce", nightly("all_gather"), nightly("sendrecv")])
 def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
     process = site.begin(operation, *SMALL, "--names", "-J", "out.json", planted=BIT)
-    errors = site.end(process)
+    errors = site.end(process, by_itself=True)
     assert process.returncode == 7
     assert re.search(rf"meshrun: {operation}: wrong data, in \d+ checks on single ranks", errors)
     text = site.out.read_text()
@@ -326,7 +308,7 @@ def test_wrong_data_is_named_and_status_7(site: Site, operation: str) -> None:
 @pytest.mark.nightly
 def test_too_slow_is_status_7(site: Site) -> None:
     process = site.begin("all_reduce", *SMALL, "--min-busbw", "1e6")
-    errors = site.end(process)
+    errors = site.end(process, by_itself=True)
     assert process.returncode == 7
     assert re.fullmatch(
         r"meshrun: all_reduce: average bus bandwidth \S+ GB/s, below 0\.9 of 1e\+06.*", errors
@@ -353,7 +335,7 @@ REFUSED = [
 @pytest.mark.parametrize(("ranks", "words", "says"), REFUSED, ids=lambda value: str(value)[:30])
 def test_a_mistake_is_told_once(site: Site, ranks: int, words: str, says: str) -> None:
     process = site.begin(*words.split(), "--device", "cpu", ranks=ranks)
-    errors = site.end(process)
+    errors = site.end(process, by_itself=True)
     assert process.returncode == 6
     assert errors.startswith("meshrun: ")
     assert errors.count("\n") == 0, errors

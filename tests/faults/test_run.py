@@ -5,36 +5,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from processes import (
     DEADLOCK,
-    MARK,
+    Place,
     launcher_problem,
     left_running,
     nightly,
     of_the_run,
     own_lines,
+    place_below,
     promised,
+    small_disk,
     wait_for,
 )
 
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
-from launch.supervise import shared_memory
 
 ROOT = Path(__file__).parents[2]
 PROMISE, PROMISE_KILLED = 5, 10  # seconds from a rank's failure, or death, to the end of the command
@@ -91,31 +88,13 @@ def total(block, *, how: str):
 needs_mpi = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
 
-@dataclass
-class Site:
-    """Where a test runs: `work` with the files, `notes` that ranks leave, `temporary` for all else."""
-
-    work: Path
-    notes: Path
-    temporary: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-    begun: float = 0.0
+class Site(Place):
+    """With an input, an old output and the job."""
 
     def begin(
         self, words: list[str], *, program: tuple[str, ...] = PROGRAM, **changes: str
     ) -> subprocess.Popen[str]:
-        environment = {**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes), **changes}
-        self.begun = time.monotonic()
-        process = subprocess.Popen(
-            [*program, *words],
-            cwd=self.work,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
+        return self.start([*program, *words], **changes)
 
     def end(self, process: subprocess.Popen[str], promise: float) -> str:
         """Its stderr; it must end as soon after a rank's failure as promised, and leave no process."""
@@ -137,23 +116,11 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """A folder with an input, an old output and the job; what a failed test leaves running ends."""
-    work, notes = tmp_path / "work", tmp_path / "notes"
-    work.mkdir()
-    notes.mkdir()
-    np.save(work / "in.npy", np.random.default_rng(0).random((12, 500)))
-    np.save(work / "out.npy", np.arange(7))
-    segments = shared_memory.segments()
-    (work / "job.py").write_text(JOB)
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
-        made = Site(work, notes, Path(temporary))
+    with place_below(tmp_path, Site) as made:
+        np.save(made.work / "in.npy", np.random.default_rng(0).random((12, 500)))
+        np.save(made.work / "out.npy", np.arange(7))
+        (made.work / "job.py").write_text(JOB)
         yield made
-        for process in made.started:
-            process.kill()
-        for pid in left_running(notes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_memory.remove_orphans(segments)  # a launcher by itself leaves some
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -317,18 +284,10 @@ PHOTOGRAPH = ROOT / "examples" / "rocket.jpg"
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for 256 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", 256 << 10) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize(
@@ -340,9 +299,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.param("out.png", 3, marks=[needs_mpi, pytest.mark.nightly]),
     ],
 )
-def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> None:
+def test_a_full_disk(site: Site, disk: Path, name: str, ranks: int) -> None:
     """The array needs 820 kB and asks for them before the work; the picture 300 kB, at its end."""
-    old, target = b"as it was", small_disk / name
+    old, target = b"as it was", disk / name
     target.write_bytes(old)
     status, errors = site.run(["-n", str(ranks), "run", "laplacian", str(PHOTOGRAPH), str(target)])
     assert status == 1
@@ -351,7 +310,7 @@ def test_a_full_disk(site: Site, small_disk: Path, name: str, ranks: int) -> Non
         rf"cannot write {target}: got No space left on device, [\d,]+ bytes free there", sentence
     )
     assert "Try: an output on another disk" in sentence
-    assert content(small_disk) == {name: old}
+    assert content(disk) == {name: old}
 
 
 @pytest.mark.parametrize("name", ["out.npy", nightly("out.png")])

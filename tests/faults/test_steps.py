@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from processes import nightly, wait_for
+from processes import nightly, small_disk, wait_for
 from streamed import HOST, Site, content, needs_mpi, site_at
 
 from launch.mpi import launcher as mpi_launcher
@@ -279,17 +279,8 @@ def test_a_checkpoint_larger_than_a_file_may_be(site: Site, states: list[np.ndar
 @pytest.fixture
 def disk(site: Site) -> Iterator[Path]:
     """A file system with room for the outputs and a checkpoint and a half."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = site.work / "disk"
-    folder.mkdir()
-    size = ROWS * COLUMNS * 8
-    command = ["mount", "-t", "tmpfs", "-o", f"size={5 * size + 40_000}", "tmpfs", str(folder)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no small disk can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(site.work / "disk", 5 * ROWS * COLUMNS * 8 + 40_000) as folder:
+        yield folder
 
 
 def test_a_disk_that_a_checkpoint_fills(site: Site, disk: Path, states: list[np.ndarray[Any, Any]]) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import nightly, wait_for
+from processes import nightly, small_disk, wait_for
 from streamed import (
     HOST,
     KEPT,
@@ -39,16 +38,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 @pytest.fixture
 def disk(site: Site) -> Iterator[Path]:
     """A file system of 128 KiB in the folder `disk`."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = site.work / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no small disk can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(site.work / "disk", 128 << 10) as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("ranks", RANKS)

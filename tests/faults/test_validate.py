@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,12 @@ import pytest
 from processes import (
     DEADLOCK,
     MARK,
+    Place,
     launcher_problem,
     left_running,
     nightly,
     own_lines,
+    place_below,
     promised,
     wait_for,
 )
@@ -31,7 +30,6 @@ from processes import (
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import local
 from launch.mpi.rank_command import PROGRAM
-from launch.supervise import shared_memory
 
 HOST = os.uname().nodename
 ALLOWED = 3  # seconds without progress: -T
@@ -101,16 +99,7 @@ sys.exit(main())
 pytestmark = pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 
 
-@dataclass
-class Site:
-    """Where a test runs; `notes` is what ranks leave, `temporary` all that the command writes elsewhere."""
-
-    work: Path
-    notes: Path
-    temporary: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
-
+class Site(Place):
     def begin(
         self,
         *words: str,
@@ -143,16 +132,8 @@ class Site:
         return process.returncode, errors
 
     def _begin(self, command: list[str]) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            command,
-            cwd=self.work,
-            env={**os.environ, "TMPDIR": str(self.temporary), MARK: str(self.notes)},
-            stdout=(self.notes / "stdout").open("w"),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.started.append(process)
-        return process
+        with (self.notes / "stdout").open("w") as out:
+            return self.start(command, out)
 
     @property
     def answer(self) -> str:
@@ -180,21 +161,8 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    work, notes = tmp_path / "work", tmp_path / "notes"
-    work.mkdir()
-    notes.mkdir()
-    segments = shared_memory.segments()
-    with tempfile.TemporaryDirectory(dir="/tmp", prefix="t") as temporary:  # short: sockets are made in it
-        made = Site(work, notes, Path(temporary))
+    with place_below(tmp_path, Site) as made:
         yield made
-        for process in made.started:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-        for pid in left_running(notes):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shared_memory.remove_orphans(segments)
 
 
 def rungs(report: dict[str, Any]) -> dict[str, str]:

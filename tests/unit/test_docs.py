@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 from scipy import ndimage
+from scripts import load
 
 import meshrun
 from jobs.bench.command_base import BAD_USAGE
@@ -393,23 +393,13 @@ def docstring_of(name: str) -> str:
     return ast.get_docstring(found[-1]) or ""
 
 
-def program_of_docs(name: str) -> Any:
-    spec = spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def site() -> Any:
-    return program_of_docs("site")
+    return load(DOCS / "site.py")
 
 
 def test_the_gallery_shows_the_pictures_that_its_program_makes() -> None:
-    pictures = program_of_docs("pictures")
+    pictures = load(DOCS / "pictures.py")
     made = {f"{name}-{scheme}.png" for name in pictures.PAGES for scheme in pictures.SCHEMES}
     made |= {f"{name}.png" for name in pictures.FILMS}
     shown = re.findall(r"images/gallery/([\w.-]+)", (DOCS / "gallery.md").read_text())
@@ -422,7 +412,7 @@ def test_the_gallery_shows_the_pictures_that_its_program_makes() -> None:
 
 
 def test_the_plot_of_weak_scaling_has_the_efficiencies_of_the_records(tmp_path: Path) -> None:
-    program_of_docs("pictures").weak_scaling(tmp_path / "scaling.html")
+    load(DOCS / "pictures.py").weak_scaling(tmp_path / "scaling.html")
     shown = re.findall(r"([\d.]+ %)", (tmp_path / "scaling.html").read_text())
     table = (ROOT / "benchmarks" / "README.md").read_text().partition("efficiency, beside |")[2]
     written = re.findall(r"([\d.]+ %) \|$", table.partition("\n\n")[0], re.MULTILINE)
@@ -431,7 +421,7 @@ def test_the_plot_of_weak_scaling_has_the_efficiencies_of_the_records(tmp_path: 
 
 def test_one_section_of_a_page_is_left_to_photograph() -> None:
     page = "<head></head><section><h2>A</h2>a</section><section><h2>Pairs</h2>p</section>"
-    shown = program_of_docs("pictures").only(page, "Pairs")
+    shown = load(DOCS / "pictures.py").only(page, "Pairs")
     assert '<section class="kept"><h2>Pairs</h2>' in shown
     assert '<section class="kept"><h2>A</h2>' not in shown
     assert "display: none" in shown
@@ -586,7 +576,7 @@ def test_the_gallerys_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
     ended = run_commands(DOCS / "gallery.md", tmp_path, {f"{FAULT} --html verdict.html": [EXIT["critical"]]})
     assert len(ended) == 5
-    pictures = program_of_docs("pictures")
+    pictures = load(DOCS / "pictures.py")
     for file, plot in pictures.RECORDED.items():
         plot(tmp_path / file)
     files = [page.file for page in pictures.PAGES.values()] + [*pictures.FILMS.values()]

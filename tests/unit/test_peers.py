@@ -5,27 +5,20 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import ndimage
+from scripts import load
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "peers"
 
 
 @pytest.fixture
 def peers() -> Any:
-    spec = spec_from_file_location("peers_run", FOLDER / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return load(FOLDER / "run.py")
 
 
 def test_the_page_has_the_lines_of_each_program(peers: Any) -> None:

@@ -58,7 +58,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         programs.append(program)
         return Compiled(), "a compiler"
 
-    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
     return programs
 
 
@@ -468,7 +468,7 @@ def test_a_rank_without_a_compiler_decides_for_all(monkeypatch: pytest.MonkeyPat
             raise NotTraceable("no C++ compiler on this host", "CXX=/path/to/g++, or install one")
         return Compiled(), "g++"
 
-    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
     for (plain, fusion), failure in run_ranks(3, body, timeout=20):
         assert plain.kernel is None
         assert fusion.why == "no C++ compiler on this host"

@@ -651,7 +651,7 @@ class Made(list[NumpyKernel]):
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__()
         self.calls = 0
-        patch.setattr(fusing, "compile_for", self.compile_for)
+        patch.setattr("runner.fuse.compiled.compile_for", self.compile_for)
         patch.setattr(fusing, "WORTH_COMPILING", 0)
 
     def compile_for(
@@ -684,7 +684,7 @@ def test_images_of_one_kind_have_one_kernel(
     assert len(plain) > 0
     kinds = {(array.dtype, array.ndim) for array in map(np.load, photos.iterdir())}
     assert len(made) <= ranks * len(kinds)
-    monkeypatch.setattr(fusing, "compile_for", None)
+    monkeypatch.setattr("runner.fuse.compiled.compile_for", None)
     assert content(photos.with_name("slopes")) == alone(slope, photos, fuse="off")
 
 

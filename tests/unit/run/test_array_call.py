@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
         kernels.append(NumpyKernel(program, widths, feeds, boundary, cval, aligned=False))
         return kernels[-1], "NumPy"
 
-    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
     monkeypatch.setattr(fusing, "WORTH_COMPILING", 0)
     array_call._KEPT.clear()
     return kernels

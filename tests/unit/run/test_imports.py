@@ -6,10 +6,14 @@ import subprocess
 import sys
 
 LATER = ("runner.pipeline.streamed.streaming", "runner.pipeline.steps.loop", "runner.run.step_run",
-         "runner.run.verify.results")  # fmt: skip
+         "runner.run.verify.results", "runner.fuse.compiled", "runner.fuse.host", "runner.fuse.single_pass",
+         "runner.fuse.steps.kernel")  # fmt: skip
 
 
-def test_runs_load_streaming_steps_and_checks_when_they_need_them() -> None:
-    program = f"import runner.run.execute, sys; print(*(name for name in {LATER} if name in sys.modules))"
+def test_runs_load_streaming_steps_checks_and_kernels_when_they_need_them() -> None:
+    program = f"""
+import runner.run.execute, jobs.filters.laplacian, sys
+print(*(name for name in {LATER} if name in sys.modules))
+"""
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert found.stdout.split() == []

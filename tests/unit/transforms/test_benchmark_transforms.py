@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import load
 
 SCRIPT = Path(__file__).parents[3] / "benchmarks" / "transforms_device.py"
 
@@ -20,12 +20,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks" / "transforms_device.py"
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(SCRIPT.parent)
-    spec = spec_from_file_location("transforms_device", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(SCRIPT)
 
 
 def test_figures_are_parts_of_the_larger_bound(script: Any) -> None:

@@ -25,7 +25,6 @@ import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.api import Device, NotCapturable
 from runner.errors import RunError, UserError
-from runner.pipeline import fusing
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos
 from runner.pipeline.halo.direct import DirectHalos
@@ -380,7 +379,7 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
         made.append(NumpyKernel(program, widths, feeds, boundary, cval, 7, aligned=False))
         return made[0], "NumPy"
 
-    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (14, 28))
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)

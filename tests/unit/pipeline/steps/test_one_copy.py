@@ -13,7 +13,6 @@ from step_runs import plain_loop, stepped, weighted, weighted_job
 
 import meshrun
 from runner.errors import UserError
-from runner.pipeline import fusing
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.chunking import MemoryUse
 from runner.plan.halo import BOUNDARIES
@@ -123,7 +122,7 @@ def test_one_kernel_takes_several_steps_of_a_band(
         made.append(AnyOrder(program, widths, feeds, boundary, cval, 3))
         return made[-1], "NumPy"
 
-    monkeypatch.setattr(fusing, "compile_for", compile_for)
+    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
     rng = np.random.default_rng(7)
     arrays = [rng.integers(0, 2**32, (210, 19), np.uint32) for _ in range(2)]
     found, record = stepped(

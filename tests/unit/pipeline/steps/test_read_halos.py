@@ -81,7 +81,7 @@ def by_numpy(patch: pytest.MonkeyPatch, most_steps: int) -> None:
         aligned = most_steps == 1  # single steps are taken on aligned blocks, too
         return NumpyKernel(program, widths, feeds, boundary, cval, most_steps, aligned=aligned), "NumPy"
 
-    patch.setattr(fusing, "compile_for", compile_for)
+    patch.setattr("runner.fuse.compiled.compile_for", compile_for)
 
 
 def by_tables(patch: pytest.MonkeyPatch, library: Path) -> None:

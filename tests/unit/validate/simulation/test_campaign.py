@@ -4,20 +4,12 @@ one.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+from scripts import load
 
-FILE = Path(__file__).parents[4] / "benchmarks" / "validate_simulated.py"
-spec = importlib.util.spec_from_file_location("validate_simulated", FILE)
-assert spec is not None
-assert spec.loader is not None
-campaign = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = campaign
-spec.loader.exec_module(campaign)
-
+campaign = load(Path(__file__).parents[4] / "benchmarks" / "validate_simulated.py")
 
 # Fleets whose fault no measurement can show, by the seed.
 BLIND = {2: [20_000, 20_004, 20_017, 20_018], 4: [], 16: []}

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import load
 
 from jobs.validate.simulation.spec import FORMS, parse_fleet
 from jobs.validate.verdict import Evidence, Finding
 
-FILE = Path(__file__).parents[4] / "benchmarks" / "verdicts.py"
-spec = importlib.util.spec_from_file_location("verdicts", FILE)
-assert spec is not None
-assert spec.loader is not None
-referee = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = referee
-spec.loader.exec_module(referee)
-
+referee = load(Path(__file__).parents[4] / "benchmarks" / "verdicts.py")
 FLEET = "hosts=32,gpus=8,leaf=8"
 
 
