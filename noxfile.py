@@ -59,18 +59,19 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def ci(session: nox.Session) -> None:
-    """Run what every change has to pass: tests, hosts, lint, mpich, docs and first_command, side by side.
+    """Run what every change has to pass: unit tests, faults, lint, mpich, docs, first_command side by side.
 
-    Tests of faults and of hosts mostly wait, which leaves the cores to the others.
+    Tests of faults mostly wait, which leaves the cores to the others. Those of hosts come after them: Slurm's
+    daemons give up a node that does not answer in time.
     """
     session.install(f".[{OPEN_MPI},test]")
     beside(
         session,
         unit=unit(session),
         faults=["pytest", "tests/faults"],
-        hosts=["pytest", "tests/cluster"],
         others=[sys.executable, "-m", "nox", "--session", "lint", "mpich", "docs", "first_command"],
     )
+    session.run("pytest", "tests/cluster")
     timed(session)
     for ranks in (3, 5):
         on_ranks(session, OPEN_MPI, ranks)
