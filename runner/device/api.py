@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from runner.region import Array, Shape
 
 HostBytes = np.ndarray[Any, Any]  # of uint8
 Mark = Any  # a point in a stream, such as a CUDA event
+HEADERS = Path(__file__).parent / "kernels"  # what kernels of several rooms include
 POISON = 0xA5  # byte that fills unwritten integer memory; unwritten floats are NaN
 
 

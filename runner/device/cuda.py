@@ -15,7 +15,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.device.api import CopyStreams, Device, NotCapturable, Shortage, bytes_needed
+from runner.device.api import HEADERS, CopyStreams, Device, NotCapturable, Shortage, bytes_needed
 from runner.device.copy_streams import CudaCopyStreams
 from runner.device.nvrtc import compile_kernel
 from runner.errors import RunError, first_line
@@ -211,8 +211,8 @@ def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[...
     Call the result with (grid, block, arguments, stream=...). Fused multiply-add is off unless an option
     turns it on, so that CPU and GPU round in the same way.
     """
-    include = f"-I{path.parent}"
-    return _compiled(_text(path), name, (include, *options), cupy.cuda.runtime.getDevice())
+    include = (f"-I{path.parent}", f"-I{HEADERS}")
+    return _compiled(_text(path), name, (*include, *options), cupy.cuda.runtime.getDevice())
 
 
 def kernel_of_text(

@@ -14,6 +14,7 @@ import pytest
 
 from runner.comm.api import Control
 from runner.comm.peer_memory import Unreachable
+from runner.device.api import HEADERS
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.region import Array
 
@@ -44,7 +45,8 @@ def compiled(folder: Path, changes: Sequence[tuple[str, str]] = (), threads: int
         text = text.replace(line, instead)
     source, library = folder / "halo.cpp", folder / f"halo{threads}.so"
     source.write_text(f'#include "{HEADER}"\n{text}{LAUNCHES}')
-    flags = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread", f"-DTHREADS={threads}"]
+    flags = ["-std=c++20", "-O2", "-w", "-shared", "-fPIC", "-pthread"]
+    flags += [f"-DTHREADS={threads}", f"-I{HEADERS}"]
     subprocess.run(["g++", *flags, "-o", str(library), str(source)], check=True)
     return library
 

@@ -5,7 +5,8 @@
 // the table, so that all faces, fields and neighbours are under way at once; each block tells the neighbour of its
 // own row, and waits for no other block.
 
-typedef unsigned long long u64;
+#include "flags.cuh"
+
 typedef long long i64;
 
 constexpr int AXES = 6, DEPTH = 4;
@@ -24,38 +25,9 @@ struct Row {
 };
 constexpr int WORDS = sizeof(Row) / sizeof(i64);
 
-// sequence: of the exchanges done. blocks: of threads that have read it. failed: 1 + rank of a neighbour that
-// was waited for in vain.
-struct State {
-    u64 sequence, blocks, failed;
-};
-
 struct alignas(16) Wide {
     u64 low, high;
 };
-
-#ifdef __CUDACC__
-__device__ u64 load_acquire(const u64* flag) {
-    u64 value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(flag) : "memory");
-    return value;
-}
-__device__ void store_release(u64* flag, u64 value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
-}
-__device__ void store_relaxed(u64* flag, u64 value) {
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(flag), "l"(value) : "memory");
-}
-// All earlier stores of the block are seen by who sees the sum, if __syncthreads is between.
-__device__ void add_release(u64* count, u64 value) {
-    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(count), "l"(value) : "memory");
-}
-__device__ u64 nanoseconds() {
-    u64 now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-    return now;
-}
-#endif
 
 template <typename Unit> __device__ void copy_units(const Row& row) {
     for (i64 begin = row.first + threadIdx.x; begin < row.last; begin += DEPTH * i64(blockDim.x)) {
@@ -97,25 +69,6 @@ __device__ void load_row(Row& row, const i64* table) {
     auto* words = reinterpret_cast<i64*>(&row);
     for (int i = threadIdx.x; i < WORDS; i += blockDim.x) words[i] = table[i64(blockIdx.x) * WORDS + i];
     __syncthreads();
-}
-
-// Wait until a flag of this rank's page has `number`; false if `patience` nanoseconds pass, or if another
-// thread of this rank has waited in vain.
-__device__ bool wait_for(const u64* flag, u64 number, u64 patience, const State* state) {
-    u64 begin = 0;
-    for (unsigned polls = 1; load_acquire(flag) < number; ++polls) {
-        if (polls % 256) continue;
-        const u64 now = nanoseconds();
-        if (begin == 0) begin = now;
-        if (now - begin > patience || load_acquire(&state->failed)) return false;
-    }
-    return true;
-}
-
-__device__ void fail(State* state, u64* failure, i64 peer) {
-    if (atomicCAS(&state->failed, 0ull, u64(peer) + 1) == 0) {
-        store_release(failure, u64(peer) + 1);
-    }
 }
 
 // Copy within this GPU's memory. A block for each row of the table.

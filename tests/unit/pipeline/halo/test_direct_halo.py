@@ -23,7 +23,7 @@ from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
 import meshrun
 from runner.comm.threads import ThreadComm, run_ranks
-from runner.device.api import Device, NotCapturable
+from runner.device.api import HEADERS, Device, NotCapturable
 from runner.errors import RunError, UserError
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos
@@ -190,6 +190,7 @@ def test_the_kernels_compile_without_a_warning_and_spill_nothing(architecture: s
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
     _, program = nvrtc.nvrtcCreateProgram(halo_boxes.KERNELS.read_bytes(), b"halo.cu", 0, [], [])
     flags = [b"-arch=sm_" + architecture.encode(), b"-std=c++17", b"--ptxas-options=-v"]
+    flags.append(f"-I{HEADERS}".encode())
     (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
     log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
