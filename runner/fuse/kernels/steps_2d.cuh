@@ -389,8 +389,10 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     Row ahead;
     const int lane = threadIdx.x % LANES;
     const int low = low_edge(all.y), high = high_edge(all.y);
-    // Rows beyond the array are filled from those inside: no row before the first of these is of use.
-    const int begin = BOUNDARY == WRAP ? first - K * RY : most(first - K * RY, low - RY), end = last + K * RY;
+    // No row before the first one in memory is of use, nor one that is further beyond the array than a step reads.
+    const bool beside_array = BOUNDARY != WRAP && all.y.before == all.y.start;
+    const int known = BOUNDARY == WRAP && all.y.whole() ? NEVER : beside_array ? low - RY : -all.y.before;
+    const int begin = most(first - K * RY, known), end = last + K * RY;
     Place at{all, x0 + lane * C, begin};
     const bool inside_x = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
     const bool sides = !inside_x && has_sides(all.x, x0), around = turns(all.x, x0), between = inside_x || sides || around;

@@ -331,17 +331,24 @@ def check(
     parts: Sequence[Part] | None = None,
     aligned: bool = False,
     given: Sequence[Any] | None = None,
+    read: bool = False,
 ) -> None:
-    """Compare what a rank with the cells of `parts`, and their neighbours' cells, gets. given: the arrays."""
+    """Compare what a rank with the cells of `parts`, and their neighbours' cells, gets.
+
+    given: the arrays. read: neighbours' cells are there only as far as steps read them on each side.
+    """
     steps, width = kernel.steps, case.width
     whole = given or random(case, shape)
     wanted = expected(case, whole, boundary, cval, steps)
     axes, own = [], []
-    wide = steps * width if parts else 0
-    for length, part in zip(shape, parts or [Part(0, n) for n in shape], strict=True):
+    reads = [kernel.program.footprint(place) for place in case.feeds]
+    for axis, (length, part) in enumerate(zip(shape, parts or [Part(0, n) for n in shape], strict=True)):
         cut = part.stop - part.start < length
-        before = wide if boundary == "wrap" else min(wide, part.start)
-        after = wide if boundary == "wrap" else min(wide, length - part.stop)
+        before = after = steps * width if parts else 0
+        if read:
+            before, after = (steps * max(one[axis][side] for one in reads) for side in (0, 1))
+        if boundary != "wrap":
+            before, after = min(before, part.start), min(after, length - part.stop)
         axes.append(Axis(part.stop - part.start, part.start, length, *((before, after) if cut else (0, 0))))
         own.append(slice(part.start, part.stop))
     blocks = []
@@ -413,8 +420,8 @@ def test_bits_are_those_of_a_loop(name: str, boundary: str, libraries: Path) -> 
 
 # Text of the kernel of `heat`, and what replaces it: each makes it wrong at one place.
 MUTANTS = {
-    "one row too few before a strip": ("most(first - K * RY, low", "most(first - K * RY + 1, low"),
-    "no row before the array": ("low - RY), end", "low), end"),
+    "one row too few before a strip": ("most(first - K * RY, known", "most(first - K * RY + 1, known"),
+    "no row before the array": ("? low - RY : -all", "? low : -all"),
     "one column too many of a tile": (
         "constexpr int VALID = TILE - 2 * MARGIN;",
         "constexpr int VALID = TILE - 2 * MARGIN + 1;",
@@ -476,6 +483,21 @@ def test_a_rank_computes_its_part_of_the_array(name: str, boundary: str, librari
     columns = [Part(0, 160), Part(0, 70), Part(70, 91), Part(91, 160), Part(20, 140)]
     for parts in list(product(rows, columns))[1:]:
         check(libraries, case, kernel, boundary, cval, shape, parts)
+
+
+@pytest.mark.parametrize("boundary", ["reflect", "wrap", "constant"])
+@pytest.mark.parametrize("name", ["upwind", "downwind"])
+def test_a_rank_has_neighbours_rows_only_where_they_are_read(
+    name: str, boundary: str, libraries: Path
+) -> None:
+    """On one side of its own, as many as the kernel goes back on the other."""
+    case, kernel, cval = made(name, boundary, 3)
+    columns = Part(0, 300)
+    for rows in [Part(0, 14), Part(14, 29), Part(29, 45), Part(1, 45)]:
+        check(libraries, case, kernel, boundary, cval, (45, 300), [rows, columns], read=True)
+    cubic = made("slanting", boundary, 2)[1]
+    parts = [Part(5, 12), Part(0, 23), Part(0, 90)]
+    check(libraries, CASES["slanting"], cubic, boundary, 0.3, (20, 23, 90), parts, read=True)
 
 
 @pytest.mark.parametrize(("name", "boundary"), [*by_day(["cube", "materials", "slanting"])])
