@@ -105,6 +105,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
         seconds = statistics.median(one["seconds"] / (one["steps"] - one["first"]) for one in steps)
         cells = int(np.prod(several[0]["shape"]))
         fractions = [one["fraction_of_copy"] for one in steps if one["fraction_of_copy"]]
+        exchanging = [one["exchange_fraction"] for one in steps if one["exchange_fraction"] is not None]
         row = {
             "case": case.name,
             "ranks": ranks,
@@ -113,7 +114,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             "cells_per_second": cells / seconds,
             "fraction_of_copy": statistics.median(fractions) if fractions else None,
             "steps_per_exchange": steps[0]["steps_per_exchange"],
-            "exchange_fraction": statistics.median(one["exchange_fraction"] for one in steps),
+            "exchange_fraction": statistics.median(exchanging) if exchanging else None,
         }
         first = rows[0] if rows else row
         share = ranks / first["ranks"] if case.weak else 1

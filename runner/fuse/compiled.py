@@ -18,7 +18,7 @@ from runner.fuse.operations import compiler_options
 from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps import kernel as step_kernel
 from runner.fuse.steps.choice import Choice
-from runner.fuse.steps.layout import Axis, StepKernel, Tuning
+from runner.fuse.steps.layout import Axis, Sending, StepKernel, Tuning
 from runner.fuse.trace import NotTraceable
 from runner.region import Array, Shape
 from runner.system.compiler import NotCompiled, cache_folder, find_compiler
@@ -52,6 +52,9 @@ class StepState(Protocol):
 
     def axes(self, rows: Rows, valid: int) -> list[Axis]:
         """Return what lies beside these rows along each axis. valid: steps for which the halo suffices."""
+
+    def sending(self) -> Sending | None:
+        """Return how the kernel itself exchanges the halos of what it writes; None if it does not."""
 
     # For kernels that read whole blocks, with the cells beyond the array
 
@@ -92,7 +95,9 @@ class DeviceKernel:
     _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
     )
-    _steps: dict[tuple[int, bool], tuple[StepKernel, Callable[..., None], int]] = field(default_factory=dict)
+    _steps: dict[tuple[int, bool, bool], tuple[StepKernel, Callable[..., None], int]] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self._merged, _ = merge_components(self.program)
@@ -190,43 +195,60 @@ class DeviceKernel:
     def _takes_vectors(self, arrays: Sequence[Array]) -> bool:
         return self.aligned and step_kernel.takes_vectors(arrays, self._tuning(vectors=True))
 
-    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
+    @property
+    def sends(self) -> bool:
+        """Whether `advance` can exchange halos."""
+        return self.program.axes == 2
+
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`.
 
-        Raises NotCompiled.
+        sends: and exchanges halos. Raises NotCompiled.
         """
-        self._step_kernel(steps, self._takes_vectors(arrays))
+        self._step_kernel(steps, self._takes_vectors(arrays), sends)
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
         """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read."""
         part = blocks.rows(more) if rows is None else rows
         if part[0] < part[1]:
             axes = blocks.axes(part, steps + more)
-            self.take_steps(steps, blocks.inputs(part), blocks.outputs(part), axes)
+            sending = blocks.sending() if rows is None else None
+            self.take_steps(steps, blocks.inputs(part), blocks.outputs(part), axes, sending)
 
     def take_steps(
-        self, steps: int, inputs: Sequence[Array], outs: Sequence[Array], axes: Sequence[Axis]
+        self,
+        steps: int,
+        inputs: Sequence[Array],
+        outs: Sequence[Array],
+        axes: Sequence[Axis],
+        sending: Sending | None = None,
     ) -> None:
         """Take `steps` steps from the own cells of `inputs`, and write the results to those of `outs`.
 
-        Both are views of own cells, in blocks with as many valid cells beside them as `axes` says.
+        Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
+        how the kernel exchanges the halos of `outs`.
         """
         vectors = self._takes_vectors([*inputs, *outs])
-        kernel, launch, registers = self._step_kernel(steps, vectors)
-        call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers)
+        kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
+        call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
         launch(call.grid, call.block, tuple(map(np.int64, call.values)), shared_mem=call.shared)
 
-    def _step_kernel(self, steps: int, vectors: bool) -> tuple[StepKernel, Callable[..., None], int]:
+    def _step_kernel(
+        self, steps: int, vectors: bool, sends: bool
+    ) -> tuple[StepKernel, Callable[..., None], int]:
         """Return the kernel, what launches it, and the registers of a thread."""
         from runner.device.nvrtc import registers_of
 
-        if (steps, vectors) not in self._steps:
+        key = steps, vectors, sends
+        if key not in self._steps:
             chosen = self._tuning(vectors=vectors)
-            kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, steps, chosen)
+            kernel = step_kernel.build(
+                self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
+            )
             options = compiler_options(self.arithmetic)
             launch = self._compiled(kernel.source, kernel.name, options, kernel.shared)
-            self._steps[steps, vectors] = kernel, launch, registers_of(launch)
-        return self._steps[steps, vectors]
+            self._steps[key] = kernel, launch, registers_of(launch)
+        return self._steps[key]
 
 
 @dataclass
@@ -237,6 +259,7 @@ class HostKernel:
     widths: Extents
     aligned: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
+    sends: ClassVar[bool] = False
 
     @property
     def most_steps(self) -> int:
@@ -246,7 +269,7 @@ class HostKernel:
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)
 
-    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:

@@ -57,8 +57,15 @@ class TaskKernel(Protocol):
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
 
-    def prepare_steps(self, steps: int, arrays: Sequence[Array]) -> None:
-        """Compile what `advance` needs for so many steps of own cells in arrays laid out like these."""
+    @property
+    def sends(self) -> bool:
+        """Whether `advance` can exchange the halos of what it writes (`runner.fuse.steps.layout.Sending`)."""
+
+    def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
+        """Compile what `advance` needs for so many steps of own cells in arrays laid out like these.
+
+        sends: and for an exchange of halos.
+        """
 
     def advance(self, blocks: Any, steps: int, more: int = 0, rows: tuple[int, int] | None = None) -> None:
         """Take `steps` steps from the blocks into the spare blocks, after which `more` follow.

@@ -95,11 +95,13 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         notes.append(f"  {steps['passes']:,} pass{several} over the chunks, {each} in each")
     if ranks > 1 and steps["exchanges"]:
         between = steps["steps_per_exchange"]
-        notes.append(
+        text = (
             f"  {counted(steps['exchanges'], 'halo exchange')}, one after {counted(between, 'step')}, "
-            f"{bytes_text(steps['exchange_bytes'])} a rank each, "
-            f"{figure(100 * steps['exchange_fraction'])} % of the loop's time"
+            f"{bytes_text(steps['exchange_bytes'])} a rank each"
         )
+        if steps["exchange_fraction"] is not None:
+            text += f", {figure(100 * steps['exchange_fraction'])} % of the loop's time"
+        notes.append(text)
         notes += _halo_notes(steps)
     if steps["until"]:
         notes += _until_notes(steps["until"])
@@ -144,6 +146,8 @@ def _halo_notes(steps: Record) -> list[str]:
     """Say how halos were exchanged, where it is not the only way."""
     if steps["halo"] == "direct":
         text = "  halos stored into the neighbours' memory"
+        if steps["exchange_fraction"] is None:
+            text += " by the kernels that compute them"
         if steps["graph"]:
             text += "; steps in CUDA graphs"
         if steps["graph_reason"]:

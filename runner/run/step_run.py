@@ -295,7 +295,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         "graph": stepper.graph,
         "graph_reason": stepper.graph_reason or None,
         "seconds": seconds,
-        "exchange_fraction": _exchange_fraction(run, seconds),
+        "exchange_fraction": _exchange_fraction(run, seconds, by_kernel=stepper.exchanges_by_kernel),
         "passes": None,
         **_observed(until, checkpoints, frames),
         **_rates(world, task, stepper.taken, seconds),
@@ -426,8 +426,13 @@ def _observers(
     return found
 
 
-def _exchange_fraction(run: RunContext, seconds: float) -> float:
-    """Return the fraction of the loop in which the slowest rank exchanged halos, even if it also computed."""
+def _exchange_fraction(run: RunContext, seconds: float, *, by_kernel: bool) -> float | None:
+    """Return the fraction of the loop in which the slowest rank exchanged halos, even if it also computed.
+
+    None if the steps' kernel did, in a time of its own.
+    """
+    if by_kernel:
+        return None
     phase = run.phases.phases.get("exchange")
     slowest = max(run.world.control.allgather(phase.seconds if phase else 0.0))
     return slowest / seconds if seconds else 0.0

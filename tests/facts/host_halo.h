@@ -4,16 +4,14 @@
 
 #pragma once
 
-#include <sched.h>
-
 #include <atomic>
 #include <barrier>
-#include <ctime>
 #include <thread>
 #include <vector>
 
+#include "host_flags.h"
+
 #define __global__
-#define __device__ static inline
 #if THREADS > 1
 #define __shared__ static
 #else
@@ -45,30 +43,4 @@ template <typename Kernel> void run_grid(unsigned grid, Kernel kernel) {
     for (unsigned thread = 1; thread < THREADS; ++thread) others.emplace_back(blocks, thread);
     blocks(0);
     for (auto& other : others) other.join();
-}
-
-inline unsigned long long atomicAdd(unsigned long long* cell, unsigned long long value) {
-    return __atomic_fetch_add(cell, value, __ATOMIC_RELAXED);
-}
-inline unsigned long long atomicCAS(unsigned long long* cell, unsigned long long old, unsigned long long value) {
-    __atomic_compare_exchange_n(cell, &old, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-    return old;
-}
-inline unsigned long long load_acquire(const unsigned long long* flag) {
-    sched_yield();  // there may be fewer processors than threads
-    return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
-}
-inline void store_release(unsigned long long* flag, unsigned long long value) {
-    __atomic_store_n(flag, value, __ATOMIC_RELEASE);
-}
-inline void store_relaxed(unsigned long long* flag, unsigned long long value) {
-    __atomic_store_n(flag, value, __ATOMIC_RELAXED);
-}
-inline void add_release(unsigned long long* count, unsigned long long value) {
-    __atomic_fetch_add(count, value, __ATOMIC_RELEASE);
-}
-inline unsigned long long nanoseconds() {
-    timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000ull + now.tv_nsec;
 }

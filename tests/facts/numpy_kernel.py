@@ -14,7 +14,7 @@ from step_runs import PAD, Arrays
 from runner.fuse.compiled import DeviceKernel, Feeds
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Program, in_order
-from runner.fuse.steps.layout import Axis
+from runner.fuse.steps.layout import Axis, Sending
 
 
 class NumpyKernel:
@@ -27,6 +27,7 @@ class NumpyKernel:
     """
 
     takes_rows = True
+    sends = False
     advance: Any = DeviceKernel.advance
 
     def __init__(
@@ -54,7 +55,8 @@ class NumpyKernel:
         for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
             out[...] = result
 
-    def prepare_steps(self, steps: int, arrays: Sequence[Any]) -> None:
+    def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
+        assert not sends
         assert 1 <= steps <= self.most_steps
         assert len({array.strides for array in arrays if array.dtype == arrays[0].dtype}) == 1
         for array in (
@@ -64,8 +66,14 @@ class NumpyKernel:
         self.prepared.add(steps)
 
     def take_steps(
-        self, steps: int, inputs: Sequence[Any], outs: Sequence[Any], axes: Sequence[Axis]
+        self,
+        steps: int,
+        inputs: Sequence[Any],
+        outs: Sequence[Any],
+        axes: Sequence[Axis],
+        sending: Sending | None = None,
     ) -> None:
+        assert sending is None
         assert steps in self.prepared
         axes = axes[: self.program.axes]
         self.passes.append((tuple(axis.own for axis in axes), steps))

@@ -456,9 +456,15 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     }
 }
 
+// A warp's part of the launch, none if `first` is not before `last`, and its shared memory.
+struct Strip {
+    int tile, first, last;
+    char* memory;
+};
+
 // What takes longest comes first: the tiles in the loop for edges, in shorter strips, and of the others the last strips
 // and the first ones, which end and begin in the loop for edges. The first strip is `lead` rows shorter than others.
-INLINE void run(const Arguments& all) {
+INLINE Strip strip_of(const Arguments& all) {
 #ifdef __CUDACC_RTC__
     extern __shared__ __align__(16) char memory[];
 #else
@@ -474,17 +480,22 @@ INLINE void run(const Arguments& all) {
         number /= edges;
     } else {
         number -= edges * short_strips;
-        if (others == 0) return;
+        if (others == 0) return {};
         tile = all.low_tiles + number % others;
         height = all.height;
         lead = all.lead;
         const int strips = (all.y.own + lead + height - 1) / height;
         number /= others;
-        if (number >= strips) return;
+        if (number >= strips) return {};
         number = number == 0 ? strips - 1 : number - 1;
     }
-    const int next = (number + 1) * height - lead, first = most(next - height, 0), last = least(next, all.y.own);
-    if (first < last) strip(all, tile * VALID - MARGIN, first, last, memory + warp * WARP_BYTES);
+    const int next = (number + 1) * height - lead;
+    return {tile, most(next - height, 0), least(next, all.y.own), memory + warp * WARP_BYTES};
+}
+
+INLINE void run(const Arguments& all) {
+    const Strip mine = strip_of(all);
+    if (mine.first < mine.last) strip(all, mine.tile * VALID - MARGIN, mine.first, mine.last, mine.memory);
 }
 
 }  // namespace steps

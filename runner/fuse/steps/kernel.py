@@ -24,6 +24,7 @@ from runner.fuse.steps.layout import (
     Axis,
     Layout,
     NotFusable,
+    Sending,
     StepKernel,
     StepLaunch,
     StripLayout,
@@ -159,10 +160,13 @@ def build(
     cval: float = 0,
     steps: int = 1,
     tuning: Tuning | None = None,
+    *,
+    sends: bool = False,
 ) -> StepKernel:
     """Return the kernel of `steps` steps. Raises NotFusable.
 
-    feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job.
+    feeds: of each output, the number of the input that it feeds. boundary, cval: as of a job. sends: whether
+    it stores rows into other ranks' halos, over two axes only.
     """
     layout, chosen = layout_of(program, feeds), tuning or suggested(program)
     radius = layout.radius if program.axes > 1 else (0, *layout.radius)
@@ -201,9 +205,10 @@ def build(
     outside = cval if boundary == "constant" else 0.0
     largest = largest_field(program, layout.feeds, steps, outside) if program.axes < 3 else 0.0
     return StepKernel(
-        program, layout.feeds, steps, chosen, source(layout, boundary, cval, name, constants, largest), name,
+        program, layout.feeds, steps, chosen,
+        source(layout, boundary, cval, name, constants, largest, sends=sends), name,
         LANES * chosen.warps, radius, margin, tile - 2 * margin, valid_rows,
-        shared, registers, boundary == "wrap", fast_ends, bool(branches_of(program)),
+        shared, registers, boundary == "wrap", fast_ends, bool(branches_of(program)), sends,
     )  # fmt: skip
 
 
@@ -230,12 +235,13 @@ def arguments(
     outs: Sequence[Array],
     axes: Sequence[Axis],
     registers: int | None = None,
+    sending: Sending | None = None,
 ) -> StepLaunch:
     """Return how to launch the kernel on arrays with at least one own cell.
 
     inputs, outs: own cells of each input and output, as views of blocks with as many valid cells beside them
     as `axes` says; with all trailing axes, in C order. registers: of a thread of the compiled kernel; None:
-    estimated.
+    estimated. sending: of a kernel that stores rows into other ranks' halos.
     """
     layout = layout_of(kernel.program, kernel.feeds)
     tuning = kernel.tuning
@@ -244,6 +250,7 @@ def arguments(
     if not all(_cells_lie_together(one, len(axes)) for one in [*inputs, *outs]):
         raise ValueError("blocks whose cells of a row lie apart in memory")
     taken = registers or kernel.registers
+    cut: list[tuple[int, int, int]] = []
     *_, y, x = axes if len(axes) > 1 else (Axis(1, 0, 1), *axes)
     if len(axes) == 3:
         grid, height = step_kernel_3d.grid_of(kernel, [*inputs, *outs], axes, taken)
@@ -258,9 +265,8 @@ def arguments(
         strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, *ends)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)
-        warps = (low + high) * math.ceil(y.own / shorter)
-        warps += (tiles - low - high) * math.ceil((y.own + lead) / height)
-        grid = (math.ceil(warps / tuning.warps), 1, 1)
+        cut = strips.cut(height)
+        grid = (math.ceil(sum(alike for *_, alike in cut) / tuning.warps), 1, 1)
         values = [height, lead, low, high, tiles, shorter]
     values += [number for axis in (x, y) for number in numbers(axis)]
     for place, component in layout.state:
@@ -269,6 +275,9 @@ def arguments(
             values += [address(array, component), *pitches(array, len(axes))]
     for place, component in layout.fixed:
         values += [address(inputs[place], component), *pitches(inputs[place], len(axes))]
+    assert kernel.sends == (sending is not None)
+    if sending is not None:
+        values += sending.values(layout, cut)
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
 
 

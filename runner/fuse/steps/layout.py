@@ -81,6 +81,7 @@ class StepKernel:
     shared memory. registers: of a thread, estimated. wraps: whether the boundary wraps around.
     fast_ends: whether tiles at the ends of a row need no slow loop, if its columns divide into lanes.
     branches: whether some rows take longer than others, as their cells need what branches leave out.
+    sends: whether it stores rows into other ranks' halos, as `Sending` says.
     """
 
     program: Program
@@ -99,6 +100,61 @@ class StepKernel:
     wraps: bool
     fast_ends: bool
     branches: bool
+    sends: bool
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A rank beside this one along axis 0, for a kernel that stores rows into its halos.
+
+    count: address of its count of what has arrived from this rank. halos: of each input that an output feeds,
+    in their order: the address in that rank's block at which row 0 of this rank would be, and how many of
+    this rank's rows are needed there.
+    """
+
+    rank: int
+    count: int
+    halos: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How a kernel exchanges halos with the ranks before and after this one; see kernels/sending_2d.cuh.
+
+    state, arrived, failure: addresses of this rank's state, of its two counts of what has arrived, from the
+    rank before and from the one after, and of the word of host memory for a neighbour that was waited for in
+    vain. patience: nanoseconds. rows: strips that compute one of so many rows at a side take part.
+    """
+
+    state: int
+    arrived: int
+    failure: int
+    patience: int
+    rows: int
+    before: Neighbour | None
+    after: Neighbour | None
+
+    def values(self, layout: Layout, strips: Sequence[tuple[int, int, int]]) -> list[int]:
+        """Return the kernel's arguments. strips: first row, last row + 1, and how many are alike."""
+        own = max(last for _, last, _ in strips)
+        before = [self.before is not None and first < self.rows for first, _, _ in strips]
+        after = [self.after is not None and last > own - self.rows for _, last, _ in strips]
+        either = [one or other for one, other in zip(before, after, strict=True)]
+
+        def count(near: Sequence[bool]) -> int:
+            return sum(alike for (*_, alike), one in zip(strips, near, strict=True) if one)
+
+        places = sorted({place for place, _ in layout.state})
+        values = [self.state, self.arrived, self.failure, self.patience, self.rows, count(either)]
+        for neighbour, near in ((self.before, before), (self.after, after)):
+            if neighbour is None:
+                values += [-1, 0, 0, *(0, 0) * len(layout.state)]
+                continue
+            values += [neighbour.rank, neighbour.count, count(near)]
+            for place, component in layout.state:
+                address, rows = neighbour.halos[places.index(place)]
+                values += [address + component * layout.operand((place, component)).dtype.itemsize, rows]
+        return values
 
 
 @dataclass(frozen=True)
@@ -215,6 +271,17 @@ class StripLayout:
         if self.edges == self.tiles:
             return height
         return max((height + self.extra) // EDGE_ROW - self.extra, self.extra, 1)
+
+    def cut(self, height: int) -> list[tuple[int, int, int]]:
+        """Return the first row of each strip, its last row + 1, and the number of tiles that have it."""
+        found = []
+        for tiles, each, lead in (
+            (self.edges, self.edge_height(height), 0),
+            (self.tiles - self.edges, height, self.lead(height)),
+        ):
+            ends = range(each - lead, self.rows + each, each) if tiles else ()
+            found += [(max(end - each, 0), min(end, self.rows), tiles) for end in ends]
+        return found
 
     def warps(self, strips: int) -> int:
         return (self.tiles + (EDGE_ROW - 1) * self.edges) * strips

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
+from runner.device.api import HEADERS
 from runner.fuse.branches import Branch, Conditions, cost, find_branches, write
 from runner.fuse.graph import Node
 from runner.fuse.operations import KERNELS, ctype, expression, literal
@@ -14,12 +16,20 @@ from runner.fuse.steps.layout import Layout, cast
 
 
 def source(
-    layout: Layout, boundary: str, cval: float, name: str, constants: dict[str, int], largest: float = 0.0
+    layout: Layout,
+    boundary: str,
+    cval: float,
+    name: str,
+    constants: dict[str, int],
+    largest: float = 0.0,
+    *,
+    sends: bool = False,
 ) -> str:
     """Return the whole text of a kernel.
 
     constants: what kernels/*.cuh expect to be defined. largest: of the elements of fields, if products need
-    not be rounded inside the array (`exact_products`); 0: they are everywhere.
+    not be rounded inside the array (`exact_products`); 0: they are everywhere. sends: whether the kernel
+    stores rows into other ranks' halos, over two axes.
     """
     three = layout.program.axes == 3
     numbers = ["height"] if three else ["height", "lead", "low_tiles", "high_tiles", "tiles", "edge_height"]
@@ -34,6 +44,7 @@ def source(
     for number, plane in enumerate(layout.fixed):
         fields.append((f"const {ctype(layout.operand(plane).dtype)}*", f"fixed{number}"))
         fields += [("int64", f"fixed_{one}{number}") for one in pitches]
+    fields += _fields_of_sending(layout) if sends else []
     given = [*([numbers[0]] if three else numbers), *(f"{axis}{n}" for axis in axes for n in range(5))]
     values = [f"int({one})" for one in numbers]
     values += [f"{{{', '.join(f'int({axis}{n})' for n in range(5))}}}" for axis in axes]
@@ -49,6 +60,7 @@ def source(
             f"#define BOUNDARY {boundary.upper()}",
             f"#define PLANES(X) {' '.join(planes)}",
             file_text("operations.cuh"),
+            *([file_text("flags.cuh", HEADERS)] if sends else []),
             file_text("steps.cuh"),
             "namespace steps {",
             f"struct Arguments {{ int {', '.join(numbers)}; Axis {', '.join(axes)};",
@@ -56,6 +68,7 @@ def source(
             "};",
             "}",
             file_text(f"steps_{3 if three else 2}d.cuh"),
+            *([file_text("sending_2d.cuh")] if sends else []),
             "namespace steps {",
             "template <bool EDGE, int LEVEL>",
             f"INLINE void compute({state}, int here, const Place& at, {'Patch' if three else 'Row'}& out) {{",
@@ -65,16 +78,28 @@ def source(
             "}",
             "}",
             f"KERNEL({name}, {signature}) {{",
-            f"    steps::run(steps::Arguments{{{', '.join(values)}}});",
+            f"    steps::run{'_and_send' if sends else ''}(steps::Arguments{{{', '.join(values)}}});",
             "}",
             "",
         ]
     )
 
 
-def file_text(name: str) -> str:
+def _fields_of_sending(layout: Layout) -> list[tuple[str, str]]:
+    """Return the arguments that kernels/sending_2d.cuh needs, in the order of `layout.Sending.values`."""
+    fields = [("State*", "state"), ("u64*", "arrived"), ("u64*", "failure"), ("u64", "patience")]
+    fields += [("int64", "near_rows"), ("int64", "strips_near")]
+    for side in ("before", "after"):
+        fields += [("int64", f"{side}_rank"), ("u64*", f"{side}_count"), ("int64", f"{side}_strips")]
+        for number, plane in enumerate(layout.state):
+            fields.append((f"{ctype(layout.operand(plane).dtype)}*", f"{side}{number}"))
+            fields.append(("int64", f"{side}_rows{number}"))
+    return fields
+
+
+def file_text(name: str, folder: Path = KERNELS) -> str:
     """Return the text of a file of kernels/. Texts that include no files can be cached by their contents."""
-    return (KERNELS / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+    return (folder / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
 
 
 @dataclass

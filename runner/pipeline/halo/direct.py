@@ -38,6 +38,22 @@ With several steps per exchange, the same block may be the target of exchanges n
 cells of its halo in between: hence the handshake. It is needed too where the interior is computed beside the
 exchange: arrived[r] then says nothing of the interior of the step.
 
+Kernels of several steps may exchange halos along axis 0 themselves (`sending`, runner/fuse/kernels/
+sending_2d.cuh), if only that axis is split. Near a side are the strips of rows that compute one of the
+`Sending.rows` next to it: all that read the neighbour's halo rows or compute rows that it needs. In kernel n =
+1, 2, ..., a strip of r near its side to p
+
+    1. waits, before it reads, for arrived[side] >= (n - 1) E in r's page: all strips of p near r have ended
+       their kernel n - 1;
+    2. computes, stores the rows that p needs into the halo of p's target block, and adds its share to p's
+       count. All shares of a kernel are E together.
+
+Read after write: the halo that kernel n reads was stored by p's kernel n - 1. Write after read: kernel n of r
+stores into the halo of p's block B, which is read by kernels n + 1, n - 1, ... of p, and only by strips near
+r. Those of n - 1 have added their shares after they read, and r has waited for these; those of n + 1 wait for
+r's kernel n. Own rows of B are written by p alone. The wait is for the kernel before, which has ended on r
+too, so that no strip waits for one that has no place on its processor.
+
 A wait ends after `PATIENCE` seconds: the kernel notes the neighbour's rank in a word of host memory, all
 later exchanges return at once, and `check` raises RunError. Waiting kernels of ranks that share a GPU keep it
 from the others for their time slices only.
@@ -45,12 +61,14 @@ from the others for their time slices only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from runner.errors import RunError
+from runner.fuse.steps.layout import Neighbour, Sending
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
@@ -95,7 +113,7 @@ class DirectHalos:
         """Open the neighbours' blocks. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers = world, peers
         backend, rank = world.backend, world.rank
-        page = peers.empty((2 * world.size,), np.dtype(np.uint64))
+        page = peers.empty((2 * world.size + 2,), np.dtype(np.uint64))
         page.fill(0)
         backend.synchronize()  # before another rank knows the page
         self.neighbours = halo_boxes.neighbours(fields, rank)
@@ -104,6 +122,7 @@ class DirectHalos:
         reached = peers.open([*flat, page], self.neighbours)
         self._failure = backend.host_empty((1,), np.dtype(np.uint64))
         self._failure.fill(0)
+        nanoseconds = int(1e9 * (patience or PATIENCE))
         # Kept: the device uses them by their addresses.
         state = tables.upload(np.zeros(3, np.uint64))
         arrived = {peer: reached[peer][-1] + 8 * (world.size + rank) for peer in self.neighbours}
@@ -111,14 +130,19 @@ class DirectHalos:
         pages = tables.upload(np.array([reached[peer][-1] for peer in self.neighbours] or [0], np.uint64))
         link = (
             state, page, ranks, pages, np.int64(len(self.neighbours)), np.int64(rank), np.int64(world.size),
-            np.int64(handshake), np.uint64(1e9 * (patience or PATIENCE)),
-            np.uint64(self._failure.ctypes.data),
+            np.int64(handshake), np.uint64(nanoseconds), np.uint64(self._failure.ctypes.data),
         )  # fmt: skip
         move, exchange = (
             tables.kernel(halo_boxes.KERNELS, name) for name in ("move_cells", "exchange_halos")
         )
         self._launches: dict[int, tuple[Callable[[], None], ...]] = {}
-        self._cells = cells
+        self._sending: dict[int, Sending] = {}
+        self._cells, self._state_of_kernels = cells, tables.upload(np.zeros(3, np.uint64))
+        counts = {peer: reached[peer][-1] + 16 * world.size for peer in self.neighbours}
+        by_kernel = Sending(
+            tables.address(self._state_of_kernels), tables.address(page) + 16 * world.size,
+            self._failure.ctypes.data, nanoseconds, max(max(one.widths[0]) for one in fields), None, None,
+        )  # fmt: skip
         for parity in (0, 1):
             blocks = [tables.address(pair[parity]) for pair in pairs]
             theirs = {
@@ -128,6 +152,9 @@ class DirectHalos:
                 ]
                 for peer in self.neighbours
             }
+            if only_rows_are_split(fields):
+                before, after = (row_neighbour(fields, rank, side, theirs, counts) for side in (-1, 1))
+                self._sending[blocks[0]] = replace(by_kernel, before=before, after=after)
             sent = sent_boxes(fields, rank, blocks, theirs)
             own = halo_boxes.own_boxes(fields, rank, blocks, [tables.address(cell) for cell in cells])
             self._launches[blocks[0]] = (
@@ -150,6 +177,11 @@ class DirectHalos:
         """Fill the halo cells that need no other rank."""
         self._launches[self._address(blocks[0])][2]()
 
+    def sending(self, blocks: Sequence[Array]) -> Sending | None:
+        """Return how the kernel that writes these blocks exchanges their halos along axis 0, in place of
+        `fill`; None if other axes are split too."""
+        return self._sending.get(self._address(blocks[0]))
+
     def check(self) -> None:
         """Raise RunError if a wait for a neighbour has ended without its halo, in exchanges done so far."""
         if self._failure[0]:
@@ -163,6 +195,42 @@ class DirectHalos:
     def close(self) -> None:
         """Close the neighbours' blocks; every exchange must be done. Collective."""
         self._peers.close()
+
+
+def only_rows_are_split(fields: Sequence[FieldHalos]) -> bool:
+    """Return whether the ranks' parts lie one after another along axis 0, their rows equally far apart."""
+    ranks = range(fields[0].partition.size)
+    return all(
+        field.partition.grid[0] == len(ranks)
+        and len({field.layout(rank).strides(field.itemsize)[0] for rank in ranks}) == 1
+        for field in fields
+    )
+
+
+def row_neighbour(
+    fields: Sequence[FieldHalos],
+    rank: int,
+    side: int,
+    theirs: Mapping[int, Sequence[int]],
+    counts: Mapping[int, int],
+) -> Neighbour | None:
+    """Return the rank before (side -1) or after (1) along axis 0; None at an end of the array.
+
+    theirs: of each neighbour, the addresses of its blocks. counts: of its count of what has arrived from the
+    rank before it; that of the rank after it follows.
+    """
+    size = fields[0].partition.size
+    peer = (rank + side) % size
+    if fields[0].boundary != "wrap" and peer != rank + side:
+        return None
+    halos = []
+    for field, block in zip(fields, theirs[peer], strict=True):
+        layout, strides = field.layout(peer), field.layout(peer).strides(field.itemsize)
+        first = sum(part.start * stride for part, stride in zip(layout.core, strides, strict=True))
+        own = layout.region.shape[0] if side < 0 else -field.layout(rank).region.shape[0]
+        low, high = field.filled[0]
+        halos.append((block + first + own * strides[0], high if side < 0 else low))
+    return Neighbour(peer, counts[peer] + (8 if side < 0 else 0), halos)
 
 
 def sent_boxes(

@@ -18,7 +18,7 @@ import numpy as np
 from runner.device.api import poison
 from runner.errors import RunError
 from runner.fuse.host import Box, Copy
-from runner.fuse.steps.layout import Axis
+from runner.fuse.steps.layout import Axis, Sending
 from runner.job.block_context import BlockContext
 from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.in_memory import Results, check_types, slabs
@@ -125,6 +125,10 @@ class StepBlocks:
     def axes(self, rows: Rows, valid: int) -> list[Axis]:
         """Return what lies beside rows along each axis. valid: steps for which the halo suffices."""
         return axes_of(self, rows, valid)
+
+    def sending(self) -> Sending | None:
+        """Return how a kernel of several steps exchanges the spare blocks' halos; None if it does not."""
+        return None
 
     def fill_beyond(self) -> None:
         """Give the cells beyond the array the value of a constant boundary, in all blocks."""

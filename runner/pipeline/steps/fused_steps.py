@@ -21,7 +21,8 @@ def prepare(blocks: StepBlocks, steps: int) -> NotCompiled | None:
         return None
     fed = [blocks.own(place) for place in blocks.fed]
     try:
-        kernel.prepare_steps(steps, [*fed, *(blocks.spare_own(place) for place in blocks.fed)])
+        spare = [blocks.spare_own(place) for place in blocks.fed]
+        kernel.prepare_steps(steps, [*fed, *spare], sends=blocks.sending() is not None)
     except NotCompiled as reason:
         return reason
     return None

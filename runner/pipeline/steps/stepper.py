@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
+from runner.fuse.steps.layout import Sending
 from runner.pipeline.block_layout import LINE
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
-from runner.pipeline.halo.direct import Peers
+from runner.pipeline.halo.direct import DirectHalos, Peers
 from runner.pipeline.halo.exchange import HaloPlan, Halos
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
@@ -65,7 +66,8 @@ class Stepper(StepBlocks):
     allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
     above; used if only axis 0 is split and the blocks are large enough; None: on GPUs that exchange halos by
     messages. halo: auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if
-    nothing is exchanged; halo_reason: why it is not direct, "" if it is. graph: whether CUDA graphs took
+    nothing is exchanged; halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
+    of several steps stored the halos. graph: whether CUDA graphs took
     steps; graph_reason: why they cannot.
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
@@ -135,6 +137,7 @@ class Stepper(StepBlocks):
         self.halo_taken, self.halo_reason = "", ""
         self._choose_overlap()
         self.graph, self.graph_reason, self.single_reason = False, "", ""
+        self.exchanges_by_kernel = False
         self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self._recording = False
         # An even number of cycles: the blocks are then in their places again.
@@ -312,9 +315,10 @@ class Stepper(StepBlocks):
         backend = self.world.backend
         moved = self.task.input_bytes(self.region) + self.task.result_bytes(self.region)
         self.phases.add("kernel", 0, self.taken * moved)
-        if backend.asynchronous and self._exchange_spans:
-            self.phases.add("exchange", self._exchange_seconds() * self.exchanges)
-        self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
+        if not self.exchanges_by_kernel:  # whose time is the kernels'
+            if backend.asynchronous and self._exchange_spans:
+                self.phases.add("exchange", self._exchange_seconds() * self.exchanges)
+            self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
         if self._device_halos is not None:
@@ -435,10 +439,25 @@ class Stepper(StepBlocks):
                 else:
                     with self.phases("kernel"):
                         kernel.advance(self, steps, rows=rows)
-            if not final and self._exchanging:
+            if final or not self._exchanging:
+                pass
+            elif self.sending() is not None:
+                self.exchanges += 1
+                self.exchanges_by_kernel = True
+            else:
                 self._exchange(self._fed_spare())
         self.swap()
         self.taken += steps
+
+    def sending(self) -> Sending | None:
+        """Return how a kernel of several steps exchanges the halos of the spare blocks; None if it does not.
+
+        The exchange ends before cells of a halo are read, in the next kernel: not with single steps, whose
+        halos are complete before any cell is computed, nor beside work on other rows.
+        """
+        halos, kernel = self._device_halos, self.task.kernel
+        possible = self.fused_steps > 1 and kernel is not None and kernel.sends and not self.overlap
+        return halos.sending(self._fed_spare()) if possible and isinstance(halos, DirectHalos) else None
 
     def _read_parts(self, blocks: Sequence[Array]) -> list[Array]:
         """Return the parts that are read of a block of each fed input."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import host_steps
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,18 +21,13 @@ from numpy.lib.stride_tricks import as_strided
 from runner.fuse.compiled import DeviceKernel
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Graph, Operand, Program
-from runner.fuse.operations import KERNELS
 from runner.fuse.steps import kernel_3d as step_kernel_3d
 from runner.fuse.steps.kernel import arguments, build, most_steps, takes_vectors
 from runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
 from runner.fuse.trace import trace
 from runner.plan.halo import BOUNDARIES, source_index
 
-GXX = shutil.which("g++")
-# -O1 takes half as long again to compile.
-FLAGS = ("-std=c++17", "-Og", "-ffp-contract=off", "-shared", "-fPIC", "-w", f"-I{KERNELS}")
-SHIM = Path(__file__).parent / "host" / "warps.h"
-pytestmark = pytest.mark.skipif(GXX is None, reason="needs g++")
+pytestmark = pytest.mark.skipif(host_steps.GXX is None, reason="needs g++")
 
 
 def heat(u: Any, *, rate: float = 0.2) -> Any:
@@ -258,42 +250,11 @@ def expected(case: Case, inputs: Sequence[Any], boundary: str, cval: float, step
     return now
 
 
-@cache
-def _compiled_shim(folder: Path) -> Path:
-    """Return the shim's copy in a folder, beside its compiled form, which takes g++ half as long to read."""
-    copy = folder / SHIM.name
-    shutil.copy(SHIM, copy)
-    subprocess.run([str(GXX), *FLAGS, "-x", "c++-header", str(copy), "-o", f"{copy}.gch"], check=True)
-    return copy
-
-
-@cache
-def _library(folder: Path, source: str) -> ctypes.CDLL:
-    found = re.search(r"^KERNEL\((\w+), (.*)\) {$", source, re.M)
-    assert found
-    given = ", ".join(f"values[{place}]" for place in range(len(found[2].split(","))))
-    text = f"""#include "{_compiled_shim(folder)}"
-{source}
-extern "C" void run(const unsigned* grid, unsigned threads, unsigned shared, const int64* values) {{
-    static const int64* given = values;
-    given = values;
-    emulated::launch([] {{ const int64* values = given; {found[1]}({given}); }}, grid, threads, shared);
-}}
-"""
-    key = hashlib.sha256(text.encode() + b"".join(p.read_bytes() for p in KERNELS.glob("*.cuh"))).hexdigest()
-    made = folder / f"{key[:16]}.so"
-    if not made.exists():
-        path = made.with_suffix(".cpp")
-        path.write_text(text)
-        subprocess.run([str(GXX), *FLAGS, str(path), "-o", str(made)], check=True)
-    return ctypes.CDLL(str(made))
-
-
 def run(folder: Path, kernel: StepKernel, inputs: Any, outs: Any, axes: Sequence[Axis]) -> None:
     launch = arguments(kernel, inputs, outs, axes)
     values = (ctypes.c_longlong * len(launch.values))(*launch.values)
     grid = (ctypes.c_uint * 3)(*launch.grid)
-    _library(folder, kernel.source).run(grid, launch.block[0], launch.shared, values)
+    host_steps.library(folder, kernel.source).run(grid, launch.block[0], launch.shared, values)
 
 
 @pytest.fixture(scope="session")
@@ -786,10 +747,13 @@ SPILLED = {"cube": 16}  # bytes that a kernel may keep in local memory beside wh
 @pytest.mark.parametrize(
     "name", [name if name in BY_DAY else pytest.param(name, marks=pytest.mark.nightly) for name in COMPILED]
 )
-def test_compiles_for_a_gpu_without_spills(name: str) -> None:
+@pytest.mark.parametrize("sends", [False, True])
+def test_compiles_for_a_gpu_without_spills(name: str, sends: bool) -> None:
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings")
     case, (steps, tuning) = CASES[name], COMPILED[name]
-    kernel = build(case.program(), case.feeds, "reflect", 0, steps, tuning)
+    if sends and case.axes != 2:
+        pytest.skip("over two axes only")
+    kernel = build(case.program(), case.feeds, "reflect", 0, steps, tuning, sends=sends)
     try:
         _, program = nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"steps.cu", 0, [], [])
     except RuntimeError as reason:

@@ -74,7 +74,7 @@ template <typename T> T from_lane(T value, int lane) {
 }
 inline char* shared() { return memory.data(); }
 
-inline void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsigned bytes) {
+static void launch(void (*kernel)(), const unsigned* grid, unsigned count, unsigned bytes) {
     constexpr std::size_t stack = 1 << 17;
     static const std::unique_ptr<char[]> stacks(new char[stack * 1024]);
     static void (*call)();

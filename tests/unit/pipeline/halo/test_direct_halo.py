@@ -290,11 +290,23 @@ def test_the_record_says_how_and_why(
             ["  halos by messages (nccl), not stored directly: the ranks are on 2 hosts"],
         ),
         (
-            {"halo": "direct", "graph": True, "graph_reason": None},
+            {"halo": "direct", "exchange_fraction": 0.1, "graph": True, "graph_reason": None},
             ["  halos stored into the neighbours' memory; steps in CUDA graphs"],
         ),
         (
-            {"halo": "direct", "graph": False, "graph_reason": "the function allocates device memory"},
+            {"halo": "direct", "exchange_fraction": None, "graph": True, "graph_reason": None},
+            [
+                "  halos stored into the neighbours' memory by the kernels that compute them; "
+                "steps in CUDA graphs"
+            ],
+        ),
+        (
+            {
+                "halo": "direct",
+                "exchange_fraction": 0.1,
+                "graph": False,
+                "graph_reason": "the function allocates device memory",
+            },
             [
                 "  halos stored into the neighbours' memory; each step launched by itself: "
                 "the function allocates device memory"

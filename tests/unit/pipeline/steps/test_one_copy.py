@@ -96,7 +96,7 @@ def test_a_band_may_be_written_before_it_is_read(tmp_path: Path, devices: bool) 
 class AnyOrder(NumpyKernel):
     """A kernel whose threads write before others read."""
 
-    def take_steps(self, steps: int, inputs: Any, outs: Any, axes: Any) -> None:
+    def take_steps(self, steps: int, inputs: Any, outs: Any, axes: Any, *sending: Any) -> None:
         for out in outs:
             out[...] = 0x5A5A
         super().take_steps(steps, inputs, outs, axes)
