@@ -119,6 +119,46 @@ def test_steps_are_a_plain_loop(
         same(world, path, field)
 
 
+def downwind(now: Any, other: Any) -> Any:
+    """Whole numbers; reads the rows after its own only."""
+    total = 3 * now[:-1, 1:-1] + 5 * now[1:, 2:] + other[:-1, :-2]
+    return total, now[:-1, 1:-1] ^ other[1:, 1:-1]
+
+
+def mixed(now: Any, other: Any) -> Any:
+    """Whole numbers; reads all around."""
+    total = 3 * now[:-2, 1:-1] + 5 * now[2:, 2:] + 7 * now[1:-1, :-2] + other[1:-1, 1:-1]
+    return total, now[1:-1, 1:-1] ^ other[2:, :-2]
+
+
+KERNELS = {"downwind": (downwind, ((0, 1), (1, 1))), "mixed": (mixed, ((1, 1), (1, 1)))}
+
+
+@pytest.mark.parametrize("halo", HALOS)
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(("name", "columns", "steps"), [
+    ("mixed", 1000, 9), ("mixed", 1003, 161), ("downwind", 1000, 161), ("downwind", 1003, 9),
+])  # fmt: skip
+def test_kernels_of_several_steps_are_a_plain_loop(
+    world: World, folder: Path, name: str, columns: int, steps: int, boundary: str, halo: Any
+) -> None:
+    function, widths = KERNELS[name]
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2)(function)
+    fields = [np.random.default_rng(n).integers(0, 2**32, (301, columns), np.uint32) for n in range(2)]
+    inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
+    world.on_root(lambda: [np.save(path, field) for path, field in zip(inputs, fields, strict=True)])
+    options = Options(device="cuda", fuse="require", steps=StepOptions(steps, halo=halo), oversubscribe=True)
+    record = run(job, inputs, outputs, {}, options, world=world)
+    assert record["steps"]["steps_per_kernel"] > 1
+    assert (record["steps"]["exchange_fraction"] is None) == (halo == "direct")
+    assert record["steps"]["graph"] == (halo == "direct" and steps > 100)
+    expected = list(fields)
+    for _ in range(steps):
+        expected = list(function(*(padded(field, widths, boundary) for field in expected)))
+    for path, field in zip(outputs, expected, strict=True):
+        same(world, path, field)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("steps", [5, 200, 301])
 def test_many_steps_of_a_function_that_fills_its_result(
