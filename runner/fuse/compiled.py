@@ -237,17 +237,25 @@ class DeviceKernel:
         self, steps: int, vectors: bool, sends: bool
     ) -> tuple[StepKernel, Callable[..., None], int]:
         """Return the kernel, what launches it, and the registers of a thread."""
-        from runner.device.nvrtc import registers_of
+        from runner.device.nvrtc import local_bytes_of, registers_of
 
-        key = steps, vectors, sends
-        if key not in self._steps:
-            chosen = self._tuning(vectors=vectors)
+        def built(tuning: Tuning) -> tuple[StepKernel, Callable[..., None], int]:
             kernel = step_kernel.build(
-                self.program, self.feeds, self.boundary, self.cval, steps, chosen, sends=sends
+                self.program, self.feeds, self.boundary, self.cval, steps, tuning, sends=sends
             )
             options = compiler_options(self.arithmetic)
             launch = self._compiled(kernel.source, kernel.name, options, kernel.shared)
-            self._steps[key] = kernel, launch, registers_of(launch)
+            return kernel, launch, registers_of(launch)
+
+        key = steps, vectors, sends
+        if key not in self._steps:
+            found = built(self._tuning(vectors=vectors))
+            closer = step_kernel.one_block_more(found[0], found[2])
+            if closer is not None:
+                other = built(closer)
+                if local_bytes_of(other[1]) <= local_bytes_of(found[1]):
+                    found = other
+            self._steps[key] = found
         return self._steps[key]
 
 

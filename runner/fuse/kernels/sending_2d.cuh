@@ -50,48 +50,54 @@ INLINE Near near_of(const Arguments& all, int first, int last) {
     return {all.before_rank >= 0 && first < all.near_rows, all.after_rank >= 0 && last > all.y.own - all.near_rows};
 }
 
-// Wait for the strips of a neighbour's kernel before this one.
-INLINE bool await_rank(const Arguments& all, int side, int rank, u64 number) {
+// Wait for the strips of a neighbour's kernel before this one. count: what has arrived when this strip began.
+INLINE bool await_rank(const Arguments& all, int side, int rank, u64 count, u64 number) {
+    if (count >= number * EXCHANGE) return true;
     const bool arrived = wait_for(all.arrived + side, number * EXCHANGE, all.patience, all.state);
     if (!arrived) fail(all.state, all.failure, rank);
     return arrived;
 }
 
-INLINE void run_and_send(const Arguments& all) {
-    const Strip mine = strip_of(all);
-    if (mine.first >= mine.last) return;
-    const Near near = near_of(all, mine.first, mine.last);
-    const int x0 = mine.tile * VALID - MARGIN;
-    const bool first_lane = threadIdx.x % LANES == 0;
-    u64 number = 0;
-    if (near.before || near.after) {
-        bool ready = true;
-        if (first_lane) {
-            number = load_acquire(&all.state->sequence);
-            ready = !load_acquire(&all.state->failed);  // what follows a failure is of no use
-            if (ready && near.before) ready = await_rank(all, 0, all.before_rank, number);
-            if (ready && near.after) ready = await_rank(all, 1, all.after_rank, number);
-        }
-        __syncwarp();
-        if (in_any_lane(!ready)) return;
+// Wait until the halos that a strip reads are complete, and those that it will store are read.
+INLINE bool await_neighbours(const Arguments& all, const Near& near) {
+    bool ready = true;
+    if (threadIdx.x % LANES == 0) {
+        // All under way at once. What follows a failure is of no use.
+        const State state = *all.state;
+        const u64 before = near.before ? load_acquire(all.arrived) : 0;
+        const u64 after = near.after ? load_acquire(all.arrived + 1) : 0;
+        ready = !state.failed;
+        if (ready && near.before) ready = await_rank(all, 0, all.before_rank, before, state.sequence);
+        if (ready && near.after) ready = await_rank(all, 1, all.after_rank, after, state.sequence);
     }
-    strip(all, x0, mine.first, mine.last, mine.memory);
+    __syncwarp();
+    return !in_any_lane(!ready);
+}
+
+INLINE void run_and_send(const Arguments& all) {
+    int tile, first, last;
+    if (!find_strip(all, tile, first, last)) return;
+    Near near = near_of(all, first, last);
+    if ((near.before || near.after) && !await_neighbours(all, near)) return;
+    strip(all, tile * VALID - MARGIN, first, last, shared_memory());
+    find_strip(all, tile, first, last);  // again, rather than in registers all the while
+    near = near_of(all, first, last);
     if (!near.before && !near.after) return;
+    const int x0 = tile * VALID - MARGIN, own = all.y.own;
     __syncwarp();  // other lanes have stored what this one reads
-#define X(n, T, constant)                                                                                       \
-    if (near.before)                                                                                            \
-        send(all.out##n, all.before##n, all.out_pitch##n, STRIDE##n, all, x0, mine.first, least(mine.last, int(all.before_rows##n))); \
-    if (near.after)                                                                                             \
-        send(all.out##n, all.after##n, all.out_pitch##n, STRIDE##n, all, x0, most(mine.first, all.y.own - int(all.after_rows##n)), mine.last);
+#define X(n, T, constant)                                                                                     \
+    if (near.before)                                                                                          \
+        send(all.out##n, all.before##n, all.out_pitch##n, STRIDE##n, all, x0, first, least(last, int(all.before_rows##n))); \
+    if (near.after)                                                                                           \
+        send(all.out##n, all.after##n, all.out_pitch##n, STRIDE##n, all, x0, most(first, own - int(all.after_rows##n)), last);
     PLANES(X)
 #undef X
     __syncwarp();
-    if (!first_lane) return;
+    if (threadIdx.x % LANES != 0) return;
     // The shares of a side are EXCHANGE in all.
-    if (near.before)
-        add_release(all.before_count, mine.tile == 0 && mine.first == 0 ? EXCHANGE - (all.before_strips - 1) : 1);
-    if (near.after)
-        add_release(all.after_count, mine.tile == 0 && mine.last == all.y.own ? EXCHANGE - (all.after_strips - 1) : 1);
+    if (near.before) add_release(all.before_count, tile == 0 && first == 0 ? EXCHANGE - (all.before_strips - 1) : 1);
+    if (near.after) add_release(all.after_count, tile == 0 && last == own ? EXCHANGE - (all.after_strips - 1) : 1);
+    const u64 number = all.state->sequence;
     if (atomicAdd(&all.state->blocks, u64(1)) + 1 == u64(all.strips_near)) {
         all.state->blocks = 0;
         all.state->sequence = number + 1;

@@ -389,10 +389,7 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     Row ahead;
     const int lane = threadIdx.x % LANES;
     const int low = low_edge(all.y), high = high_edge(all.y);
-    // No row before the first one in memory is of use, nor one that is further beyond the array than a step reads.
-    const bool beside_array = BOUNDARY != WRAP && all.y.before == all.y.start;
-    const int known = BOUNDARY == WRAP && all.y.whole() ? NEVER : beside_array ? low - RY : -all.y.before;
-    const int begin = most(first - K * RY, known), end = last + K * RY;
+    const int begin = most(first - K * RY, all.known), end = last + K * RY;
     Place at{all, x0 + lane * C, begin};
     const bool inside_x = all.x.inside(x0, x0 + TILE) && x0 + TILE - MARGIN <= all.x.own;
     const bool sides = !inside_x && has_sides(all.x, x0), around = turns(all.x, x0), between = inside_x || sides || around;
@@ -456,23 +453,22 @@ INLINE void strip(const Arguments& all, int x0, int first, int last, char* memor
     }
 }
 
-// A warp's part of the launch, none if `first` is not before `last`, and its shared memory.
-struct Strip {
-    int tile, first, last;
-    char* memory;
-};
-
-// What takes longest comes first: the tiles in the loop for edges, in shorter strips, and of the others the last strips
-// and the first ones, which end and begin in the loop for edges. The first strip is `lead` rows shorter than others.
-INLINE Strip strip_of(const Arguments& all) {
+INLINE char* shared_memory() {
 #ifdef __CUDACC_RTC__
     extern __shared__ __align__(16) char memory[];
+    return memory + threadIdx.x / LANES * WARP_BYTES;
 #else
-    char* memory = emulated::shared();
+    return emulated::shared() + threadIdx.x / LANES * WARP_BYTES;
 #endif
-    const int warp = threadIdx.x / LANES, edges = all.low_tiles + all.high_tiles;
-    const int others = all.tiles - edges;
-    int number = int(blockIdx.x) * WARPS + warp, height = all.edge_height, lead = 0, tile;
+}
+
+// Find a warp's tile and rows; false if it has none.
+//
+// What takes longest comes first: the tiles in the loop for edges, in shorter strips, and of the others the last strips
+// and the first ones, which end and begin in the loop for edges. The first strip is `lead` rows shorter than others.
+INLINE bool find_strip(const Arguments& all, int& tile, int& first, int& last) {
+    const int edges = all.low_tiles + all.high_tiles, others = all.tiles - edges;
+    int number = opaque(blockIdx.x) * WARPS + threadIdx.x / LANES, height = all.edge_height, lead = 0;
     const int short_strips = (all.y.own + height - 1) / height;
     if (number < edges * short_strips) {
         tile = number % edges;
@@ -480,22 +476,24 @@ INLINE Strip strip_of(const Arguments& all) {
         number /= edges;
     } else {
         number -= edges * short_strips;
-        if (others == 0) return {};
+        if (others == 0) return false;
         tile = all.low_tiles + number % others;
         height = all.height;
         lead = all.lead;
         const int strips = (all.y.own + lead + height - 1) / height;
         number /= others;
-        if (number >= strips) return {};
+        if (number >= strips) return false;
         number = number == 0 ? strips - 1 : number - 1;
     }
     const int next = (number + 1) * height - lead;
-    return {tile, most(next - height, 0), least(next, all.y.own), memory + warp * WARP_BYTES};
+    first = most(next - height, 0);
+    last = least(next, all.y.own);
+    return first < last;
 }
 
 INLINE void run(const Arguments& all) {
-    const Strip mine = strip_of(all);
-    if (mine.first < mine.last) strip(all, mine.tile * VALID - MARGIN, mine.first, mine.last, mine.memory);
+    int tile, first, last;
+    if (find_strip(all, tile, first, last)) strip(all, tile * VALID - MARGIN, first, last, shared_memory());
 }
 
 }  // namespace steps

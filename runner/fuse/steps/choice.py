@@ -34,9 +34,9 @@ WORTH_MEASURING = 100.0  # seconds that a run takes as predicted; measuring take
 SAMPLE_BYTES = 2 << 30  # of the fields, at most; a quarter of the free memory if that is less
 ALIGNED = 128  # bytes from row to row of a sample are a multiple
 # Of an H200: bytes a second; instructions a second, and the part of these that is reached, by the columns of
-# a lane times the blocks of 4 warps on a processor.
-MEMORY, INSTRUCTIONS = 4e12, 33e12
-REACHED = {16: 0.85, 12: 0.78, 8: 0.7, 6: 0.4, 4: 0.4}
+# a lane and the blocks of 4 warps that a processor holds at least.
+MEMORY, INSTRUCTIONS = 4e12, 36e12
+REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
@@ -101,7 +101,7 @@ def seconds_per_cell(
     memory = (read * (1 + 1 / valid) / 2 + written) / choice.steps / MEMORY
     of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
     operations = _operations(program, exact)
-    rate = INSTRUCTIONS * REACHED[tuning.columns * tuning.blocks] * valid
+    rate = INSTRUCTIONS * REACHED[tuning.columns, tuning.blocks] * valid
     if shape is not None and program.axes == 2 and all(shape):
         strips = predicted_strips(program, feeds, choice.steps, tuning, shape)
         taken = strips.duration(best_height(strips)) * PROCESSORS * SCHEDULERS  # rows of tiles

@@ -43,8 +43,11 @@ from runner.region import Array, Shape
 
 GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
+UNCOUNTED = 20  # registers that most kernels use beside those estimated, where they may
+SQUEEZED = 1.06  # registers over those that a bound leaves, which a compiler may do without
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
+NEVER = -(2**31)  # a row before all others, as in kernels/steps.cuh
 WAVES = 3  # of warps, at least: neighbours then read about the same rows, some of them from the cache
 BRANCH_WAVES = 9  # where some rows take longer than others: the processors are busy to the end
 
@@ -84,7 +87,8 @@ def predicted_strips(
     """Return how a launch over so many rows and columns is cut, as if no axis was split between ranks."""
     layout = layout_of(program, feeds)
     tiles = math.ceil(shape[1] / valid_columns(program, feeds, steps, tuning))
-    at_once = PROCESSORS * resident_warps(tuning, _registers(layout, steps, tuning))
+    registers = _registers(layout, steps, tuning) + UNCOUNTED
+    at_once = PROCESSORS * max(resident_warps(tuning, registers), tuning.warps * tuning.blocks)
     edges = min(tiles, 2) if shape[1] % tuning.columns else 0
     ends = _slow_ends(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False)
     return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once, *ends)
@@ -267,7 +271,7 @@ def arguments(
         shorter, lead = strips.edge_height(height), strips.lead(height)
         cut = strips.cut(height)
         grid = (math.ceil(sum(alike for *_, alike in cut) / tuning.warps), 1, 1)
-        values = [height, lead, low, high, tiles, shorter]
+        values = [height, lead, low, high, tiles, shorter, _first_known(kernel, y)]
     values += [number for axis in (x, y) for number in numbers(axis)]
     for place, component in layout.state:
         out = outs[layout.feeds.index(place)]
@@ -279,6 +283,14 @@ def arguments(
     if sending is not None:
         values += sending.values(layout, cut)
     return StepLaunch(grid, (kernel.threads, 1, 1), kernel.shared, tuple(values))
+
+
+def _first_known(kernel: StepKernel, rows: Axis) -> int:
+    """Return the first row that is of use: the first one in memory, or the first one beyond the array that a
+    step reads."""
+    if kernel.wraps:
+        return NEVER if rows.own == rows.length else -rows.before
+    return -rows.before - (kernel.radius[0] if rows.before == rows.start else 0)
 
 
 def _cells_lie_together(array: Array, axes: int) -> bool:
@@ -301,6 +313,18 @@ def _inside(kernel: StepKernel, x: Axis, tile: int) -> bool:
         return True  # columns beyond the array are read on its other side, or are in lanes at hand
     inside = kernel.wraps or (first + x.start >= 0 and last + x.start <= x.length)
     return inside and -x.before <= first and last <= x.own + x.after and last - kernel.margin <= x.own
+
+
+def one_block_more(kernel: StepKernel, registers: int) -> Tuning | None:
+    """Return a tuning for one block more on a processor, if that takes only few of a thread's registers.
+
+    registers: of a thread of the compiled kernel. None: it takes more, or so many blocks are asked for.
+    """
+    tuning = kernel.tuning
+    blocks = resident_warps(tuning, registers, kernel.shared) // tuning.warps + 1
+    limit = ALL_REGISTERS // (kernel.threads * blocks) // 8 * 8
+    fits = limit < registers <= SQUEEZED * limit and blocks * kernel.shared <= SHARED_BYTES
+    return replace(tuning, blocks=blocks) if fits and len(kernel.radius) == 2 else None
 
 
 def with_rows(kernel: StepKernel, rows: int) -> StepKernel:

@@ -19,9 +19,11 @@ WIDEST_READ = 4  # cells beside the own one along an axis
 REGISTERS = 230  # of a thread that keeps none in memory
 PROCESSORS = 132  # of an H200, to choose the rows of a warp
 THREADS, ALL_REGISTERS, SCHEDULERS = 2048, 65536, 4  # of a processor
-# In the time of the instructions of one warp's row inside the array, measured on an H200: a row of a warp
-# alone on its scheduler; and one in the loop for edges, which mostly waits, beside however many warps.
-ALONE, SLOW_ROW = 1.4, 9.0
+# In the time of the instructions of one warp's row inside the array, where very many warps follow each other,
+# measured on an H200: a row of several warps of a scheduler that began together, a part and a part for each;
+# and a row in the loop for edges, which mostly waits, beside however many warps.
+TOGETHER, EACH, SLOW_ROW = 0.9, 0.85, 11.3
+STAGGERED = 0.85  # time of warps that did not begin together over that of those that did
 MOST_STRIPS = 200
 WORTH_WAVES = 1.1  # time of several waves over that of one, at most
 EDGE_ROW = 3  # time of a row in the loop for edges, in rows inside the array
@@ -289,7 +291,7 @@ class StripLayout:
     def row_time(self, height: int) -> float:
         """Return the time of a row of all warps of a scheduler, in instructions of one warp's row."""
         at_once = min(self.warps(math.ceil(self.rows / height)), self.at_once)
-        return max(math.ceil(at_once / (PROCESSORS * SCHEDULERS)), ALONE)
+        return TOGETHER + EACH * math.ceil(at_once / (PROCESSORS * SCHEDULERS))
 
     def lead(self, height: int) -> int:
         """Return the rows that the first strip has less, for it to take as long as others."""
@@ -306,7 +308,8 @@ class StripLayout:
         longest = max(height, rows - (strips - 1) * height + self.trail(height)) + self.extra
         edge = min(self.edge_height(height), self.rows) + self.extra if self.edges else 0
         waves = math.ceil(self.warps(strips) / self.at_once)
-        return max(waves * longest, EDGE_ROW * edge) * self.row_time(height)
+        together = STAGGERED + (1 - STAGGERED) / waves
+        return max(waves * longest * together, EDGE_ROW * edge) * self.row_time(height)
 
 
 def _within(rows: float, height: int) -> int:

@@ -32,7 +32,11 @@ def source(
     stores rows into other ranks' halos, over two axes.
     """
     three = layout.program.axes == 3
-    numbers = ["height"] if three else ["height", "lead", "low_tiles", "high_tiles", "tiles", "edge_height"]
+    numbers = (
+        ["height"]
+        if three
+        else ["height", "lead", "low_tiles", "high_tiles", "tiles", "edge_height", "known"]
+    )
     axes = "zxy" if three else "xy"
     pitches = ["planes", "pitch"] if three else ["pitch"]
     planes, fields = [], []  # fields: C++ type and name of each argument of 64 bits

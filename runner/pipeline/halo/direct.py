@@ -40,8 +40,8 @@ exchange: arrived[r] then says nothing of the interior of the step.
 
 Kernels of several steps may exchange halos along axis 0 themselves (`sending`, runner/fuse/kernels/
 sending_2d.cuh), if only that axis is split. Near a side are the strips that compute one of the `Sending.rows`
-rows next to it: all that read rows of the halo there or compute rows that the neighbour needs. In kernel n = 1,
-2, ..., a strip of r near its side to p
+rows next to it: all that read rows of the halo there or compute rows that the neighbour needs. In kernel n =
+1, 2, ..., a strip of r near its side to p
 
     1. waits, before it reads, for arrived[side] >= (n - 1) E in r's page: all strips of p near r have ended
        their kernel n - 1;

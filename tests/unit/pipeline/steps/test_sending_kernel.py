@@ -213,7 +213,8 @@ FAULTS = {
     "one strip's share is enough": ("EXCHANGE - (all.before_strips - 1) : 1);", f"EXCHANGE : 1); {SLOWLY}"),
     "a share is added before the rows are stored": (
         STORED,
-        f"if (first_lane && near.after) {{ add_release(all.after_count, EXCHANGE); {SLOWLY} }}\n{STORED}",
+        "if (threadIdx.x % 32 == 0 && near.after) "
+        f"{{ add_release(all.after_count, EXCHANGE); {SLOWLY} }}\n{STORED}",
     ),
     "a row too few to the rank before": ("int(all.before_rows##n)", "int(all.before_rows##n) - 1"),
     "a row too few to the rank after": ("int(all.after_rows##n)", "int(all.after_rows##n) + 1"),
