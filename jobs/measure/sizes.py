@@ -1,4 +1,4 @@
-"""Parse and format sizes in bytes: "32M" in options, "1.5 MiB" in tables."""
+"""Parse and format sizes in bytes as options take them: "32M"."""
 
 from __future__ import annotations
 
@@ -31,11 +31,3 @@ def size_text(size: int) -> str:
     """Format a size exactly, as options take it: "32M"."""
     unit = next((unit for unit in reversed(UNITS) if size % UNITS[unit] == 0 and size), "")
     return f"{size // UNITS[unit]}{unit.upper()}"
-
-
-def size_name(size: int) -> str:
-    """Format a size with four digits, for tables and plots: "8 B", "1 KiB", "1.5 MiB"."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.4g} {unit}"
-    return f"{size} B"

@@ -59,6 +59,7 @@ def start(
             prepare,
             columns,
             debug=debug,
+            mpich=launcher.vendor == "MPICH",
             conclude=conclude,
             restart=spec if restartable else None,
             clocks=partial(Clocks, ranks=spec.ranks, start=start_timeout, halt=halt_timeout(stall_timeout)),

@@ -94,6 +94,7 @@ def start(
             columns,
             token=token,
             debug=debug,
+            mpich=launcher.vendor == "MPICH",
             clean_up_hosts=clean_up,
             conclude=conclude,
             restart=spec if restartable else None,

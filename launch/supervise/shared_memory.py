@@ -41,13 +41,13 @@ def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
         time.sleep(0.05)  # mapped, most likely, by a killed rank that is still exiting
 
 
-def remove_stale(folder: Path = FOLDER) -> None:
-    """Remove MPI's segments that no process maps, of runs whose command was killed.
+def remove_stale(found: set[Path]) -> None:
+    """Remove those of MPI's segments `found` that no process maps, of runs whose command was killed.
 
     New ones stay: they may belong to a run that is starting, and be mapped in a moment.
     """
     now, old = time.time(), set()
-    for path in segments(folder):
+    for path in found:
         with contextlib.suppress(OSError):  # removed in between
             if path.name.startswith(OF_MPI) and now - path.stat().st_mtime > NEW:
                 old.add(path)

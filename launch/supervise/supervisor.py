@@ -56,6 +56,7 @@ def supervise(
     *,
     token: str | None = None,
     debug: bool = False,
+    mpich: bool = False,
     clean_up_hosts: Callable[[Path, Path, float], list[str]] | None = None,
     explain: Explain | None = None,
     conclude: Conclude = no_answer,
@@ -66,18 +67,20 @@ def supervise(
 
     prepare: returns the launcher's command and environment, given the run's directory and a private folder
     with a short path. columns: the width of a progress bar that ranks may draw. token: of the status lines of
-    ranks that cannot write to the run's directory. clean_up_hosts: cleans up on other hosts, given the same
-    two and the seconds since the start, and returns those that do not answer. explain, conclude: as for
-    `judge`. restart: what is run, to raise LossError with what is left of it after a loss, instead of judging
-    the run; None to judge it in any case. clocks: makes the clocks of the run.
+    ranks that cannot write to the run's directory. mpich: the launcher is MPICH's; no other one leaves
+    descriptions of this host. clean_up_hosts: cleans up on other hosts, given the same two and the seconds
+    since the start, and returns those that do not answer. explain, conclude: as for `judge`. restart: what is
+    run, to raise LossError with what is left of it after a loss, instead of judging the run; None to judge it
+    in any case. clocks: makes the clocks of the run.
     """
     from runner.files import working_directory, write_file
     from runner.world.run_status import RunDirectory, RunLines
 
     working_directory()  # launchers do not report that it does not exist
-    shared_memory.remove_stale()
-    remove_topologies()
     segments = shared_memory.segments()
+    shared_memory.remove_stale(segments)
+    if mpich:
+        remove_topologies()
     begun = time.monotonic()
     sys.stdout.flush()  # the ranks' output is written directly to the file descriptor
     succeeded = False
@@ -102,7 +105,8 @@ def supervise(
         if not succeeded:
             run.remove_leftovers()
             shared_memory.remove_orphans(segments)
-            remove_topologies()
+            if mpich:
+                remove_topologies()
         if token:
             RunLines(token).remove_claim()  # of a rank that was killed before it could
         for folder in folders:

@@ -27,7 +27,7 @@ from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
 from runner.pipeline.decoded_inputs import check_decoded
 from runner.plan.grid import bounds
-from runner.region import HostArray, Region, Shape
+from runner.region import HostArray, Region, Shape, chunk_region
 from runner.report.phases import Phases
 from runner.storage.formats.registry import Source, open_source
 from runner.world.world import World
@@ -66,9 +66,7 @@ def tile_region(shape: Shape, tile: Shape, number: int) -> Region:
     """Return the region of tile `number`, counted in C order."""
     counts = [-(-length // step) for length, step in zip(shape, tile, strict=True)]
     place = np.unravel_index(number, counts) if counts else ()
-    start = tuple(int(i) * step for i, step in zip(place, tile, strict=True))
-    stop = tuple(min(a + step, length) for a, step, length in zip(start, tile, shape, strict=True))
-    return Region(start, stop)
+    return chunk_region(tuple(map(int, place)), tile, shape)
 
 
 def fold(subtrees: Iterable[Subtree], combine: Combine) -> list[Subtree]:

@@ -1,6 +1,8 @@
-"""Quantities as text with three significant digits."""
+"""Quantities as text."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def figure(value: float) -> str:
@@ -18,6 +20,14 @@ def bytes_text(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
+
+
+def size_name(size: int) -> str:
+    """Format a size with four digits, for tables and plots: "8 B", "1 KiB", "1.5 MiB"."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.4g} {unit}"
+    return f"{size} B"
 
 
 def rate_text(rate: float) -> str:
@@ -42,6 +52,17 @@ def percent_text(share: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def ranges_of(numbers: Iterable[int]) -> list[str]:
+    """Ascending numbers as ranges: "0-2", "5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ["-".join(map(str, run)) for run in runs]
 
 
 def left_text(seconds: float) -> str:

@@ -114,32 +114,31 @@ def execute(
     opened = [] if folder or not job.opens_input else sources_at
     noted = note(world, opened, job, parameters, added_to)
     phases = world.phases = world.new_phases()
+    sources: list[Source] = []
+    if folder is None:
+        with phases("read"):
+            sources = world.on_root(lambda: _open(opened, options))
+    run = RunContext(
+        world,
+        job,
+        parameters,
+        sources,
+        targets,
+        options,
+        transaction,
+        progress,
+        phases,
+        show,
+        proof,
+        noted,
+        stepped,
+        argument=str(sources_at[0]),
+    )
     if folder is not None:
         from runner.run.image_run import FolderRun
 
-        run = RunContext(
-            world, job, parameters, [], targets, options, transaction, progress, phases, show, proof, noted
-        )
         details = FolderRun(run, folder).write()
     else:
-        with phases("read"):
-            sources: list[Source] = world.on_root(lambda: _open(opened, options))
-        run = RunContext(
-            world,
-            job,
-            parameters,
-            sources,
-            targets,
-            options,
-            transaction,
-            progress,
-            phases,
-            show,
-            proof,
-            noted,
-            stepped,
-            argument=str(sources_at[0]),
-        )
         details = run_map(run) if job.kind == "map" else _result(run)
         types = [type_record((source.shape, source.dtype)) for source in sources]
         details = {**(types[0] if types else {}), "types": types or None, **details}

@@ -23,6 +23,7 @@ from runner.plan.step_options import Copies
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import ArrayType, Task, plan_task
 from runner.report.record import Record
+from runner.report.units import counted
 from runner.run.options import form_of, forms_of_inputs
 from runner.run.planned_job import plan_job
 from runner.run.planned_steps import plan_steps
@@ -202,8 +203,8 @@ def describe_inputs(
     if inputs:
         if len(inputs) != len(job.arrays):
             raise UserError(
-                f"job {job.name} takes {len(job.arrays)} input{'s' if len(job.arrays) > 1 else ''}",
-                got=f"{len(inputs)} file{'s' if len(inputs) > 1 else ''}: {', '.join(inputs)}",
+                f"job {job.name} takes {counted(len(job.arrays), 'input')}",
+                got=f"{counted(len(inputs), 'file')}: {', '.join(inputs)}",
                 expected=" ".join(name.upper() for name in job.arrays),
             )
         paths = [named("INPUT", input) for input in inputs]

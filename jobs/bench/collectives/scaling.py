@@ -25,12 +25,12 @@ from jobs.bench.collectives.run import check_files
 from jobs.bench.collectives.specs import SPECS
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record
-from jobs.measure.sizes import size_name
 from jobs.measure.timers import Work, host_seconds
 from jobs.measure.watchdog import watching
 from meshrun import World
 from runner.comm.api import Control
 from runner.errors import MeshrunError
+from runner.report.units import size_name
 from runner.world.failure import FailureHandler
 
 REPEATS = 7

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.measure.exit_codes import NeedsGpu
-from jobs.measure.sizes import size_name
 from meshrun import World
 from runner.device.raw.memory import Box
 from runner.errors import UserError
+from runner.report.units import size_name
 
 TableCell = str | float | int | None  # None: not measured, printed as "-"
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from jobs.bench.lessons.protocol import Chart, Lesson, LessonTable, TableCell, Timeline
 from jobs.measure import plots
-from jobs.measure.sizes import size_name
 from runner.report.record import plain
 from runner.report.table import table as aligned
+from runner.report.units import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

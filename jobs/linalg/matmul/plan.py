@@ -24,7 +24,7 @@ from typing import Literal
 from runner.errors import UserError
 from runner.pipeline.load import stages
 from runner.plan.grid import bounds, factorizations
-from runner.report.units import bytes_text
+from runner.report.units import bytes_text, counted
 
 WIDE = 512  # columns of a piece of B from which a product runs at its full rate
 # Slabs of B's columns that are gathered. Nothing is multiplied before the first one is there, and a message
@@ -284,7 +284,7 @@ def choose(
     wanted = [layout for layout in found if algorithm in ("auto", layout.algorithm)]
     if not wanted:
         raise UserError(
-            f"the product does not fit the memory of {ranks} rank{'s' if ranks > 1 else ''}"
+            f"the product does not fit the memory of {counted(ranks, 'rank')}"
             + ("" if algorithm == "auto" else f" by --algorithm {algorithm}"),
             got=f"{bytes_text(_least(problem, ranks, algorithm, unit))} of arrays on a rank",
             expected=f"at most {bytes_text(room)}",

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.sizes import size_name
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
 from jobs.validate.probe.api import CounterKey, Flows, RankPlace, Seconds, SingleRankOp, WrongData
@@ -24,6 +23,7 @@ from meshrun import World
 from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
+from runner.report.units import size_name
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]

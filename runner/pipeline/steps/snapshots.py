@@ -197,19 +197,14 @@ def redistribute(
         given, taken = overlap(regions[rank], parts[other]), overlap(regions[other], parts[rank])
         if other == rank:
             if given.size:
-                found[_within(given, parts[rank])] = mine[_within(given, regions[rank])]
+                found[given.slices_in(parts[rank])] = mine[given.slices_in(regions[rank])]
             continue
         if given.size:
-            sends.append((other, np.ascontiguousarray(mine[_within(given, regions[rank])])))
+            sends.append((other, np.ascontiguousarray(mine[given.slices_in(regions[rank])])))
         if taken.size:
             receives.append((other, np.empty((*taken.shape, *more), mine.dtype)))
-            places.append(_within(taken, parts[rank]))
+            places.append(taken.slices_in(parts[rank]))
     control.exchange(sends, receives).wait()
     for place, (_, values) in zip(places, receives, strict=True):
         found[place] = values
     return found
-
-
-def _within(region: Region, whole: Region) -> tuple[slice, ...]:
-    ends = zip(region.start, region.stop, whole.start, strict=True)
-    return tuple(slice(a - origin, b - origin) for a, b, origin in ends)

@@ -23,6 +23,7 @@ from runner.errors import UserError
 from runner.pipeline.steps.checkpoints import Checkpoints
 from runner.pipeline.steps.chunk_steps import ChunkSteps
 from runner.pipeline.steps.frames import Frames
+from runner.pipeline.steps.fused_steps import passes
 from runner.pipeline.steps.loop import Until, check_finite, next_multiple
 from runner.pipeline.streamed.chunk_agreement import chunks_of
 from runner.pipeline.streamed.cpu_engine import HostEngine
@@ -112,10 +113,10 @@ class StreamedSteps:
         ends = self._ends(steps)
         longest = max(b - a for a, b in pairwise((self.first, *ends)))
         wide, chunks = self._plan(min(each if each > 1 else STEPS, longest), wanted=min(each, longest))
-        passes = [count for a, b in pairwise((self.first, *ends)) for count in _equal(b - a, wide.steps)]
+        lengths = [n for a, b in pairwise((self.first, *ends)) for n in passes(b - a, wide.steps)]
         names = [one.name for one in task.fields]
         feeds = [None if name is None else names.index(name) for name in task.job.feeds]
-        between = self._between(feeds, len(passes))
+        between = self._between(feeds, len(lengths))
         sources = list(self.sources)
         nbytes = sum(task.input_bytes(region) for region in task.partition)
         counts: list[tuple[int, int]] = []
@@ -126,14 +127,14 @@ class StreamedSteps:
         if self.frames is not None:
             world.on_root(self.frames.open)
             self._show(done, sources)
-        for number, count in enumerate(passes):
+        for number, count in enumerate(lengths):
             done += count
             sinks = list(self.sinks) if done == steps else between[number % 2]
             checked = self.until is not None and done % self.every == 0
             wider, must = for_chunks(task, count), self.must_fuse
             finite = self._finite(done, count, last=checked or done == steps)
             taker = ChunkSteps(world, task, wider, observed=checked, finite=finite, must_fuse=must)
-            moved = (number * nbytes, len(passes) * nbytes)
+            moved = (number * nbytes, len(lengths) * nbytes)
             counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason
             for taken in finite:
@@ -333,9 +334,3 @@ class StreamedSteps:
         if len(self.world.hosts) > 1:
             for sink in sinks:
                 self.world.collective_call(sink.sync)
-
-
-def _equal(steps: int, most: int) -> list[int]:
-    """Return the fewest passes of at most `most` steps, of nearly equal length, the longer ones first."""
-    passes = -(-steps // most)
-    return [steps // passes + (number < steps % passes) for number in range(passes)]

@@ -29,6 +29,7 @@ from runner.job.discover import find, names
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
 from runner.report.table import table
+from runner.report.units import counted
 from runner.run.declare import map_blocks, reduce_blocks
 from runner.run.execute import Options, execute
 from runner.run.installation.mutations import MUTATIONS, Mutation
@@ -185,7 +186,7 @@ def main(
 
 def _check_ranks(world: World, device: DeviceChoice) -> int:
     kind = "GPU" if world.backend.device.kind == "cuda" else "CPU"
-    title = f"{world.size} rank{'s' if world.size > 1 else ''}, {kind}, {world.arrays.label}"
+    title = f"{counted(world.size, 'rank')}, {kind}, {world.arrays.label}"
     with _folder(world) as folder:
         failures = 0
         for trial in trials(world.size, device):

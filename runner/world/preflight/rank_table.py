@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from runner.report.table import table
+from runner.report.units import counted, size_name
 from runner.world.preflight.problem import (
     abbreviate,
     by_host,
@@ -54,7 +55,7 @@ ALIKE: tuple[tuple[str, Callable[[Survey], str]], ...] = (
 
 def _alike(surveys: Sequence[Survey]) -> list[str]:
     hosts = len(by_host(surveys))
-    lines = [f"{len(surveys)} rank{_s(len(surveys))} on {hosts} host{_s(hosts)}"]
+    lines = [f"{counted(len(surveys), 'rank')} on {counted(hosts, 'host')}"]
     for name, value in ALIKE:
         lines += _line(name, _one_or_all((value(survey), survey) for survey in surveys))
     settings = [
@@ -153,7 +154,7 @@ def _facts(host: Sequence[Survey], *, addresses: bool, free: bool) -> tuple[list
     """Lines, and the same as a key for comparing hosts."""
     first = host[0]
     total, left = first.shm_total, min(survey.shm_free for survey in host)
-    shm = (_bytes(total) + (f", {_bytes(left)} free" if free else "")) if total else NONE
+    shm = (size_name(total) + (f", {size_name(left)} free" if free else "")) if total else NONE
     limits = [survey.memlock for survey in host if survey.memlock is not None]
     used = [one for one in first.interfaces if one.name != "lo" and (one.up or one.address)]
     idle = [one.name for one in first.interfaces if not (one.up or one.address)]
@@ -161,7 +162,7 @@ def _facts(host: Sequence[Survey], *, addresses: bool, free: bool) -> tuple[list
     interfaces += [f"without address and down: {abbreviate(idle)}"] if idle else []
     lines = [
         *_line("  /dev/shm", shm),
-        *_line("  memlock", _bytes(min(limits)) if limits else "unlimited"),
+        *_line("  memlock", size_name(min(limits)) if limits else "unlimited"),
         *_line("  network", ", ".join(interfaces) or NONE),
         *_line("  RDMA", _ports(first)),
     ]
@@ -182,13 +183,6 @@ def _ports(first: Survey) -> str:
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items()) or NONE
 
 
-def _bytes(count: int) -> str:
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
-        if count >= size:
-            return f"{count / size:.4g} {unit}"
-    return f"{count / 1024:.4g} KiB"
-
-
 # Lines.
 
 
@@ -198,7 +192,3 @@ def _line(name: str, text: str) -> list[str]:
 
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, subsequent_indent=" " * 12, break_on_hyphens=False)
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -176,7 +177,7 @@ def may_lock_all(proc: Path) -> bool:
 def _room(shm: Path) -> tuple[int, int]:
     """Total and free bytes of a file system."""
     try:
-        found = os.statvfs(shm)
+        found = shutil.disk_usage(shm)
     except OSError:
         return 0, 0
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return found.total, found.free

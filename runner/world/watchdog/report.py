@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from runner.report.units import ranges_of
+
 BEFORE, INSIDE, DONE = range(3)  # stages of one measurement, in their order
 
 MAX_NAMES = 3  # ranks of a group that are listed by full name; more are listed as ranges of numbers
@@ -112,11 +114,5 @@ def _who(ranks: Sequence[int], names: Sequence[str]) -> str:
 
 def ranges(ranks: Iterable[int]) -> str:
     """Ascending numbers as ranges, such as "0-2, 5"; an ellipsis after MAX_RANGES of them."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    texts = ["-".join(map(str, run)) for run in runs[:MAX_RANGES]]
-    return ", ".join(texts + ["..."] * (len(runs) > MAX_RANGES))
+    texts = ranges_of(ranks)
+    return ", ".join(texts[:MAX_RANGES] + ["..."] * (len(texts) > MAX_RANGES))

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 from jobs.bench.collectives.results import Header, RankMismatch, ResultRow, SplitGroup
+from runner.report.units import counted, ranges_of
 
 
 def names(measured: ResultRow, header: Header) -> str:
@@ -41,8 +42,8 @@ def mismatches(measured: ResultRow) -> list[str]:
 
 def _wrong(place: str, wrong: RankMismatch) -> str:
     text = f"wrong: rank {wrong.rank} (host {wrong.host}, {wrong.device}) {place}: "
-    text += f"{_count(wrong.count, 'element')}, first at {wrong.offset}: got {wrong.got}, "
-    text += f"expected {wrong.expected}, {_count(wrong.flipped_bits, 'bit')} flipped"
+    text += f"{counted(wrong.count, 'element')}, first at {wrong.offset}: got {wrong.got}, "
+    text += f"expected {wrong.expected}, {counted(wrong.flipped_bits, 'bit')} flipped"
     if wrong.timed_call is not None:
         text += f", in timed call {wrong.timed_call}"
     return text if wrong.source is None else f"{text}, data of rank {wrong.source}"
@@ -50,8 +51,9 @@ def _wrong(place: str, wrong: RankMismatch) -> str:
 
 def _group(place: str, group: SplitGroup) -> str:
     wrong = "N/A" if group.wrong is None else group.wrong
+    ranks = ",".join(ranges_of(sorted(group.ranks)))
     return (
-        f"group {group.color} (ranks {_ranges(group.ranks)}) {place}: {_microseconds(group.seconds)}, "
+        f"group {group.color} (ranks {ranks}) {place}: {_microseconds(group.seconds)}, "
         f"busbw {group.busbw:.4g} GB/s, #wrong {wrong}"
     )
 
@@ -67,17 +69,6 @@ def _extremes(place: str, groups: Sequence[SplitGroup]) -> list[str]:
     ]
 
 
-def _ranges(ranks: Sequence[int]) -> str:
-    """Format ranks in order, such as "0-3,8"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
 def largest(values: Sequence[float]) -> int:
     """Return the index of the largest value, the first of equals."""
     return max(range(len(values)), key=values.__getitem__)
@@ -85,7 +76,3 @@ def largest(values: Sequence[float]) -> int:
 
 def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.{2 if seconds < 1e-3 else 0}f} us"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.bench.collectives.output.reader import PLACEMENTS, BenchRecord, median
 from jobs.measure.plots import Sheet, from_zero, logarithmic_axis, save
-from jobs.measure.sizes import size_name
+from runner.report.units import size_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

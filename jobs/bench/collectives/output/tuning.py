@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
 from jobs.bench.collectives.output.reader import RowKey
 from jobs.measure.plots import Sheet, label_ticks, save
-from jobs.measure.sizes import size_name
 from runner.comm.collectives.api import NcclChoice, NcclTuning
+from runner.report.units import size_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

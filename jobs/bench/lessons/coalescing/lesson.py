@@ -15,8 +15,8 @@ from jobs.bench.lessons.coalescing.methods import (
     pieces_of_load,
 )
 from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable, TableCell, rate
-from jobs.measure.sizes import size_name
 from runner.errors import UserError
+from runner.report.units import size_name
 
 STRIDES = (1, 2, 3, 4, 5, 8, 16, 32, 33, 64)
 OFFSETS = (0, 1, 2, 4, 8, 16, 32)

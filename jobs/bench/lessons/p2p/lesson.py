@@ -30,8 +30,8 @@ from jobs.bench.lessons.protocol import (
 )
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment, Untouched
-from jobs.measure.sizes import size_name
 from runner.comm.collectives.api import DATATYPES
+from runner.report.units import size_name
 from runner.system.links import GpuLinks, gpu_links
 
 SERIES, SERIES_BYTES = 16, 512 << 20  # consecutive transfers: at most, and their bytes; at least one

@@ -14,8 +14,8 @@ from typing import Any
 from jobs.bench.lessons.pool.host_pools import FreeLists, Malloc
 from jobs.bench.lessons.pool.workload import LEAST, Account, AllocationStep, account, play, workload
 from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, LessonTable
-from jobs.measure.sizes import size_name
 from runner.device.raw.allocators import Pool, open_pools
+from runner.report.units import size_name
 
 ALLOCATIONS = 300  # in the workload
 PASSES = 3  # most samples of it: on a host, where pages are touched, each takes seconds

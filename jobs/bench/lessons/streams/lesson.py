@@ -18,8 +18,8 @@ from jobs.bench.lessons.streams.schedule import (
     stream_lines,
     without_waiting,
 )
-from jobs.measure.sizes import size_name
 from runner.errors import UserError
+from runner.report.units import counted, size_name
 
 FEW, MANY = 64, 1024  # rounds of arithmetic that calibrate the kernel
 SHORTER = 5  # elements missing from the last chunk: not a whole number of warps
@@ -58,7 +58,7 @@ def measure(context: Context) -> Lesson:
     stage_seconds = (copies[0], pinned.stage_seconds(1, rounds), copies[1])
     variants = [variant(pinned, SEQUENTIAL, 1, waiting=True)]
     for streams in range(1, MOST_STREAMS + 1):
-        variants.append(variant(pinned, f"{streams} stream{'s' if streams > 1 else ''}", streams))
+        variants.append(variant(pinned, counted(streams, "stream"), streams))
     pinned.release()
     pageable = ChunkedMap(context, chunks, "pageable")
     variants.append(variant(pageable, f"{DRAWN} streams, pageable", DRAWN))

@@ -10,9 +10,9 @@ import numpy as np
 from jobs.bench.lessons.protocol import Chart, ChartLine, Context, Lesson, rate, size_table
 from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
-from jobs.measure.sizes import size_name
 from jobs.measure.timers import sampled_host_seconds
 from runner.comm.collectives.api import DATATYPES
+from runner.report.units import size_name
 
 COLUMNS = ("copy", "first touch", "second touch")
 BYTE = DATATYPES["uint8"]

@@ -27,10 +27,10 @@ from jobs.bench.lessons.protocol import (
 )
 from jobs.bench.lessons.transfer import cpu
 from jobs.bench.lessons.transfer.methods import DIRECTIONS, METHODS, Direction, Methods
-from jobs.measure.sizes import size_name
 from jobs.measure.timers import sampled_host_seconds
 from runner.device.raw.memory import Memory
 from runner.errors import RunError, UserError
+from runner.report.units import size_name
 
 HOST_ACCESS_BYTES = 1 << 24  # read and written by the CPU
 

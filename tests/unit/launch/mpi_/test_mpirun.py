@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from launch.mpi.launcher import AS_ROOT, Launcher, Vendor
 from launch.mpi.mpirun import launcher_command
 from launch.mpi.rank_command import PROGRAM, run_options, spec_options
 from launch.spec import LaunchSpec
+from launch.supervise import supervisor
 from launch.supervise.cleanup import RUN_MARK
 from runner.errors import UserError
 from runner.world.run_status import LINE
@@ -312,6 +314,26 @@ def test_a_bar_is_drawn_where_the_launcher_passes_it_on(machine: Machine) -> Non
     assert mpirun.start(here(), 93) == 0
     called, _ = machine.called()
     assert called[called.index("--tty") :][:2] == ["--tty", "93"]
+
+
+@pytest.mark.parametrize(("version", "expected"), [(OPEN_MPI_5, []), (INTEL, []), (MPICH, ["removed"])])
+@pytest.mark.parametrize(
+    "start",
+    [lambda: mpirun.start(here()), lambda: local.start(1, ["selftest"])],
+    ids=["mpirun", "local"],
+)
+def test_what_mpichs_daemons_left_is_looked_for_only_if_they_are_used(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    expected: list[str],
+    start: Callable[[], int],
+) -> None:
+    machine.install(version)
+    looks: list[str] = []
+    monkeypatch.setattr(supervisor, "remove_topologies", lambda: looks.append("removed"))
+    start()
+    assert looks[:1] == expected
 
 
 def test_the_launchers_good_status_without_a_record_is_a_failure(

@@ -63,7 +63,7 @@ def test_old_and_unused_segments_of_mpi_go(folder: Path) -> None:
         os.utime(path, (0, time.time() - shared_memory.NEW - 1))
     new = segment(folder, "mpich_shm_new")
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        shared_memory.remove_stale(folder)
+        shared_memory.remove_stale(shared_memory.segments(folder))
     assert set(folder.iterdir()) == {recorder, nccls, used, new}
     assert not stale.exists()
     assert not open_mpis.exists()

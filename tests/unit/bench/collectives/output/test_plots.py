@@ -24,8 +24,8 @@ from jobs.bench.collectives.output.plots import (
 )
 from jobs.bench.collectives.output.reader import BenchRecord, Figures, RowKey
 from jobs.measure.plots import COLOURS, check, spaced_ticks
-from jobs.measure.sizes import size_name
 from runner.errors import UserError
+from runner.report.units import size_name
 
 pytest.importorskip("matplotlib")
 
