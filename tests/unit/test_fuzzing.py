@@ -82,12 +82,11 @@ def whole(path: Path, form: Any = None) -> object:
     return source
 
 
-def described(path: Path) -> object:
+def opened(path: Path) -> object:
     """Open a picture by its header, as a plan does."""
-    from runner.storage.formats.registry import decoded_bytes, describe_source
+    from runner.storage.formats.registry import open_source
 
-    decoded_bytes(path)
-    return describe_source(path)
+    return open_source(path)
 
 
 def image(suffix: str, mode: str = "RGB", **options: Any) -> bytes:
@@ -385,7 +384,7 @@ TARGETS = [
     Target("tiff strips", functools.partial(image, "tiff", compression="tiff_deflate"), whole, ".tif"),
     Target("tiff palette", functools.partial(image, "tiff", "P"), whole, ".tif"),
     *(
-        Target(f"{kind} header", functools.partial(image, kind, mode), described, f".{kind}")
+        Target(f"{kind} header", functools.partial(image, kind, mode), opened, f".{kind}")
         for kind, mode in (("png", "P"), ("jpeg", "CMYK"), ("tiff", "P"), ("bmp", "RGB"))
     ),
     *(

@@ -80,6 +80,7 @@ class TiffSource:
     page: Shape
     name: str | None = None
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
     form: ClassVar[Form] = Form()
 
     @property
@@ -162,11 +163,6 @@ def _locate(series: Any) -> _Pages:
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
     return _by_tifffile(path) or image.open_source(path, name, form)
-
-
-def describe(path: Path, name: str | None, form: Form) -> Source:
-    """Open a TIFF by its header; what Pillow reads is decoded when it is read."""
-    return _by_tifffile(path) or image.describe(path, name, form)
 
 
 def decoded_bytes(path: Path) -> int:
