@@ -597,7 +597,7 @@ def statuses(case: Case, ended: Ended) -> frozenset[int]:
 
 def own_lines(errors: str) -> list[str]:
     lines = [line for line in errors.splitlines() if line.strip()]
-    return [line for line in lines if "ranks share" not in line and not line.startswith("[hwloc")]
+    return [line for line in lines if not line.startswith(("meshrun: warning: ", "[hwloc"))]
 
 
 def values_of(path: Path) -> tuple[str, tuple[int, ...], bytes] | None:
@@ -657,7 +657,7 @@ def judged_words(case: Case, ended: Ended) -> list[str]:
     """What is wrong with the exit status and stderr."""
     fault, command, lines = FAULTS[case.fault], COMMANDS[case.command], own_lines(ended.errors)
     if case.launcher == "mpirun":  # the status and most lines are the launcher's
-        told = not ended.status or re.search(rf"(?m)^meshrun: .*({fault.told})", ended.errors)
+        told = not ended.status or re.search(rf"(?m)^meshrun: (?!warning: ).*({fault.told})", ended.errors)
         if mpich() and re.search(NOT_STARTED, ended.errors):  # which no rank survives
             told = True
         return (

@@ -59,6 +59,7 @@ def test_a_run_that_failed_as_documented_is_right(where: Site) -> None:
         (replace(FAILED, errors=f"-----\n{SENTENCE}"), None, "first line is not meshrun's"),
         (replace(FAILED, errors="meshrun: no luck"), None, "does not name the cause"),
         (replace(FAILED, errors="meshrun: [Errno 2] killed by signal"), None, "is an error of Python"),
+        (replace(FAILED, errors="meshrun: warning: ended\nmeshrun: no luck"), None, "not name the cause"),
         (replace(FAILED, errors=f"{SENTENCE}\n" + "a line\n" * 30), None, "31 lines on stderr"),
         (replace(FAILED, errors=f"{SENTENCE}\nTraceback"), None, "a traceback"),
         (FAILED, half, "the old output is damaged"),
@@ -89,6 +90,13 @@ def test_a_bare_launcher_that_hangs_after_all_ranks_have_ended_is_not_meshruns(
 ) -> None:
     ended = replace(FAILED, status=None, errors=errors, late=late)
     assert ("hangs" in judged(where, ended, case)) is hangs
+
+
+def test_a_warning_of_the_cause_is_not_enough(where: Site) -> None:
+    case, warning = replace(BARE, fault="file size limit"), "meshrun: warning: no recorder: File too large"
+    assert "no line of meshrun names the cause" in judged(where, replace(FAILED, errors=warning), case)
+    named = f"{warning}\nmeshrun: cannot write out.npy: got File too large"
+    assert judged(where, replace(FAILED, errors=named), case) == ""
 
 
 @pytest.mark.parametrize(
