@@ -50,7 +50,7 @@ PAGE_BYTES = 1 << 9  # more than the metadata of a page
 UNREAD = (
     tifffile.TiffFileError,  # a ValueError only since 2026, which needs Python 3.11
     ValueError,
-    ZeroDivisionError,  # tiles without cells
+    ArithmeticError,  # tiles without cells, infinitely many strips
     KeyError,
     IndexError,
     TypeError,

@@ -348,6 +348,17 @@ def stored(path: Path) -> int:
         return sum(file.pages[0].databytecounts)
 
 
+def test_an_infinite_number_of_strips_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, values((6, 8), "u2"), metadata=None, **GRAY)
+    content = bytearray(path.read_bytes())
+    entry = content.index(struct.pack("<H", 278))  # RowsPerStrip
+    struct.pack_into("<HII", content, entry + 2, 12, 1, len(content))  # a double
+    path.write_bytes(content + struct.pack("<d", 5e-324))
+    with pytest.raises(UserError, match=r"a\.tif is broken or truncated"):
+        decode(open_source(path))
+
+
 # Chains of pages
 
 
