@@ -234,7 +234,7 @@ def draw(seed: int, number: int, undisturbed: dict[str, float], faults: Sequence
     if ranks == 1 and launcher == "meshrun" and "start" in moments[:-1]:
         moments.remove("start")  # it loads no MPI
     waits = fault.action in ("SIGSTOP", "exit 0") or mpich()  # MPICH, after any end before MPI_Init
-    if launcher == "mpirun" and waits and fault.target == "rank":
+    if launcher == "mpirun" and waits and (fault.target == "rank" or fault.action == "removed"):
         # Nobody but the user watches the start under a bare mpirun (docs/launch.md).
         moments = [each for each in moments if each not in ("any", "start")]
         if not moments:

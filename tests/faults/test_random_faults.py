@@ -160,6 +160,17 @@ def test_a_seed_draws_the_same_cases_and_every_fault() -> None:
     assert {case.ranks for case in cases} == {1, 2, 3, 4}
 
 
+def test_ranks_that_end_before_mpi_starts_are_not_drawn_for_mpichs_bare_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for ever, also if they end because the working folder is gone."""
+    monkeypatch.setattr(random_faults, "mpich", lambda: True)
+    cases = [random_faults.draw(7, number, {}, list(FAULTS)) for number in range(2000)]
+    ending = [one for one in cases if FAULTS[one.fault].target == "rank" or "removed" in one.fault]
+    assert not [one for one in ending if one.launcher == "mpirun" and one.moment in ("any", "start")]
+    assert [one for one in ending if "removed" in one.fault and one.launcher == "mpirun"]
+
+
 @pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 @pytest.mark.mpi_library
 @pytest.mark.parametrize(
