@@ -242,16 +242,21 @@ def _plane(text: str | None, body: Body) -> tuple[int, int] | None:
 
 
 def _snapshots(
-    path: Path | None, every: int | None, content: FlowFields, body: Body, options: StepOptions, film: Path
+    path: Path | None,
+    every: int | None,
+    content: FlowFields,
+    body: Body,
+    options: StepOptions,
+    film: Path | None,
 ) -> Snapshots:
-    """Return what writes the fields, whose file is checked."""
+    """Return what writes the fields, whose file is checked. film: None in a plan."""
     if path is None:
         raise UserError(
             "--fields-every does not apply without a file", got=every, hint="--fields FILE.vtkhdf"
         )
     if every is not None and every < 1:
         raise UserError("--fields-every is no number of steps", got=every, expected="1 or more")
-    if path.resolve() == film.resolve():
+    if film is not None and path.resolve() == film.resolve():
         raise UserError("--fields and OUTPUT name the same file", got=path, expected="two files")
     steps = options.steps or 0
     check_fields(path, body.shape, content.fields, count_snapshots(0, every, steps))

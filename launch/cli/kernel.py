@@ -31,11 +31,13 @@ def show(
     from runner.pipeline.fusing import with_inferred_halo
     from runner.plan.task import plan_task
     from runner.run.kernel_report import kernel_report
-    from runner.run.planned import describe_inputs
+    from runner.run.options import form_of
+    from runner.run.planned import describe_inputs, open_inputs
 
     if job.kind != "map":
         raise UserError(f"job {job.name} has no kernel", expected="a job made by map_blocks")
-    arrays, _, _ = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
+    form = form_of(input_shape, input_dtype, input_order)
+    arrays, _, _ = describe_inputs(job, open_inputs(job, inputs, form), form)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
     task = plan_task(job, given, arrays, 1, boundary=boundary, cval=cval)

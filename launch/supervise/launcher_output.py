@@ -37,6 +37,7 @@ LINE = re.compile(
     rb"|\[(mpiexec|proxy:\S+)@\S+\] "
     rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\."  # Open MPI's libevent, when a rank's pipe is closed
     rb"|\[\S+:\d+\] (\[\[\d+,\d+\],\d+\] )?(ORTE_ERROR_LOG|PRTE ERROR|PMIX ERROR)"
+    rb"|\[\S+:\d+\] Error: Unable to get the current "  # working directory, which has been removed
     # Open MPI's report of a signal or an error in a rank.
     rb"|\[\S+:\d+\] (\*\*\*|Signal: |Signal code: |Failing at address: |\[ ?\d+\] )"
 )

@@ -1,4 +1,4 @@
-"""Inputs that one rank decodes as a whole: refuse what its host's memory does not hold."""
+"""Inputs that one rank decodes as a whole: refuse what its host's memory does not hold, then decode them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runner.errors import UserError
-from runner.storage.formats.registry import decoded_bytes
-from runner.storage.paths import split
+from runner.storage.formats.registry import Form, Source, decode, open_source
 from runner.system.host_memory import host_memory
 
 
-def check_decoded(paths: Sequence[Path], limit: int | None = None, memory: int | None = None) -> None:
+def open_decoded(
+    paths: Sequence[Path], forms: Sequence[Form | None] | None = None, limit: int | None = None
+) -> list[Source]:
+    """Open arrays; decode those that are pictures, if the memory holds all of them.
+
+    forms: of files without a header. limit: as of `check_decoded`.
+    """
+    sources = [*map(open_source, paths, forms or [None] * len(paths))]
+    check_decoded(sources, limit)
+    return [*map(decode, sources)]
+
+
+def check_decoded(sources: Sequence[Source], limit: int | None = None, memory: int | None = None) -> None:
     """Raise UserError, before they are decoded, for pictures that together need more memory than there is.
 
     limit: bytes of --host-memory; None if it is not given: all of the host's. memory: bytes of the host, 0 if
     they are not known; None: of this one, or the limit of its container or job.
     """
-    sizes = {path: decoded_bytes(file) for path in paths if (file := split(path)[0]).is_file()}
-    needed = sum(sizes.values())
-    names = [str(path) for path, size in sizes.items() if size]
+    pictures = [source for source in sources if source.decoded_bytes]
+    needed = sum(source.decoded_bytes for source in pictures)
+    names = [str(source.path) for source in pictures]
     if limit is not None and needed > limit:
         need = "needs, which is" if len(names) == 1 else "need, which are"
         raise UserError(

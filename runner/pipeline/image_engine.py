@@ -30,7 +30,7 @@ from runner.plan.window import Window
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.spans import Spans
 from runner.storage.formats.image_folder import Folder
-from runner.storage.formats.registry import Sink, commit, decoded_bytes, open_sink, open_source
+from runner.storage.formats.registry import Sink, commit, open_sink, open_source
 from runner.world.world import World
 
 PlanTask = Callable[[Shape, np.dtype[Any]], Task]  # plans an image as one block; may raise UserError
@@ -99,11 +99,10 @@ class ImageEngine:
     def _read(self, slot: ImageSlot) -> None:
         image, path = self._endpoints.folder.images[slot.number], self._path(slot)
         with naming(path, "repair it or remove it from the folder, then run the same command with --resume"):
-            decoded = decoded_bytes(path)
-            self._check_room(decoded)
             source = open_source(path)
+            self._check_room(source.decoded_bytes)
             task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
-            self._check_room(decoded + image_memory(task))
+            self._check_room(source.decoded_bytes + image_memory(task))
             window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
             assert window.inside is not None
             slot.block = np.empty(window.shape, task.dtype)

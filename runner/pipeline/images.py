@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
-from runner.pipeline.decoded_inputs import check_decoded
+from runner.pipeline.decoded_inputs import open_decoded
 from runner.pipeline.fingerprint import task_fingerprint
 from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
@@ -37,7 +37,7 @@ from runner.report.spans import Spans
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.storage.file_errors import write_error
 from runner.storage.formats.image_folder import Folder, Image
-from runner.storage.formats.registry import Source, decoded_bytes, open_source
+from runner.storage.formats.registry import Source, decoded_bytes
 from runner.storage.journal import Journal, Syncer
 from runner.storage.paths import KEPT, partial_path
 from runner.storage.transaction import OutputTransaction
@@ -149,12 +149,7 @@ class StreamedFolder:
         world = self.world
         largest, self._decoded = world.on_root(self._largest)
         path = self.folder.path / largest.name
-
-        def opened() -> Source:
-            check_decoded([path])
-            return open_source(path)
-
-        source: Source = world.on_root(opened)
+        source: Source = world.on_root(lambda: open_decoded([path])[0])
 
         def plan_task() -> Task:
             with naming(path, error=UserError):

@@ -25,11 +25,11 @@ import numpy as np
 from runner.errors import UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
-from runner.pipeline.decoded_inputs import check_decoded
+from runner.pipeline.decoded_inputs import open_decoded
 from runner.plan.grid import bounds
 from runner.region import HostArray, Region, Shape, chunk_region
 from runner.report.phases import Phases
-from runner.storage.formats.registry import Source, open_source
+from runner.storage.formats.registry import Source
 from runner.world.world import World
 
 TILE = 1 << 20  # elements of a tile
@@ -94,11 +94,6 @@ def finish(roots: list[Subtree], combine: Combine) -> Any:
     return result
 
 
-def _opened(path: Path) -> Source:
-    check_decoded([path])
-    return open_source(path)
-
-
 class Tiles:
     """An array in tiles, of which each rank has a contiguous share.
 
@@ -120,7 +115,7 @@ class Tiles:
         self.phases = phases or world.phases
         if isinstance(array, (str, Path)):
             path = Path(array)
-            self.source: Source = world.on_root(lambda: _opened(path))
+            self.source: Source = world.on_root(lambda: open_decoded([path])[0])
         else:
             self.source = array
         self.shape, self.dtype = self.source.shape, self.source.dtype

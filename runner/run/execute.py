@@ -16,7 +16,7 @@ import numpy as np
 from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.job.declaration import Job
-from runner.pipeline.decoded_inputs import check_decoded
+from runner.pipeline.decoded_inputs import open_decoded
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
@@ -40,7 +40,6 @@ from runner.storage.formats.registry import (
     check_output,
     check_place,
     open_sink,
-    open_source,
 )
 from runner.storage.paths import abandoned, job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
@@ -234,8 +233,7 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
 
 def _open(paths: Sequence[Path], options: Options) -> list[Source]:
     """Open the inputs."""
-    check_decoded(paths, options.stream.host_memory)
-    return [*map(open_source, paths, forms_of_inputs(options.form, len(paths)))]
+    return open_decoded(paths, forms_of_inputs(options.form, len(paths)), options.stream.host_memory)
 
 
 def _check_files(

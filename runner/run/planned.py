@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,13 @@ from runner.run.options import form_of, forms_of_inputs
 from runner.run.planned_job import plan_job
 from runner.run.planned_steps import plan_steps
 from runner.run.record.forecast_record import SCHEMA, record
-from runner.storage.formats.registry import Form, describe_source
+from runner.storage.formats.registry import Form, Source, open_source
 from runner.storage.paths import named
 from runner.system.host_memory import host_memory
 
-__all__ = ["SCHEMA", "describe_inputs", "plan_record"]
+__all__ = ["SCHEMA", "describe_inputs", "open_inputs", "plan_record"]
 
+Forms = Form | tuple[Form, ...] | None  # of all inputs, or of each
 # Errors that a job's own function can raise.
 JOB_ERRORS = (
     ArithmeticError,
@@ -100,6 +100,7 @@ def plan_record(
             copies,
         )
     _refuse(job, {"--copies": None if copies == "auto" else copies})
+    form = form_of(input_shape, input_dtype, input_order)
     if job.forecast is not None:
         of_maps = {
             "--grid": grid,
@@ -109,9 +110,10 @@ def plan_record(
             "--chunk-bytes": chunk_bytes,
         }
         _refuse(job, of_maps)
-        arrays, _, notes = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
+        sources = open_inputs(job, inputs, form)
+        arrays, _, notes = describe_inputs(job, sources, form)
         machine, options = _machine(gpu), StreamOptions(None, host_memory, device_memory, None)
-        _check_memory(machine, options, inputs)
+        _check_memory(machine, options, sources)
         hosts = _hosts(hosts, ranks, machine)
         found = plan_job(job, arrays, parameters, machine, ranks, hosts, options, exchange_rate, network_rate)
         found["notes"] = notes + _assumed(found, machine, gpu is None)
@@ -122,13 +124,14 @@ def plan_record(
             expected="a job made by map_blocks, one that takes steps, or one with forecast=",
         )
     _refuse(job, {"--exchange-rate": exchange_rate, "--network-rate": network_rate})
-    arrays, files, notes = describe_inputs(job, inputs, input_shape, input_dtype, input_order)
+    sources = open_inputs(job, inputs, form)
+    arrays, files, notes = describe_inputs(job, sources, form)
     machine = _machine(gpu)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
     task = _settled(plan_task(job, given, arrays, ranks, grid=grid, boundary=boundary, cval=cval))
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
-    _check_memory(machine, options, inputs)
+    _check_memory(machine, options, sources)
     hosts = _hosts(hosts, ranks, machine)
     if inputs and options.named is not None and not files.parallel:
         raise not_streamed(options.named, inputs[0])
@@ -191,24 +194,31 @@ def _refuse(job: Job, options: dict[str, Any]) -> None:
         raise UserError(f"{given} does not apply to job {job.name}", got=options[given])
 
 
+def open_inputs(job: Job, inputs: Sequence[str], form: Forms) -> list[Source]:
+    """Open a job's inputs, of which only the headers are read; none if there are none.
+
+    form: of files without a header.
+    """
+    if not inputs:
+        return []
+    if len(inputs) != len(job.arrays):
+        raise UserError(
+            f"job {job.name} takes {counted(len(job.arrays), 'input')}",
+            got=f"{counted(len(inputs), 'file')}: {', '.join(inputs)}",
+            expected=" ".join(name.upper() for name in job.arrays),
+        )
+    paths = [named("INPUT", input) for input in inputs]
+    return [*map(open_source, paths, forms_of_inputs(form, len(paths)))]
+
+
 def describe_inputs(
-    job: Job, inputs: Sequence[str], shape: str | None, dtype: str | None, order: str | None = None
+    job: Job, sources: Sequence[Source], form: Forms
 ) -> tuple[list[ArrayType], Files, list[str]]:
     """Shape and dtype of each array, what chunks depend on of their files, and notes about them.
 
-    shape, dtype, order: of files without a header, or of every array where there are no files; commas
-    separate the shapes and dtypes of several.
+    form: of every array if there are no files.
     """
-    form = form_of(shape, dtype, order)
-    if inputs:
-        if len(inputs) != len(job.arrays):
-            raise UserError(
-                f"job {job.name} takes {counted(len(job.arrays), 'input')}",
-                got=f"{counted(len(inputs), 'file')}: {', '.join(inputs)}",
-                expected=" ".join(name.upper() for name in job.arrays),
-            )
-        paths = [named("INPUT", input) for input in inputs]
-        sources = [*map(describe_source, paths, forms_of_inputs(form, len(paths)))]
+    if sources:
         serial = next((str(source.path) for source in sources if not source.parallel), None)
         files = Files(serial is None, source_chunks=file_chunks(sources))
         notes = [f"{serial} is read by one rank for all, and decoded: neither is in these times"]
@@ -244,11 +254,11 @@ def _settled(task: Task) -> Task:
         ) from reason
 
 
-def _check_memory(machine: Machine, options: StreamOptions, inputs: Sequence[str] = ()) -> None:
+def _check_memory(machine: Machine, options: StreamOptions, sources: Sequence[Source] = ()) -> None:
     """UserError for more memory than the machine has, which without measurements is known only of its GPU,
     and for pictures that do not fit it or --host-memory when they are decoded."""
     gigabyte = 1 if machine.measured else 2**30 / 10**9  # a data sheet's GB may be either
     host, device = machine.memory if machine.measured else 0, int(gigabyte * machine.device_memory)
     check_limit("--host-memory", options.host_memory, host, machine.name)
     check_limit("--device-memory", options.device_memory, device, machine.name)
-    check_decoded([Path(path) for path in inputs], options.host_memory, host)
+    check_decoded(sources, options.host_memory, host)

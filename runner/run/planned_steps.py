@@ -38,8 +38,9 @@ class _StepsKnownError(Exception):
 @dataclass
 class _StepsToPlan:
     """In place of `runner.run.services.simulation.Simulate`: keeps what it is called with, and ends the
-    job there."""
+    job there. film: none, as a plan has no OUTPUT."""
 
+    film: None = field(default=None, init=False)
     options: StepOptions = field(default_factory=StepOptions)
     known: tuple[Job, dict[str, Any], Sequence[Source], int] | None = field(default=None, init=False)
 

@@ -38,7 +38,7 @@ class Heartbeat:
         self.warnings: list[str] = []
         self._world, self._seconds, self._on_loss = world, seconds, on_loss
         self._token = token
-        self._folder = Path.cwd()  # a job may change the working directory
+        self._folder = Path(files.working_directory())  # a job may change the working directory
         self._process: subprocess.Popen[str] | None = None
         first = first_rank_per_host(world.ranks)
         if len(first) > 1:

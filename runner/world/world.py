@@ -228,7 +228,8 @@ def open_recorder(
             remove_stale_claims()
         recorder = Recorder(file_of(run_id, here.number), about)
     except OSError as failure:
-        reason = f"[{here}] no flight recorder, which says where a stuck run stands: {first_line(failure)}"
+        why = failure.strerror or first_line(failure)
+        reason = f"[{here}] no flight recorder, which says where a stuck run stands: {why}"
     # All ranks or none: a rank without a recorder would look as if it had entered nothing.
     reasons = [reason for reason in control.allgather(reason) if reason]
     if reasons and isinstance(recorder, Recorder):

@@ -58,6 +58,8 @@ def test_a_run_that_failed_as_documented_is_right(where: Site) -> None:
         (replace(FAILED, errors=""), None, "first line is not meshrun's"),
         (replace(FAILED, errors=f"-----\n{SENTENCE}"), None, "first line is not meshrun's"),
         (replace(FAILED, errors="meshrun: no luck"), None, "does not name the cause"),
+        (replace(FAILED, errors="meshrun: [Errno 2] killed by signal"), None, "is an error of Python"),
+        (replace(FAILED, errors="meshrun: warning: ended\nmeshrun: no luck"), None, "not name the cause"),
         (replace(FAILED, errors=f"{SENTENCE}\n" + "a line\n" * 30), None, "31 lines on stderr"),
         (replace(FAILED, errors=f"{SENTENCE}\nTraceback"), None, "a traceback"),
         (FAILED, half, "the old output is damaged"),
@@ -88,6 +90,32 @@ def test_a_bare_launcher_that_hangs_after_all_ranks_have_ended_is_not_meshruns(
 ) -> None:
     ended = replace(FAILED, status=None, errors=errors, late=late)
     assert ("hangs" in judged(where, ended, case)) is hangs
+
+
+def test_a_warning_of_the_cause_is_not_enough(where: Site) -> None:
+    case, warning = replace(BARE, fault="file size limit"), "meshrun: warning: no recorder: File too large"
+    assert "no line of meshrun names the cause" in judged(where, replace(FAILED, errors=warning), case)
+    named = f"{warning}\nmeshrun: cannot write out.npy: got File too large"
+    assert judged(where, replace(FAILED, errors=named), case) == ""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "recorded", "wrong"),
+    [
+        ("mpirun", "MPICH", False, ""),
+        ("mpirun", "MPICH", True, "success, but the output is not right"),
+        ("mpirun", "Open MPI", False, "success, but the output is not right; success without a record"),
+        ("meshrun", "MPICH", False, "success, but the output is not right; success without a record"),
+    ],
+)
+def test_only_mpichs_launcher_may_return_0_for_a_rank_that_left(
+    where: Site, monkeypatch: pytest.MonkeyPatch, launcher: str, library: str, recorded: bool, wrong: str
+) -> None:
+    monkeypatch.setattr(random_faults, "mpich", lambda: library == "MPICH")
+    if recorded:
+        (where.work / "record.json").write_text("{}")
+    case = replace(KILLED, fault="exit 0 of a rank", launcher=launcher)
+    assert judged(where, replace(FAILED, status=0, errors=""), case) == wrong
 
 
 def test_a_verdict_other_than_the_exit_status_is_noticed(where: Site) -> None:
@@ -132,14 +160,29 @@ def test_a_seed_draws_the_same_cases_and_every_fault() -> None:
     assert {case.ranks for case in cases} == {1, 2, 3, 4}
 
 
+def test_ranks_that_end_before_mpi_starts_are_not_drawn_for_mpichs_bare_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits for ever, also if they end because the working folder is gone."""
+    monkeypatch.setattr(random_faults, "mpich", lambda: True)
+    cases = [random_faults.draw(7, number, {}, list(FAULTS)) for number in range(2000)]
+    ending = [one for one in cases if FAULTS[one.fault].target == "rank" or "removed" in one.fault]
+    assert not [one for one in ending if one.launcher == "mpirun" and one.moment in ("any", "start")]
+    assert [one for one in ending if "removed" in one.fault and one.launcher == "mpirun"]
+
+
 @pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem()))
 @pytest.mark.mpi_library
 @pytest.mark.parametrize(
     ("command", "fault", "moment"),
-    [("chunks", "SIGKILL of a rank", "block"), nightly("steps", "abort of a rank", "block")],
+    [
+        ("chunks", "SIGKILL of a rank", "block"),
+        ("one pass", "output folder removed", "start"),
+        nightly("steps", "abort of a rank", "block"),
+    ],
 )
 def test_a_fault_at_a_random_place(command: str, fault: str, moment: str) -> None:
-    case = Case(0, command, 2, "meshrun", fault, moment, 2, 0.0, 1)
+    case = Case(0, command, 2, "meshrun", fault, moment, 2 if moment == "block" else 1, 0.0, 1)
     result = random_faults.perform(case, LIMIT, random_faults.namespaces())
     assert result["done"]
     assert result["wrong"] == [], result["errors"]

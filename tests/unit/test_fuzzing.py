@@ -6,18 +6,23 @@ By day a few damaged files for each parser; FUZZ_SECONDS=600 goes on with new on
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import functools
 import io
 import json
 import os
 import secrets
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +31,14 @@ import click
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from mutated import mutated
 
 from runner.errors import MeshrunError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300" if SECONDS else "3"))
+ENDLESS, STUCK = 60.0, 600.0  # CPU seconds, and seconds, after which a parser is taken not to return
 SLOW = 5.0  # CPU seconds for one small input: no parser takes a tenth of a second for a valid one
 LARGE = 64 << 20  # bytes that a parser may take for one small input
 Parse = Callable[[Any], object]
@@ -82,12 +89,11 @@ def whole(path: Path, form: Any = None) -> object:
     return source
 
 
-def described(path: Path) -> object:
+def opened(path: Path) -> object:
     """Open a picture by its header, as a plan does."""
-    from runner.storage.formats.registry import decoded_bytes, describe_source
+    from runner.storage.formats.registry import open_source
 
-    decoded_bytes(path)
-    return describe_source(path)
+    return open_source(path)
 
 
 def image(suffix: str, mode: str = "RGB", **options: Any) -> bytes:
@@ -385,7 +391,7 @@ TARGETS = [
     Target("tiff strips", functools.partial(image, "tiff", compression="tiff_deflate"), whole, ".tif"),
     Target("tiff palette", functools.partial(image, "tiff", "P"), whole, ".tif"),
     *(
-        Target(f"{kind} header", functools.partial(image, kind, mode), described, f".{kind}")
+        Target(f"{kind} header", functools.partial(image, kind, mode), opened, f".{kind}")
         for kind, mode in (("png", "P"), ("jpeg", "CMYK"), ("tiff", "P"), ("bmp", "RGB"))
     ),
     *(
@@ -512,9 +518,14 @@ TARGETS = [
 def test_whatever_it_is_given(target: Target, tmp_path: Path) -> None:
     valid = target.valid()
     assert look(target, valid, tmp_path, raises=False) is not None
+    fuzz(target, tmp_path, mutated(valid))
+
+
+def fuzz(target: Target, folder: Path, inputs: st.SearchStrategy[bytes]) -> None:
+    """Look at inputs: a few, or for FUZZ_SECONDS."""
 
     def try_it(content: bytes) -> None:
-        look(target, content, tmp_path)
+        look(target, content, folder)
 
     run = settings(
         max_examples=EXAMPLES,
@@ -523,12 +534,50 @@ def test_whatever_it_is_given(target: Target, tmp_path: Path) -> None:
         deadline=None,
         phases=[Phase.generate, *([Phase.shrink] if SECONDS else [])],
         suppress_health_check=list(HealthCheck),
-    )(given(mutated(valid))(try_it))
+    )(given(inputs)(try_it))
     end = time.monotonic() + SECONDS
     while True:
         (seed(secrets.randbits(64))(run) if SECONDS else run)()
         if time.monotonic() >= end:
             return
+
+
+def loops(content: bytes) -> None:
+    """A parser that never returns for some input, and takes any error of its own for a damaged file."""
+    while b"7" in content:
+        with contextlib.suppress(Exception):
+            int(content)
+
+
+def test_an_input_for_which_a_parser_loops_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hypothesis repeats an input that failed; the time limit of the test interrupts only one of them."""
+    monkeypatch.setitem(globals(), "ENDLESS", 0.2)
+    with pytest.raises(pytest.fail.Exception, match=r"loops does not return for b'17'") as failed:
+        fuzz(Target("loops", lambda: b"1", loops), tmp_path, st.sampled_from([b"1", b"17"]))
+    assert "content=b'17'" in "".join(failed.value.__notes__)
+
+
+def test_a_parser_that_waits_ends_the_process(tmp_path: Path) -> None:
+    code = (
+        "import test_fuzzing, threading, pathlib; test_fuzzing.STUCK = 0.5\n"
+        "def waits(content): threading.Event().wait()\n"
+        "test_fuzzing.look(test_fuzzing.Target('waits', bytes, waits), b'17', pathlib.Path('.'))"
+    )
+    here = Path(__file__).parent
+    paths = os.pathsep.join(map(str, (here, here.parent / "facts", here.parents[1])))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "Timeout (0:00:00.500000)!" in done.stderr
+    assert "in waits" in done.stderr
+    assert (tmp_path / "given").read_bytes() == b"17"
 
 
 DEEP = b"[" * 100_000
@@ -611,8 +660,32 @@ def test_a_damaged_recorder_is_none(tmp_path: Path) -> None:
         ring.members_of([[0, 1, 1 << 40]])
 
 
+@contextlib.contextmanager
+def ended(failure: str) -> Iterator[None]:
+    """Fail in the body of the `with` statement after ENDLESS seconds of CPU time, each time; end the process
+    after STUCK seconds."""
+
+    def fail(*_: object) -> None:
+        pytest.fail(failure, pytrace=False)  # no Exception, which a parser might catch
+
+    before = signal.signal(signal.SIGPROF, fail)
+    signal.setitimer(signal.ITIMER_PROF, ENDLESS)
+    faulthandler.dump_traceback_later(STUCK, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
 def look(target: Target, content: bytes, folder: Path, *, raises: bool = True) -> object:
-    """Parse; fail for any other error than the documented ones, and for one that is more than a sentence."""
+    """Parse; fail for any other error than the documented ones, and for one that is more than a sentence.
+
+    Also for a parser that does not return: with the input, if it computes in Python. Otherwise the process
+    ends with the parser's line on stderr, and the file `given` in the test's folder is the input.
+    """
+    (folder / "given").write_bytes(content)
     given: Any = content
     if target.suffix is not None:
         given = folder / f"in{target.suffix}"
@@ -620,7 +693,7 @@ def look(target: Target, content: bytes, folder: Path, *, raises: bool = True) -
     sentence, found, begin = "", None, time.process_time()
     tracemalloc.start()
     try:
-        with warnings.catch_warnings():
+        with ended(f"{target.name} does not return for {content[:1000]!r}"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = target.parse(given)
     except target.errors as failure:

@@ -21,7 +21,7 @@ from jobs.airflow.shapes import airfoil, stl
 from jobs.airflow.shapes.bodies import Body, CellBody, Round, of_cells, silhouette
 from jobs.airflow.shapes.surface import Surface
 from runner.errors import UserError
-from runner.pipeline.decoded_inputs import check_decoded
+from runner.pipeline.decoded_inputs import open_decoded
 from runner.region import HostArray, Region, Shape
 from runner.storage.formats import registry
 from runner.storage.formats.image_folder import open_folder
@@ -278,8 +278,7 @@ def _resized(path: Path, light: HostArray, shape: Shape) -> HostArray:
 
 def _brightness(path: Path) -> HostArray:
     """Return the luminance of a picture on white ground, 0 to 1: (rows, columns) float32. UserError."""
-    check_decoded([path])
-    source = registry.open_source(path)
+    (source,) = open_decoded([path])
     shape, dtype = source.shape, source.dtype
     channels = shape[2] if len(shape) == 3 else 1
     whole = {"uint8": 255, "uint16": 65535, "bool": 1, "float32": 1, "float64": 1}.get(dtype.name)

@@ -48,6 +48,7 @@ class FlatSource:
     order: str = "C"
     name: str | None = None
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
     chunks: ClassVar[Shape | None] = None
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import h5py
 import numpy as np
@@ -63,6 +63,7 @@ class Hdf5Source:
     dtype: np.dtype[Any]
     chunks: Shape | None
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
 
     @property
     def form(self) -> Form:

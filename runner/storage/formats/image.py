@@ -12,14 +12,16 @@ import io
 import os
 import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from runner.errors import UserError
@@ -77,6 +79,7 @@ class ImageSource:
     path: Path
     shape: Shape
     dtype: np.dtype[Any]
+    decoded_bytes: int
     parallel: bool = False
     name: ClassVar[None] = None
     form: ClassVar[Form] = Form()
@@ -84,7 +87,14 @@ class ImageSource:
 
     @cached_property
     def array(self) -> HostArray:
-        return _decode(self.path)
+        array = _decode(self.path)
+        if (array.shape, array.dtype) != (self.shape, self.dtype):
+            raise UserError(
+                f"{self.path} is broken or has changed",
+                got=f"{array.dtype} {array.shape}",
+                expected=f"{self.dtype} {self.shape}, by its header",
+            )
+        return array
 
     def read(self, region: Region, target: HostArray) -> None:
         target[...] = self.array[region.slices]
@@ -93,27 +103,24 @@ class ImageSource:
         return {key: value for key, value in self.__dict__.items() if key != "array"}
 
 
-def describe(path: Path, name: str | None, form: Form) -> ImageSource:
+def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
     """Open a picture by its header; it is decoded when it is read."""
     with _readable(path) as opened:
-        return ImageSource(path, *_type_of(opened))
-
-
-def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
-    # Decoded now, because a truncated file may contain less than its header says.
-    array = _decode(path)
-    source = ImageSource(path, array.shape, array.dtype)
-    source.array = array
-    return source
+        return ImageSource(path, *_type_of(opened), _decoded_bytes(opened))
 
 
 def decoded_bytes(path: Path) -> int:
-    """Bytes of the decoded picture, by its header; 0 for a file that `open_source` will refuse."""
+    """Bytes of the decoded picture, by what comes before its pixels; 0 for a file that `open_source` will
+    refuse."""
     try:
         with _any_size, _opened(path) as opened:
-            return _bytes_of(opened, "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode)
+            return _decoded_bytes(opened)
     except UNREAD:
         return 0
+
+
+def _decoded_bytes(opened: ImageFile.ImageFile) -> int:
+    return _bytes_of(opened, "RGBA" if opened.mode in ("P", "PA", "CMYK") else opened.mode)
 
 
 def _bytes_of(opened: ImageFile.ImageFile, mode: str) -> int:
@@ -125,6 +132,9 @@ def _bytes_of(opened: ImageFile.ImageFile, mode: str) -> int:
 
 def _type_of(opened: ImageFile.ImageFile) -> tuple[Shape, np.dtype[Any]]:
     """Return the shape and dtype of the decoded picture, by its header."""
+    if isinstance(opened, PngImageFile):
+        assert opened.fp is not None
+        opened = Image.open(_without_pixels(opened.fp), formats=["PNG"])
     mode = "L" if opened.mode == "1" else opened.mode
     if mode in CONVERTED:
         mode = "RGBA" if "transparency" in opened.info else "RGB"
@@ -134,9 +144,28 @@ def _type_of(opened: ImageFile.ImageFile) -> tuple[Shape, np.dtype[Any]]:
         columns, rows, orientation = tags[WIDTH], tags[HEIGHT], tags.get(ORIENTATION)
     else:
         columns, rows = opened.size
-        orientation = Image.Image.getexif(opened).get(ORIENTATION)  # a PNG's own method decodes it
+        orientation = Image.Image.getexif(opened).get(ORIENTATION)  # a PNG's own method would decode it
     lengths = (columns, rows) if orientation in TURNED else (rows, columns)
     return (*lengths, *pixel.shape[2:]), pixel.dtype.newbyteorder("=")
+
+
+def _without_pixels(file: IO[bytes]) -> io.BytesIO:
+    """Return a PNG in which what follows the pixels, such as an orientation, comes first, and no pixels."""
+    file.seek(0)
+    kept = [file.read(8)]
+    while len(head := file.read(8)) == 8:
+        length, kind = struct.unpack(">I4s", head)
+        if kind == b"IDAT":
+            file.seek(length + 4, os.SEEK_CUR)
+        elif kind != b"IEND":
+            kept.append(_chunk(kind, file.read(length)))
+            file.seek(4, os.SEEK_CUR)
+    return io.BytesIO(b"".join((*kept, _chunk(b"IDAT", b""))))
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    """Return a chunk of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
 def promises_more(path: Path, held: int, most: int, promised: int, shape: Shape) -> UserError:

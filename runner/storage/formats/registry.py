@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class Source(Protocol):
     """An array on disk, opened for reading. Pickled as a description; each rank opens the file itself.
 
     name: of the array in a container. form: description of the array, for reopening the file.
-    parallel: every rank can read its own part; otherwise one rank reads for all.
+    parallel: every rank can read its own part; otherwise one rank reads for all. decoded_bytes: of the whole
+    array, if reading a part decodes the file as a whole; else 0.
     chunks: the shape of the format's chunks; reading a part of a chunk decodes the whole chunk.
     """
 
@@ -78,6 +79,9 @@ class Source(Protocol):
 
     @property
     def chunks(self) -> Shape | None: ...
+
+    @property
+    def decoded_bytes(self) -> int: ...
 
     @property
     def array(self) -> Any:
@@ -136,6 +140,7 @@ class MemorySource:
     values: Any
     path: Path = Path("array in memory")
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
     name: str | None = None
     form: Form = Form()
     chunks: Shape | None = None
@@ -176,6 +181,7 @@ class ComputedSource:
     description: Mapping[str, Any] = field(default_factory=dict)
     path: Path = Path("computed array")
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
     name: str | None = None
     form: Form = Form()
     chunks: Shape | None = None
@@ -189,8 +195,10 @@ class ComputedSource:
 
 
 def decoded_bytes(path: Path) -> int:
-    """Bytes that opening the file takes, because it is decoded as a whole; 0 for other files, and for those
-    that `open_source` will refuse."""
+    """Bytes of a picture that is decoded as a whole, of which less is read than by `open_source`.
+
+    0 for other files, and for those that `open_source` will refuse.
+    """
     decodes: Callable[[Path], int] | None = getattr(_format(path), "decoded_bytes", None)
     try:
         return decodes(path) if decodes else 0
@@ -199,33 +207,38 @@ def decoded_bytes(path: Path) -> int:
 
 
 def open_source(path: Path, form: Form | None = None) -> Source:
-    """Open an array by its file's suffix.
+    """Open an array by its file's suffix, and read its header.
 
     UserError for a missing, unreadable or broken file, for one that contradicts `form`, and for a
-    container of several arrays if the path does not name one.
+    container of several arrays if the path does not name one. What follows the header may be broken, which
+    raises an error when it is read.
     """
     return _open(*split(path), form or Form())
 
 
-def describe_source(path: Path, form: Form | None = None) -> Source:
-    """Open an array like `open_source`, but by its header where the file is decoded as a whole: what follows
-    may be broken, which raises UserError when it is read."""
-    return _open(*split(path), form or Form(), "describe")
+def decode(source: Source) -> Source:
+    """Return the source, decoded if that is done as a whole. UserError if the file is broken."""
+    if source.decoded_bytes:
+        try:
+            _ = source.array
+        except OSError as reason:
+            raise UserError(f"cannot read {source.path}", got=reason.strerror or reason) from reason
+    return source
 
 
 def reopen(source: Source) -> Source:
-    """Open the same array again; only the description of `source` is used."""
+    """Open and decode the same array again; only the description of `source` is used."""
     if isinstance(source, (MemorySource, ComputedSource)):
         return source
-    return _open(source.path, source.name, source.form)
+    return decode(_open(source.path, source.name, source.form))
 
 
 def read_back(sink: Sink) -> Source:
-    """Open the file that `sink` has written, like any file of its format."""
-    return _open(sink.partial, sink.name, sink.form)
+    """Open the file that `sink` has written, like any file of its format, and decode it."""
+    return decode(_open(sink.partial, sink.name, sink.form))
 
 
-def _open(path: Path, name: str | None, form: Form, how: str = "open_source") -> Source:
+def _open(path: Path, name: str | None, form: Form) -> Source:
     try:
         folder = suffix(path) in FOLDERS
         there = path.is_dir() if folder else path.is_file()
@@ -234,8 +247,7 @@ def _open(path: Path, name: str | None, form: Form, how: str = "open_source") ->
             kind = "a device or a pipe" if path.exists() and kind == "nothing there" else kind
             expected = "a folder that holds arrays" if folder else "an array file"
             raise UserError(f"cannot read {path}", got=kind, expected=expected, hint=f"ls {path.parent}")
-        module = _format(path)
-        source: Source = getattr(module, how, module.open_source)(path, name, form)
+        source: Source = _format(path).open_source(path, name, form)
     except OSError as reason:
         raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
     agree(source, form)

@@ -50,7 +50,7 @@ PAGE_BYTES = 1 << 9  # more than the metadata of a page
 UNREAD = (
     tifffile.TiffFileError,  # a ValueError only since 2026, which needs Python 3.11
     ValueError,
-    ZeroDivisionError,  # tiles without cells
+    ArithmeticError,  # tiles without cells, infinitely many strips
     KeyError,
     IndexError,
     TypeError,
@@ -80,6 +80,7 @@ class TiffSource:
     page: Shape
     name: str | None = None
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
     form: ClassVar[Form] = Form()
 
     @property
@@ -162,11 +163,6 @@ def _locate(series: Any) -> _Pages:
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
     return _by_tifffile(path) or image.open_source(path, name, form)
-
-
-def describe(path: Path, name: str | None, form: Form) -> Source:
-    """Open a TIFF by its header; what Pillow reads is decoded when it is read."""
-    return _by_tifffile(path) or image.describe(path, name, form)
 
 
 def decoded_bytes(path: Path) -> int:

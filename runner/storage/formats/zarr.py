@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import zarr
@@ -55,6 +55,7 @@ class ZarrSource:
     dtype: np.dtype[Any]
     chunks: Shape
     parallel: bool = True
+    decoded_bytes: ClassVar[int] = 0
 
     @property
     def form(self) -> Form:

@@ -12,9 +12,11 @@ from PIL import Image
 import meshrun
 from runner.errors import UserError
 from runner.pipeline import decoded_inputs
-from runner.pipeline.decoded_inputs import check_decoded
+from runner.pipeline.decoded_inputs import check_decoded, open_decoded
 from runner.pipeline.reduce import Tiles
+from runner.region import Region
 from runner.storage.formats import image
+from runner.storage.formats.registry import open_source
 from runner.world.world import open_world
 
 
@@ -65,19 +67,53 @@ def test_a_folders_picture_larger_than_the_containers_memory_is_refused() -> Non
 
 
 def test_pictures_are_added_up() -> None:
-    paths = [Path("a.jpg"), Path("b.png"), Path("none.png")]
-    check_decoded(paths, 16_384)
-    check_decoded(paths, None, 16_384)
-    check_decoded(paths, None, 0)
+    sources = [open_source(Path("a.jpg")), open_source(Path("b.png"))]
+    check_decoded(sources, 16_384)
+    check_decoded(sources, None, 16_384)
+    check_decoded(sources, None, 0)
     with pytest.raises(
         UserError,
         match=r"less than a\.jpg and b\.png need, which are decoded as a whole.*expected at least 16,384",
     ):
-        check_decoded(paths, 16_383)
+        check_decoded(sources, 16_383)
     with pytest.raises(UserError, match=r"a\.jpg and b\.png do not fit the host's memory"):
-        check_decoded(paths, None, 16_383)
+        check_decoded(sources, None, 16_383)
 
 
 def test_arrays_that_are_read_in_parts_are_not_decoded() -> None:
     np.save("in.npy", np.zeros(1000))
-    check_decoded([Path("in.npy")], 1)
+    check_decoded([open_source(Path("in.npy"))], 1)
+
+
+@pytest.fixture
+def cut_off() -> Path:
+    """A picture whose pixels are broken, and whose header is not."""
+    noise = np.random.default_rng(0).integers(0, 255, (300, 200, 3), np.uint8)
+    Image.fromarray(noise).save("cut.jpg")
+    path = Path("cut.jpg")
+    path.write_bytes(path.read_bytes()[:2000])
+    return path
+
+
+def test_a_picture_is_decoded_by_a_run_and_not_by_its_plan(cut_off: Path) -> None:
+    assert same.plan(cut_off, ranks=1, gpu="cpu")["shape"] == [300, 200, 3]
+    with pytest.raises(UserError, match=r"cut\.jpg is broken or truncated"):
+        same.run(cut_off, "out.png", device="cpu")
+    assert not Path("out.png").exists()
+
+
+def test_a_header_is_read_once_before_the_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    opened, decode = image._opened, image._decode
+    monkeypatch.setattr(image, "_opened", lambda path: done.append("open") or opened(path))
+    monkeypatch.setattr(image, "_decode", lambda path: done.append("decode") or decode(path))
+    source = open_source(Path("a.jpg"))
+    assert (source.shape, source.decoded_bytes, done) == ((64, 64, 3), 12_288, ["open"])
+    done.clear()
+    (source,) = open_decoded([Path("a.jpg")])
+    assert done == ["open", "decode", "open"]
+    source.read(Region((0, 0, 0), (64, 64, 3)), np.empty((64, 64, 3), np.uint8))
+    assert done == ["open", "decode", "open"]
+    done.clear()
+    same.plan("a.jpg", ranks=1, gpu="cpu")
+    assert done == ["open"]

@@ -292,8 +292,9 @@ def test_an_image_beyond_those_that_were_looked_at_is_refused_before_it_is_decod
 def test_the_bytes_of_a_decoded_image_are_those_of_its_array(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode == "F" else "a.png")
     Image.new(mode, (7, 5)).save(path)
-    array = image._decode(path)
-    assert image.decoded_bytes(path) in (array.nbytes, 4 * 35 if mode == "P" else -1)
+    source = image.open_source(path, None, Form())
+    array = source.array
+    assert source.decoded_bytes in (array.nbytes, 4 * 35 if mode == "P" else -1)
 
 
 # ---- what is refused

@@ -240,6 +240,14 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     assert "1 GPU would do" in printed
 
 
+@pytest.mark.parametrize("more", ["--fields a.h5 --fields-every 100", "--forces a.csv", "--isolines 4"])
+def test_a_plan_has_the_files_beside_the_film_but_no_film(more: str) -> None:
+    """A traceback ended the plan of a run with fields, whose name is compared with the film's."""
+    pytest.importorskip("h5py")
+    assert main(["plan", *f"airflow cylinder --size 128x64 --ranks 2 --gpu h200 {more}".split()]) == 0
+    assert not Path("a.h5").exists()
+
+
 def test_a_transform_is_planned_by_its_exchanges(capsys: pytest.CaptureFixture[str]) -> None:
     """1024^3 complex64 on 2 H200: half of each rank's 4.3 GB goes to the other, beside two of three axes."""
     words = "fft --shape 1024x1024x1024 --dtype complex64 --ranks 16 --gpu h200 --json plan.json"

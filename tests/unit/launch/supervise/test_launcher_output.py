@@ -76,6 +76,7 @@ OPEN_MPI_5_EVENT = (
     "[warn] Epoll MOD(4) on fd 21 failed. Old events were 6; read change was 2 (del); write change was 0 "
     "(none); close change was 0 (none): Bad file descriptor\n"
 )
+OPEN_MPI_5_NO_FOLDER = "[vm:00016] Error: Unable to get the current working directory\n"
 MPICH_KILLED = f"""\n{BOX}=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 =   PID 6569 RUNNING AT vm
 =   EXIT CODE: 9

@@ -23,7 +23,7 @@ from PIL import Image
 from runner.errors import RunError, UserError
 from runner.region import Region, Shape
 from runner.storage.formats.image import HOLDS
-from runner.storage.formats.registry import commit, describe_source, open_sink, open_source
+from runner.storage.formats.registry import commit, decode, open_sink, open_source
 
 try:
     import tifffile
@@ -104,9 +104,9 @@ def test_modes(tmp_path: Path, mode: str, suffix: str, shape: Shape, dtype: str)
     got = read(path)
     assert (got.shape, got.dtype) == (shape, np.dtype(dtype))
     assert got.dtype.isnative
-    described = describe_source(path)
-    assert (described.shape, described.dtype) == (shape, np.dtype(dtype))
-    assert described.dtype.isnative
+    source = open_source(path)
+    assert (source.shape, source.dtype) == (shape, np.dtype(dtype))
+    assert source.dtype.isnative
     if mode[0] == "I":
         np.testing.assert_array_equal(got, pixels(dtype=dtype))
 
@@ -128,7 +128,7 @@ def test_a_palette_with_transparency_has_alpha(tmp_path: Path) -> None:
     picture.putpalette([10, 11, 12, 20, 21, 22])
     picture.save(tmp_path / "a.png", transparency=1)
     assert read(tmp_path / "a.png").tolist() == [[[10, 11, 12, 255], [20, 21, 22, 0]]]
-    assert describe_source(tmp_path / "a.png").shape == (1, 2, 4)
+    assert open_source(tmp_path / "a.png").shape == (1, 2, 4)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -151,11 +151,40 @@ def test_the_cameras_orientation_is_applied(tmp_path: Path, orientation: int) ->
     for suffix in (".png", ".jpg", ".tif"):
         path = tmp_path / f"b{suffix}"
         Image.fromarray(np.ascontiguousarray(as_stored)).save(path, exif=exif)
-        assert describe_source(path).shape == read(path).shape == (ROWS, COLUMNS)
+        assert open_source(path).shape == read(path).shape == (ROWS, COLUMNS)
+
+
+def test_an_orientation_after_the_pixels_of_a_png_is_applied(tmp_path: Path) -> None:
+    path, exif = tmp_path / "a.png", Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels()).save(path, exif=exif)
+    content = path.read_bytes()
+    first, last = content.index(b"eXIf") - 4, content.index(b"IDAT") - 4
+    assert first < last
+    path.write_bytes(content[:first] + content[last:-12] + content[first:last] + content[-12:])
+    assert open_source(path).shape == (COLUMNS, ROWS)
+    np.testing.assert_array_equal(read(path), np.rot90(pixels(), -1))
+
+
+def test_a_picture_that_changes_after_its_header_was_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(pixels()).save(path)
+    source = open_source(path)
+    Image.fromarray(pixels(3)).save(path)
+    with pytest.raises(UserError, match=r"a\.png is broken or has changed: got uint8 \(\d+, \d+, 3\)"):
+        decode(source)
+
+
+def test_a_picture_that_is_gone_after_its_header_was_read_is_named(tmp_path: Path) -> None:
+    Image.fromarray(pixels()).save(tmp_path / "a.png")
+    source = open_source(tmp_path / "a.png")
+    source.path.unlink()
+    with pytest.raises(UserError, match=r"cannot read .*a\.png: got No such file"):
+        decode(source)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp"])
-def test_a_picture_is_described_by_its_header(tmp_path: Path, suffix: str) -> None:
+def test_only_the_header_of_a_picture_is_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     noise = np.random.default_rng(0).integers(0, 255, (300, 200, 3), np.uint8)
     Image.fromarray(noise).save(path, **({"compression": "tiff_lzw"} if suffix == ".tif" else {}))
@@ -165,11 +194,11 @@ def test_a_picture_is_described_by_its_header(tmp_path: Path, suffix: str) -> No
     if suffix == ".jpg":
         del content[middle:]
     path.write_bytes(content)
-    source = describe_source(path)
+    source = open_source(path)
     assert (source.shape, source.dtype, source.parallel) == ((300, 200, 3), np.dtype("u1"), False)
     if suffix in (".png", ".jpg"):
         with pytest.raises(UserError, match="is broken or truncated"):
-            open_source(path)
+            decode(source)
         with pytest.raises(UserError, match="is broken or truncated"):
             source.read(Region((0, 0, 0), (1, 1, 1)), np.empty((1, 1, 1), np.uint8))
 
@@ -212,9 +241,10 @@ def test_the_last_of_several_threads_restores_the_guard(
     opened = Image.open
 
     def in_turn(*args: Any, **named: Any) -> Any:
-        done, awaited = next(turns)
-        steps[done].set()
-        assert steps[awaited].wait(60)
+        done, awaited = next(turns, (None, None))
+        if done is not None and awaited is not None:
+            steps[done].set()
+            assert steps[awaited].wait(60)
         return opened(*args, **named)
 
     monkeypatch.setattr(Image, "open", in_turn)
@@ -284,7 +314,7 @@ def test_a_truncated_picture_is_refused(tmp_path: Path, suffix: str, kept: float
     Image.fromarray(noise).save(path)
     os.truncate(path, int(path.stat().st_size * kept))
     with pytest.raises(UserError, match=str(path)):
-        open_source(path)
+        decode(open_source(path))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg", ".tif", ".bmp"])
@@ -350,7 +380,7 @@ def test_what_pillow_reads_byte_by_byte_asks_for_the_files_size_once(
     asked: list[int] = []
     fstat = os.fstat
     monkeypatch.setattr(os, "fstat", lambda file: asked.append(file) or fstat(file))
-    assert describe_source(path).shape == (ROWS, COLUMNS)
+    assert open_source(path).shape == (ROWS, COLUMNS)
     assert len(asked) < 100
 
 
