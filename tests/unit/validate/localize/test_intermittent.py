@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
 from jobs.measure.outliers import INTERMITTENT_FROM, intermittence, partners_needed
 from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import (
     ChangingLooks,
@@ -71,6 +75,46 @@ def test_of_two_that_only_met_each_other_either_may_be_the_one() -> None:
     found = confirmed_intermittent(suspect, suspect.rows, table)
     assert found is not None
     assert found.ties == ()
+
+
+def first_measurement(slow: Callable[[int, int, int], int]) -> Cover:
+    """16 NICs, each pair measured once, both ways, in 45 samples. slow: of them, by pair and direction."""
+    pairs = [(a, b) for a in range(16) for b in range(a)]
+    rows = [(*ends, 0, slow(a, b, way)) for a, b in pairs for way, ends in enumerate(((a, b), (b, a)))]
+    some = looks(*rows)
+    table = replace(some, count=np.full(len(some), 45), retested=np.zeros(len(some), bool))
+    return Cover(table, [numbered_kind("nic", 16, table.a, table.b)], 0.75, 0.07)
+
+
+def shares(cover: Cover) -> SlowShares:
+    all_rows = np.ones(len(cover.table), bool)
+    return SlowShares(cover, np.arange(16), (all_rows, all_rows))
+
+
+def test_a_load_of_one_host_makes_no_suspects_of_those_that_met_it() -> None:
+    """NIC 3 was loaded for all of its samples with six partners: a third of theirs is no sign of a flap."""
+    cover = first_measurement(lambda a, b, way: 45 if {a, b} & {3} and (a + b) % 5 < 2 else a % 3)
+    assert shares(cover).suspect(4) is None
+
+
+def test_a_nic_that_comes_and_goes_is_a_suspect_beside_a_load() -> None:
+    def slow(a: int, b: int, way: int) -> int:
+        if {a, b} & {3} and (a + b) % 5 < 2:
+            return 45
+        return 12 + (a + b) % 5 if 7 in (a, b) else 0
+
+    suspect = shares(first_measurement(slow)).suspect(4)
+    assert suspect is not None
+    assert suspect.name == ("flap", 7)
+    assert suspect.ties == ()
+
+
+def test_few_samples_that_are_all_slow_may_be_an_episode() -> None:
+    cover = first_measurement(lambda a, b, way: 45 if 3 in (a, b) and (a + b) % 2 else 0)
+    short = replace(cover.table, count=np.full(len(cover.table), 6), slow=np.minimum(cover.table.slow, 6))
+    suspect = shares(Cover(short, cover.kinds, 0.75, 0.07)).suspect(4)
+    assert suspect is not None
+    assert suspect.name == ("flap", 3)
 
 
 def test_slow_flows_of_other_suspects_do_not_clear_a_part() -> None:
