@@ -13,7 +13,7 @@ from jobs.validate.topology import Ints
 
 ALIKE = 0.8  # share / largest share, above which two NICs are ties
 
-LONG = 2  # times BURST
+LONG = 1.5  # times BURST
 
 
 class SlowShares:
@@ -69,8 +69,8 @@ class SlowShares:
 def slow_throughout(table: Observations) -> Mask:
     """Return the rows of a first measurement that were slow for longer than a part that comes and goes is.
 
-    That is a constant loss, or the load of others. Episodes of a mean of n samples outlast LONG n of them in
-    one case of e^LONG = 7.
+    That is a constant loss, or the load of others. Of episodes with a mean of BURST samples, one in e^LONG
+    lasts for LONG times as many.
     """
     always = (table.slow >= ALWAYS * table.count) & (table.count >= LONG * BURST)
     return np.asarray(always & ~table.retested)

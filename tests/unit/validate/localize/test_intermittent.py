@@ -17,6 +17,7 @@ from jobs.validate.localize.retest import (
     ChangingLooks,
     changing_looks,
     confirmed_intermittent,
+    is_steady,
     usual_lates,
 )
 from jobs.validate.localize.set_cover import Cover, Suspect, numbered_kind
@@ -75,6 +76,22 @@ def test_of_two_that_only_met_each_other_either_may_be_the_one() -> None:
     found = confirmed_intermittent(suspect, suspect.rows, table)
     assert found is not None
     assert found.ties == ()
+
+
+def test_a_part_that_is_hardly_ever_fast_is_not_slow_at_times() -> None:
+    """Of a mild constant loss, noise makes some measurements late."""
+    suspect, table = flapping((8, 9), [(4, 12, look, 0) for look in range(8)])
+    assert not is_steady(suspect.rows, table)
+    assert is_steady(suspect.rows, replace(table, fast=np.zeros(len(table), np.int64)))
+
+
+@pytest.mark.parametrize("seed", [1, 3, 6])
+def test_a_nic_behind_scarce_uplinks_is_seen_coming_and_going(seed: int) -> None:
+    """Only the flows to seven other hosts of 24 show it: these have all of a NIC's samples."""
+    fleet = SimulatedFleet(parse_fleet(f"hosts=24,gpus=8,leaf=8,seed={seed},{ALL},fault=flap:h17:4:0.7"))
+    verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
+    (found,) = verdict.findings
+    assert (found.kind, found.hosts, found.gpus) == ("flap", ("h17",), (4,))
 
 
 def first_measurement(slow: Callable[[int, int, int], int]) -> Cover:
@@ -243,5 +260,21 @@ def test_a_part_that_is_late_in_one_direction_only_is_not_slow_at_times() -> Non
 
 def test_a_look_in_which_all_are_late_is_no_measure_of_noise() -> None:
     look, late = np.array([0] * 8 + [1] * 8), np.array([True] * 8 + [False] * 7 + [True])
-    assert usual_lates(look, late) == 1.5 / 9
-    assert usual_lates(look[:8], late[:8]) == 0
+    assert usual_lates(look, late, ~late) == (1.5 / 9, 0.5 / 9)
+    assert usual_lates(look, late, late) == (0.5 / 9, 1.5 / 9)
+    assert usual_lates(look[:8], late[:8], late[:8]) == (0, 0)
+
+
+def test_a_load_slows_all_flows_of_a_partner_and_counts_once() -> None:
+    """One healthy flow in 11 is loaded. As noise of each flow, that would be one partner in six."""
+    loads = [
+        (a, a + 30, look, 6 * (look in (0, 2, 3, 5, 6) and a == 10 + look))
+        for look in range(8)
+        for a in range(10, 17)
+    ]
+    several = [(0, other, look, 3 * (other < 23)) for look in range(8) for other in range(20, 27)]
+    table = looks(*several, *[(b, a, look, slow) for a, b, look, slow in several], *loads)
+    assert changing_looks(table, table.a * table.b == 0).changing == 8
+    own_load = [(0, other, look, 6 * (other < 22)) for look in range(8) for other in range(20, 27)]
+    table = looks(*own_load, *[(b, a, look, slow) for a, b, look, slow in own_load], *loads)
+    assert changing_looks(table, table.a * table.b == 0).changing == 0
