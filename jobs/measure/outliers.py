@@ -20,6 +20,7 @@ usual value is a median, which a minority of bad values does not move.
     drift_score, is_drift   a rate against the same rate of earlier runs
     far_below_limit         a rate against what the hardware allows
     looks_below_limit       how often a rate must be below what is usual to be so for good
+    looks_of_loaded         how often a figure must be slow to be so by itself, and not loaded by others
     deviating               a single figure against the median of its siblings
 
 Times are compared by their logarithm ("level": log of the time over the siblings' time), so a threshold of
@@ -260,6 +261,21 @@ def looks_below_limit(figures: int) -> int:
     many figures together (Bonferroni): 10 looks at one, 14 at 16, 19 at 512.
     """
     return math.ceil(math.log2(max(figures, 1) / FALSE_ALARMS))
+
+
+def looks_of_loaded(slow: int, of: int, figures: int) -> float:
+    """Return in how many looks a figure must be slow, of all, to be so not by the load of others.
+
+    slow, of: looks at its siblings in which these were slow, and all. A load comes and goes, so a healthy
+    figure is slow in n of n separate looks with a probability of share^n; FALSE_ALARMS for so many figures
+    together (Bonferroni). The share is `share_estimate` and one standard error of it. 4 looks if siblings
+    are slow in 2 of 40, 15 if in 20 of 40.
+    """
+    share = share_estimate(slow, of)
+    share += math.sqrt(share * (1 - share) / max(of, 1))
+    return (
+        math.ceil(math.log(FALSE_ALARMS / max(figures, 1)) / math.log(share)) if 0 < share < 1 else math.inf
+    )
 
 
 # --- slow for some of the time
