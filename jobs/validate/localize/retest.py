@@ -16,7 +16,6 @@ import numpy as np
 
 from jobs.measure.outliers import (
     ALWAYS,
-    INTERMITTENT_FROM,
     LATE_SHARE,
     STANDARD_ERRORS,
     intermittence,
@@ -25,6 +24,7 @@ from jobs.measure.outliers import (
     is_late,
     is_mild,
     is_stalling,
+    is_surely_intermittent,
     mostly_slow,
     partners_needed,
     share_estimate,
@@ -344,7 +344,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
         looked = measurement.changing_looks(suspect, cover)
-        likely = most and looked.intermittence >= INTERMITTENT_FROM  # else loaded by others
+        likely = most and looked.is_sure  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
     # Rows that another part explains do not count, unless they were faster than this part would allow.
@@ -419,15 +419,24 @@ def ranks_of(table: Observations, rows: Mask) -> list[int]:
 
 @dataclass(frozen=True)
 class ChangingLooks:
-    """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so."""
+    """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so.
+
+    suspects: parts that were looked at, each of which may be called intermittent by chance.
+    """
 
     changing: int
     looks: int
     by_noise: float = 0.0
+    suspects: int = 1
 
     @property
     def intermittence(self) -> float:
         return intermittence(self.changing, self.looks, self.by_noise)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the part is intermittent: by chance, one of all suspects is in 1 of 1,000 cases."""
+        return is_surely_intermittent(self.intermittence, self.suspects)
 
 
 def changing_looks(

@@ -10,7 +10,6 @@ from itertools import islice
 import numpy as np
 
 from jobs.measure.outliers import (
-    INTERMITTENT_FROM,
     LOADED_UP_TO,
     MANY_MEASUREMENTS,
     STANDARD_ERRORS,
@@ -116,6 +115,7 @@ class InterNode(RungMeasurement):
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
         self.looks_at: dict[int, ChangingLooks] = {}  # of NICs, until decided
+        self.flaps = set[PartName]()  # suspects that were looked at for being slow at times
         self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
@@ -301,6 +301,7 @@ class InterNode(RungMeasurement):
         that are not clear.
         """
         begin, left, shown = self.looked, list(flows), dict(flows)
+        self.flaps |= {name for name in flows if name[0] == "flap"}
         spacing = self.plan.retest_span / RETEST_REPEATS
         for _ in spaced_repeats(MOST_LOOKS, MOST_LOOKS * spacing, self.probe):
             of_left = [flow for name in left for flow in shown[name]]
@@ -356,9 +357,9 @@ class InterNode(RungMeasurement):
             through = rows_through(kinds, nic_of(name)) & (table.look >= begin)
             if name[0] == "flap":
                 alike = healthy & np.isin(of_kind, of_kind[through])
-                self.looks_at[name[1]] = changing_looks(table, through, begin, alike)
-                sure = self.looks_at[name[1]].intermittence
-                decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
+                looked = replace(changing_looks(table, through, begin, alike), suspects=len(self.flaps))
+                self.looks_at[name[1]] = looked
+                decided = looked.is_sure or looked.intermittence <= LOADED_UP_TO
             else:
                 limit = self.plan.tolerance / 2
                 fast = [
@@ -597,7 +598,7 @@ class InterNode(RungMeasurement):
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
-        proven = [nic for nic, looks in self.looks_at.items() if looks.intermittence >= INTERMITTENT_FROM]
+        proven = [nic for nic, looks in self.looks_at.items() if looks.is_sure]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
     def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
@@ -605,7 +606,7 @@ class InterNode(RungMeasurement):
         another part that explains some of it."""
         explained = (suspect.rows & cover.table.retested & ~cover.open).any()
         known = None if explained else self.looks_at.get(suspect.key)
-        return known or super().changing_looks(suspect, cover)
+        return known or replace(super().changing_looks(suspect, cover), suspects=len(self.flaps))
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.

@@ -134,6 +134,12 @@ def test_few_samples_that_are_all_slow_may_be_an_episode() -> None:
     assert suspect.name == ("flap", 3)
 
 
+def test_of_many_suspects_one_must_change_in_more_looks() -> None:
+    assert ChangingLooks(4, 6, 0.005).is_sure
+    assert not ChangingLooks(4, 6, 0.005, suspects=33).is_sure
+    assert ChangingLooks(7, 8, 0.005, suspects=33).is_sure
+
+
 def test_slow_flows_of_other_suspects_do_not_clear_a_part() -> None:
     healthy, slow = [(4, 12, look, 0) for look in range(8)], [(5, 13, look, 6) for look in range(6)]
     suspect, table = flapping((8, 9), [*healthy, *slow])
