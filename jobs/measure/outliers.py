@@ -20,6 +20,7 @@ usual value is a median, which a minority of bad values does not move.
     drift_score, is_drift   a rate against the same rate of earlier runs
     far_below_limit         a rate against what the hardware allows
     looks_below_limit       how often a rate must be below what is usual to be so for good
+    looks_of_loaded         how often a figure must be slow to be so by itself, and not loaded by others
     deviating               a single figure against the median of its siblings
 
 Times are compared by their logarithm ("level": log of the time over the siblings' time), so a threshold of
@@ -262,6 +263,21 @@ def looks_below_limit(figures: int) -> int:
     return math.ceil(math.log2(max(figures, 1) / FALSE_ALARMS))
 
 
+def looks_of_loaded(slow: int, of: int, figures: int) -> float:
+    """Return in how many looks a figure must be slow, of all, to be so not by the load of others.
+
+    slow, of: looks at its siblings in which these were slow, and all. A load comes and goes, so a healthy
+    figure is slow in n of n separate looks with a probability of share^n; FALSE_ALARMS for so many figures
+    together (Bonferroni). The share is `share_estimate` and one standard error of it. 4 looks if siblings
+    are slow in 2 of 40, 15 if in 20 of 40.
+    """
+    share = share_estimate(slow, of)
+    share += math.sqrt(share * (1 - share) / max(of, 1))
+    return (
+        math.ceil(math.log(FALSE_ALARMS / max(figures, 1)) / math.log(share)) if 0 < share < 1 else math.inf
+    )
+
+
 # --- slow for some of the time
 
 BURST = 10  # samples that an intermittent part may stay slow; they count as one observation
@@ -318,6 +334,15 @@ def intermittence(changing: int, looks: int, by_noise: float) -> float:
     """
     one, other = CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED + by_noise
     return changing * math.log(one / other) + (looks - changing) * math.log((1 - one) / (1 - other))
+
+
+def is_surely_intermittent(evidence: float, suspects: int) -> bool:
+    """Whether `intermittence` decides for a part that is one of so many suspects (Bonferroni).
+
+    Above 64 hosts others load some dozens of NICs at first: at 1 in 1,000 each, one is called intermittent in
+    3 % of runs.
+    """
+    return evidence >= INTERMITTENT_FROM + math.log(max(suspects, 1))
 
 
 def partners_needed(usual: float, partners: int) -> tuple[int, float]:

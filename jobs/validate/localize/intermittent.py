@@ -6,16 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import intermittent_threshold
+from jobs.measure.outliers import ALWAYS, BURST, intermittent_threshold
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import Cover, Mask, Suspect
 from jobs.validate.topology import Ints
 
 ALIKE = 0.8  # share / largest share, above which two NICs are ties
 
+LONG = 1.5  # times BURST
+
 
 class SlowShares:
     """Slow samples and all samples of each NIC, over the open rows of `cover`.
+
+    Without rows that are `slow_throughout`: the load of one host would make all that met it suspects.
 
     owner: (ranks,), the rank that stands for the NIC of each. shown: whether each row shows the NIC of its
     sender, and of its receiver.
@@ -25,19 +29,20 @@ class SlowShares:
         self.cover, self.ranks, ranks = cover, len(owner), len(owner)
         table = cover.table
         self.sides = [(owner[side], mask) for side, mask in zip((table.a, table.b), shown, strict=True)]
-        self.both = slow_both_ways(cover.table, ranks)
+        changing = ~slow_throughout(table)
+        self.both, self.number = slow_both_ways(table, ranks) * changing, table.count * changing
         self.slow, self.count = np.zeros(ranks), np.zeros(ranks)
         self.seen = np.zeros(len(cover.table), bool)
         self.update()
 
     def update(self) -> None:
         """Subtract the rows closed since the last call; the first call counts all open rows."""
-        table, sign = self.cover.table, -1 if self.seen.any() else 1
+        sign = -1 if self.seen.any() else 1
         rows = np.flatnonzero(self.seen ^ self.cover.open)
         for side, mask in self.sides:
             some = rows[mask[rows]]
             self.slow += sign * np.bincount(side[some], self.both[some], self.ranks)
-            self.count += sign * np.bincount(side[some], table.count[some], self.ranks)
+            self.count += sign * np.bincount(side[some], self.number[some], self.ranks)
         self.seen = self.cover.open.copy()
 
     def suspect(self, most: int, proven: Sequence[int] = ()) -> Suspect | None:
@@ -59,6 +64,16 @@ class SlowShares:
         ties = tuple(("flap", int(other)) for other in close[close != rank][:most])
         through = np.logical_or.reduce([(side == rank) & mask for side, mask in self.sides])
         return Suspect("flap", rank, through, np.inf, ties)
+
+
+def slow_throughout(table: Observations) -> Mask:
+    """Return the rows of a first measurement that were slow for longer than a part that comes and goes is.
+
+    That is a constant loss, or the load of others. Of episodes with a mean of BURST samples, one in e^LONG
+    lasts for LONG times as many.
+    """
+    always = (table.slow >= ALWAYS * table.count) & (table.count >= LONG * BURST)
+    return np.asarray(always & ~table.retested)
 
 
 def slow_both_ways(table: Observations, ranks: int) -> Ints:

@@ -16,7 +16,6 @@ import numpy as np
 
 from jobs.measure.outliers import (
     ALWAYS,
-    INTERMITTENT_FROM,
     LATE_SHARE,
     STANDARD_ERRORS,
     intermittence,
@@ -25,6 +24,7 @@ from jobs.measure.outliers import (
     is_late,
     is_mild,
     is_stalling,
+    is_surely_intermittent,
     mostly_slow,
     partners_needed,
     share_estimate,
@@ -258,7 +258,7 @@ class Search:
         # With one partner, no look tells whether it is the part that is slow at times.
         if not looked.looks:
             return bool(table.slow[rows].sum() > LATE_SHARE / 2 * table.count[rows].sum())
-        return looked.intermittence > 0 and not is_constant(rows, table)
+        return looked.intermittence > 0 and not is_steady(rows, table)
 
     def slow_rows(self, suspect: Suspect) -> int:
         """Count the slow open rows that it would explain."""
@@ -344,7 +344,7 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         # Not if another part explains most of its rows.
         most = 2 * still_open.sum() > retested.sum()
         looked = measurement.changing_looks(suspect, cover)
-        likely = most and looked.intermittence >= INTERMITTENT_FROM  # else loaded by others
+        likely = most and looked.is_sure  # else loaded by others
         return confirmed_intermittent(suspect, still_open, table) if likely else None
     late = still_open & cover.slow
     # Rows that another part explains do not count, unless they were faster than this part would allow.
@@ -380,11 +380,17 @@ def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) ->
     if not is_intermittent(share, usual, partners, len(late)):
         return None
     effect = float(np.median(table.slow_level[late]))
-    if not is_erratic(int(table.fast[rows].sum()), int(table.count[rows].sum())) or is_constant(rows, table):
+    if is_steady(rows, table):
         return None
     stalls = is_stalling(table.slow[rows], table.count[rows])
     ties = tuple(("flap", rank) for rank in met if rank != suspect.key) if len(met) == FEW else ()
     return Confirmed(suspect.name, effect, rows, ties, flaps=float(share), stalls=stalls)
+
+
+def is_steady(rows: Mask, table: Observations) -> bool:
+    """Return whether these rows of a part that looks intermittent are slow, or fast, all of the time."""
+    fast, count = int(table.fast[rows].sum()), int(table.count[rows].sum())
+    return not is_erratic(fast, count) or is_constant(rows, table)
 
 
 def is_constant(rows: Mask, table: Observations) -> bool:
@@ -413,15 +419,24 @@ def ranks_of(table: Observations, rows: Mask) -> list[int]:
 
 @dataclass(frozen=True)
 class ChangingLooks:
-    """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so."""
+    """changing: looks in which a part was slow and fast. by_noise: share of looks that noise makes so.
+
+    suspects: parts that were looked at, each of which may be called intermittent by chance.
+    """
 
     changing: int
     looks: int
     by_noise: float = 0.0
+    suspects: int = 1
 
     @property
     def intermittence(self) -> float:
         return intermittence(self.changing, self.looks, self.by_noise)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the part is intermittent: by chance, one of all suspects is in 1 of 1,000 cases."""
+        return is_surely_intermittent(self.intermittence, self.suspects)
 
 
 def changing_looks(
@@ -441,13 +456,15 @@ def changing_looks(
     looks, flows = np.unique(table.look[rows], return_counts=True)
     looks = looks[flows >= LEAST_FLOWS]
     alone = len(ranks_of(table, rows)) == FEW
-    usual = usual_lates(table.look[others], late[others])
+    whole = table.slow >= ALWAYS * table.count
+    noise, load = usual_lates(table.look[others], late[others], whole[others])
     for look in looks.tolist():
         now = rows & (table.look == look)
         # What sees the part slow or not: each partner, in any of its flows; or each measurement.
         witnesses = int(now.sum()) if alone else len(ranks_of(table, now)) - 1
         seen = int((now & late).sum()) if alone else len(ranks_of(table, now & late)) - 1
-        chance = 1 - (1 - usual) ** (int(now.sum()) / witnesses)
+        # Noise makes each flow of a partner late by itself, a load all of them.
+        chance = 1 - (1 - load) * (1 - noise) ** (int(now.sum()) / witnesses)
         always = table.slow[now].sum() > ALWAYS * table.count[now].sum()
         needed, by_chance = partners_needed(chance, witnesses)
         by_noise += by_chance / len(looks)
@@ -457,14 +474,16 @@ def changing_looks(
     return ChangingLooks(changing, len(looks), by_noise)
 
 
-def usual_lates(look: Ints, late: Mask) -> float:
-    """Estimate the share of late measurements of healthy parts, in looks in which most are not late.
+def usual_lates(look: Ints, late: Mask, whole: Mask) -> tuple[float, float]:
+    """Estimate the share of measurements of healthy parts that are late by noise, and by a load, in looks in
+    which most are not late. In the others, something loads all of them.
 
-    In the others, something loads all of them.
+    whole: all samples are slow, as of a load, which outlasts a measurement.
     """
     count, slow = np.bincount(look), np.bincount(look, late)
-    usual = 2 * slow <= count
-    return share_estimate(int(slow[usual].sum()), int(count[usual].sum()))
+    usual, of_load = 2 * slow <= count, np.bincount(look, late & whole)
+    of, loaded = int(count[usual].sum()), int(of_load[usual].sum())
+    return share_estimate(int(slow[usual].sum()) - loaded, of), share_estimate(loaded, of)
 
 
 def one_way(table: Observations, rows: Mask) -> bool:

@@ -1,24 +1,56 @@
-"""Ring all-reduces over each host or rail: finds slow parts that only show under joint load."""
+"""Ring all-reduces over each host or rail: finds slow parts that only show under joint load.
+
+A ring is as slow as its slowest hop, so the longer it is, the more often others load one of its hops: of a
+rail of 128 hosts, 40 % of the time, if 3 % of each uplink's. A load passes, a fault stays. So slow rails are
+looked at again as several shorter rings (arcs), and the arc of the same hosts on other rails, in their
+fastest look, is the reference. A fast arc clears its hosts. What no arc has cleared is slow, after as many
+separate looks as loads do not last for (`outliers.looks_of_loaded`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jobs.measure.outliers import clear_threshold, ratio_threshold, row_medians
+from jobs.measure.outliers import clear_threshold, looks_of_loaded, ratio_threshold, row_medians
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import Confirmed, RungMeasurement
 from jobs.validate.localize.set_cover import KnownFaults, Mask, PartKind, PartName, part_kind
-from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, looks, measure_first
+from jobs.validate.measurements.repeats import (
+    RETEST_REPEATS,
+    RetestSamples,
+    joined,
+    look_until_clear,
+    looks,
+    measure_first,
+    samples_of_look,
+)
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
 OTHERS = 5  # siblings that are retested with a suspect
+LEAST_LOOKS, MOST_LOOKS = 4, 15  # at slow rails; before the first, all rails may be loaded
+CUTS = 2  # at different hosts
+LOOK_SAMPLES = 2  # times as many as of other looks: one fast look clears hosts
+ARC = 16  # hosts of a shorter ring, about
+WHOLE = 0.75  # share of a rail's hosts that are slow if the rail is
 LOCATE_SPAN = 0.25  # of a retest's span: what is located has been slow for all of it
+
+
+@dataclass(frozen=True, eq=False)
+class Arc:
+    """A ring through some hosts of a rail. place: equal for the same hosts. log: of its median seconds."""
+
+    key: int
+    look: int
+    place: tuple[int, int]
+    hosts: Ints
+    seconds: Seconds
+    log: float
 
 
 class AllReduce(RungMeasurement):
@@ -39,15 +71,38 @@ class AllReduce(RungMeasurement):
         self.classes = {key: numbers[of_group] for key, of_group in models.items()}
         self.retested: list[int] = []
         self.table: Observations | None = None  # of retests
+        self.slow_hosts: dict[int, Mask] = {}  # by retested rail, those that no fast arc has cleared
+        self.loaded: list[int] = []  # rails that were slow in all looks, as loaded ones may be
+
+    @property
+    def gaps(self) -> Sequence[str]:
+        count = len(self.loaded)
+        if not count:
+            return ()
+        rings = f"{count} ring{'s'[: count > 1]}"
+        return (f"{rings} slow in all looks, and others so often that a load of all looks is possible",)
 
     def measure(self, longer: bool = False) -> Observations:
+        """Measure all rings at once. longer: rails in several looks, of which the fastest counts."""
         keys = list(self.groups)
         groups = [self.groups[key] for key in keys]
-        seconds, self.noise = measure_first(self.sample, [groups], self.plan.samples, self.plan, longer)
+        longer_call = longer and self.kind != "rail"
+        seconds, self.noise = measure_first(self.sample, [groups], self.plan.samples, self.plan, longer_call)
+        if longer and not longer_call:
+            of_looks = [*seconds, *(self.sample(groups, seconds[0].shape[1]) for _ in self.separate_looks())]
+            seconds = [fastest(of_looks)]
         return tabulate([pairs_of(keys)], seconds, self.siblings, self.plan)
+
+    def separate_looks(self) -> Iterable[int]:
+        """Yield the numbers of further looks, after waits that most loads do not outlast."""
+        for number in range(RETEST_REPEATS - 1):
+            self.probe.wait(self.plan.retest_span / RETEST_REPEATS)
+            yield number
 
     def retest(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
         """Retest suspects and a few others, one ring at a time."""
+        if self.kind == "rail":
+            return self.retest_rails(suspects)
         self.retested += [key for _, key in suspects if key not in self.retested]
         keys = [*(key for _, key in suspects), *self.others(self.retested)]
 
@@ -60,6 +115,71 @@ class AllReduce(RungMeasurement):
         )
         self.table = joined(self.table, table.of(np.isin(table.a, [key for _, key in suspects])))
         return self.table, left
+
+    def retest_rails(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
+        """Look at suspects and a few others until all hosts of each suspect are clear, or slow often enough.
+
+        An arc is fast if it is nearer to the usual one of the other rails, in their fastest look, than to the
+        critical share of it.
+        """
+        own = [key for _, key in suspects]
+        self.retested += [key for key in own if key not in self.retested]
+        others = self.others(self.retested)
+        keys, samples = [*own, *others], LOOK_SAMPLES * samples_of_look(self.plan)
+        arcs, begin = list[Arc](), self.probe.clock()
+        enough, looks = math.inf if others else RETEST_REPEATS, 0
+        left, fast, late = own, -math.log(self.plan.critical) / 2, self.plan.tolerance
+        while left and looks < min(enough, MOST_LOOKS):
+            due = begin + looks * self.plan.retest_span / RETEST_REPEATS
+            if due > self.probe.clock():
+                self.probe.wait(due - self.probe.clock())
+            arcs += self.look_at_arcs(keys, samples, looks)
+            looks += 1
+            if looks < LEAST_LOOKS:
+                continue
+            levels = levels_of(arcs, others or own)
+            self.slow_hosts |= {key: unclear_hosts(key, arcs, levels, fast, self.topology) for key in own}
+            left = [key for key in own if self.slow_hosts[key].any()]
+            of_others = [level > late for one, level in zip(arcs, levels, strict=True) if one.key in others]
+            figures = len(self.groups) * len({one.place for one in arcs})
+            if others:
+                enough = max(looks_of_loaded(sum(of_others), len(of_others), figures), RETEST_REPEATS)
+        self.loaded += left if enough > looks else []
+        levels = levels_of(arcs, others or own)
+        shown = [self.usual_arc(key, arcs, levels, fast) for key in keys]
+        table = tabulate([pairs_of(keys)], [np.array(shown)], self.siblings, self.plan, retested=True)
+        self.table = joined(self.table, table.of(np.isin(table.a, own)))
+        return self.table, [name for name in suspects if name[1] in left]
+
+    def look_at_arcs(self, keys: Sequence[int], samples: int, number: int) -> list[Arc]:
+        """Measure the arcs of these rails: every other one at once, then the others. number: of the look.
+
+        Arcs side by side share the uplinks of the leaf switch between them. Every other look cuts in the
+        middle of the arcs of the one before.
+        """
+        hosts, count = np.arange(self.topology.hosts), max(self.topology.hosts // ARC // 2 * 2, 1)
+        shift = len(hosts) // count // CUTS * (number % CUTS) if count > 1 else 0
+        cut = [np.sort(part) for part in np.array_split(np.roll(hosts, -shift), count)]
+        found = []
+        for turn in (range(0, count, 2), range(1, count, 2)):
+            arcs = [(key, number, (shift, place), cut[place]) for key in keys for place in turn]
+            rings = [ranks[ranks >= 0] for ranks in (self.topology.at[part, key] for key, *_, part in arcs)]
+            known = [n for n, ranks in enumerate(rings) if len(ranks) > 1]
+            if known:
+                seconds = self.sample([rings[n] for n in known], samples)
+                logs = np.log(row_medians(seconds)).tolist()
+                found += [Arc(*arcs[n], row, log) for n, row, log in zip(known, seconds, logs, strict=True)]
+        return found
+
+    def usual_arc(self, key: int, arcs: Sequence[Arc], levels: Sequence[float], fast: float) -> Seconds:
+        """Return the seconds of a rail's arc of median level: of those with unclear hosts, if any."""
+        unclear = self.slow_hosts.get(key)
+        own = [(level, one) for one, level in zip(arcs, levels, strict=True) if one.key == key]
+        some = [(level, one) for level, one in own if unclear is not None and unclear[one.hosts].any()]
+        if not some and unclear is not None:
+            some = [(level, one) for level, one in own if level <= fast]
+        ordered = sorted(some or own, key=lambda both: both[0])
+        return ordered[(len(ordered) - 1) // 2][1].seconds
 
     def others(self, suspects: Sequence[int]) -> list[int]:
         """Return a few groups to compare the suspects with."""
@@ -99,9 +219,16 @@ class AllReduce(RungMeasurement):
         If neither half is slow, the whole is measured again: the slow part may lie between the halves.
         """
         rail = found.name[1]
+        if rail in self.loaded:
+            return None
         if self.kind != "rail" or len(self.groups) < 2:
             return found
         hosts, effect = self.topology.host[self.groups[rail]], found.effect
+        if len(hosts) >= 2 * ARC:
+            unclear = self.slow_hosts[rail]
+            if unclear.sum() > WHOLE * len(hosts):
+                return found
+            return replace(found, ranks=tuple(self.topology.at[unclear, rail].tolist()))
         if len(hosts) == 2:  # a ring of two does not tell the rail from the NIC of either
             return replace(found, ties=tuple(("nic", rank) for rank in self.groups[rail].tolist()))
         while len(hosts) > 3:
@@ -131,14 +258,45 @@ class AllReduce(RungMeasurement):
         for samples in looks(self.noise, self.plan.retest_span * LOCATE_SPAN, self.plan, self.probe):
             for ranks, part in zip(rings, parts, strict=True):
                 part.append(self.sample([ranks], samples))
-            seconds = np.concatenate([np.concatenate(part, axis=1) for part in parts])
-            own, *siblings = row_medians(seconds).tolist()
+            best = [row_medians(fastest(part)) for part in parts]
+            own, *siblings = np.concatenate(best).tolist()
             slower = math.log(own / np.median(siblings)) if siblings else 0.0
-            count = seconds.shape[1]
+            count = sum(each.shape[1] for each in parts[0])
             limit = clear_threshold(math.sqrt(2) * self.noise, count, -math.log(self.plan.critical))
             if self.plan.quick_looks and slower < limit:
                 return 0.0
         return 0.0 if slower <= ratio_threshold(self.noise, count, self.plan.tolerance) else slower
+
+
+def levels_of(arcs: Sequence[Arc], others: Collection[int]) -> list[float]:
+    """Return the level of each arc: against the same hosts on other rails, in these rails' fastest look.
+
+    A loaded host slows all of its rails, so one look alone would make a slow rail look like the others.
+    """
+    looks: dict[tuple[int, int], dict[int, list[float]]] = {}
+    for one in arcs:
+        if one.key in others:
+            looks.setdefault(one.place, {}).setdefault(one.look, []).append(one.log)
+    usual = {place: min(map(np.median, of_place.values())) for place, of_place in looks.items()}
+    return [float(one.log - usual.get(one.place, one.log)) for one in arcs]
+
+
+def unclear_hosts(
+    key: int, arcs: Iterable[Arc], levels: Iterable[float], fast: float, topology: Topology
+) -> Mask:
+    """Return (hosts,): those of a rail that were in none of its fast arcs."""
+    unclear = topology.at[:, key] >= 0
+    for one, level in zip(arcs, levels, strict=True):
+        if one.key == key and level <= fast:
+            unclear[one.hosts] = False
+    return np.asarray(unclear)
+
+
+def fastest(looks: Sequence[Seconds]) -> Seconds:
+    """Return (rows, samples): of each row, the look with the least median. looks: (rows, samples) each."""
+    medians = np.array([row_medians(look) for look in looks])
+    best = np.where(np.isnan(medians), np.inf, medians).argmin(axis=0)
+    return np.array([looks[number][row] for row, number in enumerate(best.tolist())])
 
 
 def pairs_of(keys: Sequence[int]) -> Ints:

@@ -10,7 +10,6 @@ from itertools import islice
 import numpy as np
 
 from jobs.measure.outliers import (
-    INTERMITTENT_FROM,
     LOADED_UP_TO,
     MANY_MEASUREMENTS,
     STANDARD_ERRORS,
@@ -77,6 +76,7 @@ LEAST_NEAR = 2  # other hosts whose flows show a host's NICs, where flows to mos
 LEAST_GROUPED = 6  # hosts from which on groups can be seen
 MOST_NEAR = 0.6  # share of the host pairs that are in the same group
 NEAR_ROUNDS = MANY_MEASUREMENTS  # of flows inside groups, at most: enough that a median shows a NIC
+NEAR_SAMPLES = 2  # times as many samples of a NIC: of one that is slow for 30 % of the time, in 15 episodes
 GROUPED = 0.8  # share of hosts that are near others
 GROUPED_SHARE = 0.6  # of the hosts near either of two that are near both, on average
 GROUPING_STEPS = 8  # iterations of a search, at most
@@ -115,6 +115,7 @@ class InterNode(RungMeasurement):
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
         self.looks_at: dict[int, ChangingLooks] = {}  # of NICs, until decided
+        self.flaps = set[PartName]()  # suspects that were looked at for being slow at times
         self.looked = 0
         self.first: Observations  # table, of the first measurement
         self.subrounds = 0  # into which each round is split; 0: not known yet
@@ -165,11 +166,14 @@ class InterNode(RungMeasurement):
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         if self.far.any():
-            if self.topology.hosts > self.plan.full_mesh_hosts:
-                inside = list(self.near_rounds(rounds))
-                samples, repeats = first_samples(len(inside), self.plan)
-                more, noise = measure_first(self.sample, inside, samples, self.plan, longer, repeats)
-                rounds, seconds, self.noise = rounds + inside, seconds + more, max(self.noise, noise)
+            met_by_chance = self.topology.hosts > self.plan.full_mesh_hosts
+            inside = list(self.near_rounds(rounds if met_by_chance else ()))
+            # Only these show a NIC that is slow at times, for all of a NIC's samples together.
+            plan = replace(self.plan, samples_per_nic=NEAR_SAMPLES * self.plan.samples_per_nic)
+            samples, repeats = first_samples(len(inside), plan)
+            more, noise = measure_first(self.sample, inside, samples, plan, longer, repeats)
+            rounds, seconds = self.without(inside, rounds, seconds)
+            rounds, seconds, self.noise = rounds + inside, seconds + more, max(self.noise, noise)
             self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
         return self.first
@@ -178,18 +182,29 @@ class InterNode(RungMeasurement):
         """Yield rounds of flows inside the groups of hosts, of pairs of ranks that have not met in `rounds`.
 
         Only these flows show NICs, and where each two hosts meet on one rail, a NIC has met few or none of
-        its group. At most NEAR_ROUNDS, in each of which a rank has one partner.
+        its group. No uplink limits them, so all are measured at once. At most NEAR_ROUNDS, in each of which a
+        rank has one partner.
         """
         topology = self.topology
         near = ~self.far & np.triu(np.ones_like(self.far), 1)
         pairs = [topology.at[np.argwhere(near), rail] for rail in range(topology.rails)]
         wanted = np.concatenate([each[(each >= 0).all(axis=1)] for each in pairs])
         wanted = wanted[~topology.over_nvlink(*wanted.T)]
-        met = np.concatenate(rounds)
         size = topology.ranks
-        wanted = wanted[~np.isin(wanted @ [size, 1], met @ [size, 1])]
+        if len(rounds):
+            wanted = wanted[~np.isin(wanted @ [size, 1], np.concatenate(rounds) @ [size, 1])]
         for each in islice(matched_rounds(wanted, size, self.random), NEAR_ROUNDS):
             yield from one_rank_per_nic(both_ways(each), topology)
+
+    def without(
+        self, later: Sequence[Ints], rounds: Sequence[Ints], seconds: Sequence[Seconds]
+    ) -> tuple[list[Ints], list[Seconds]]:
+        """Return the flows, and their seconds, that `later` rounds do not measure again."""
+        size = self.topology.ranks
+        again = np.concatenate([*later, np.empty((0, 2), np.int64)]) @ [size, 1]
+        keep = [~np.isin(flows @ [size, 1], again) for flows in rounds]
+        some = [number for number, of_round in enumerate(keep) if of_round.any()]
+        return [rounds[n][keep[n]] for n in some], [seconds[n][keep[n]] for n in some]
 
     def split(self, flows: Ints) -> list[Ints]:
         """Split a round so that neither shared NICs nor uplinks limit its flows."""
@@ -286,6 +301,7 @@ class InterNode(RungMeasurement):
         that are not clear.
         """
         begin, left, shown = self.looked, list(flows), dict(flows)
+        self.flaps |= {name for name in flows if name[0] == "flap"}
         spacing = self.plan.retest_span / RETEST_REPEATS
         for _ in spaced_repeats(MOST_LOOKS, MOST_LOOKS * spacing, self.probe):
             of_left = [flow for name in left for flow in shown[name]]
@@ -341,9 +357,9 @@ class InterNode(RungMeasurement):
             through = rows_through(kinds, nic_of(name)) & (table.look >= begin)
             if name[0] == "flap":
                 alike = healthy & np.isin(of_kind, of_kind[through])
-                self.looks_at[name[1]] = changing_looks(table, through, begin, alike)
-                sure = self.looks_at[name[1]].intermittence
-                decided = not LOADED_UP_TO < sure < INTERMITTENT_FROM
+                looked = replace(changing_looks(table, through, begin, alike), suspects=len(self.flaps))
+                self.looks_at[name[1]] = looked
+                decided = looked.is_sure or looked.intermittence <= LOADED_UP_TO
             else:
                 limit = self.plan.tolerance / 2
                 fast = [
@@ -582,7 +598,7 @@ class InterNode(RungMeasurement):
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
             self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
-        proven = [nic for nic, looks in self.looks_at.items() if looks.intermittence >= INTERMITTENT_FROM]
+        proven = [nic for nic, looks in self.looks_at.items() if looks.is_sure]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
     def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
@@ -590,7 +606,7 @@ class InterNode(RungMeasurement):
         another part that explains some of it."""
         explained = (suspect.rows & cover.table.retested & ~cover.open).any()
         known = None if explained else self.looks_at.get(suspect.key)
-        return known or super().changing_looks(suspect, cover)
+        return known or replace(super().changing_looks(suspect, cover), suspects=len(self.flaps))
 
     def visible(self, table: Observations) -> float:
         """Return the share below which a NIC is detectable: noise in many rows hides less than in each.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
 from jobs.measure.outliers import INTERMITTENT_FROM, intermittence, partners_needed
 from jobs.validate.ladder.ladder import climb_ladder
+from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import (
     ChangingLooks,
     changing_looks,
     confirmed_intermittent,
+    is_steady,
     usual_lates,
 )
 from jobs.validate.localize.set_cover import Cover, Suspect, numbered_kind
@@ -71,6 +76,68 @@ def test_of_two_that_only_met_each_other_either_may_be_the_one() -> None:
     found = confirmed_intermittent(suspect, suspect.rows, table)
     assert found is not None
     assert found.ties == ()
+
+
+def test_a_part_that_is_hardly_ever_fast_is_not_slow_at_times() -> None:
+    """Of a mild constant loss, noise makes some measurements late."""
+    suspect, table = flapping((8, 9), [(4, 12, look, 0) for look in range(8)])
+    assert not is_steady(suspect.rows, table)
+    assert is_steady(suspect.rows, replace(table, fast=np.zeros(len(table), np.int64)))
+
+
+@pytest.mark.parametrize("seed", [1, 3, 6])
+def test_a_nic_behind_scarce_uplinks_is_seen_coming_and_going(seed: int) -> None:
+    """Only the flows to seven other hosts of 24 show it: these have all of a NIC's samples."""
+    fleet = SimulatedFleet(parse_fleet(f"hosts=24,gpus=8,leaf=8,seed={seed},{ALL},fault=flap:h17:4:0.7"))
+    verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
+    (found,) = verdict.findings
+    assert (found.kind, found.hosts, found.gpus) == ("flap", ("h17",), (4,))
+
+
+def first_measurement(slow: Callable[[int, int, int], int]) -> Cover:
+    """16 NICs, each pair measured once, both ways, in 45 samples. slow: of them, by pair and direction."""
+    pairs = [(a, b) for a in range(16) for b in range(a)]
+    rows = [(*ends, 0, slow(a, b, way)) for a, b in pairs for way, ends in enumerate(((a, b), (b, a)))]
+    some = looks(*rows)
+    table = replace(some, count=np.full(len(some), 45), retested=np.zeros(len(some), bool))
+    return Cover(table, [numbered_kind("nic", 16, table.a, table.b)], 0.75, 0.07)
+
+
+def shares(cover: Cover) -> SlowShares:
+    all_rows = np.ones(len(cover.table), bool)
+    return SlowShares(cover, np.arange(16), (all_rows, all_rows))
+
+
+def test_a_load_of_one_host_makes_no_suspects_of_those_that_met_it() -> None:
+    """NIC 3 was loaded for all of its samples with six partners: a third of theirs is no sign of a flap."""
+    cover = first_measurement(lambda a, b, way: 45 if {a, b} & {3} and (a + b) % 5 < 2 else a % 3)
+    assert shares(cover).suspect(4) is None
+
+
+def test_a_nic_that_comes_and_goes_is_a_suspect_beside_a_load() -> None:
+    def slow(a: int, b: int, way: int) -> int:
+        if {a, b} & {3} and (a + b) % 5 < 2:
+            return 45
+        return 12 + (a + b) % 5 if 7 in (a, b) else 0
+
+    suspect = shares(first_measurement(slow)).suspect(4)
+    assert suspect is not None
+    assert suspect.name == ("flap", 7)
+    assert suspect.ties == ()
+
+
+def test_few_samples_that_are_all_slow_may_be_an_episode() -> None:
+    cover = first_measurement(lambda a, b, way: 45 if 3 in (a, b) and (a + b) % 2 else 0)
+    short = replace(cover.table, count=np.full(len(cover.table), 6), slow=np.minimum(cover.table.slow, 6))
+    suspect = shares(Cover(short, cover.kinds, 0.75, 0.07)).suspect(4)
+    assert suspect is not None
+    assert suspect.name == ("flap", 3)
+
+
+def test_of_many_suspects_one_must_change_in_more_looks() -> None:
+    assert ChangingLooks(4, 6, 0.005).is_sure
+    assert not ChangingLooks(4, 6, 0.005, suspects=33).is_sure
+    assert ChangingLooks(7, 8, 0.005, suspects=33).is_sure
 
 
 def test_slow_flows_of_other_suspects_do_not_clear_a_part() -> None:
@@ -199,5 +266,21 @@ def test_a_part_that_is_late_in_one_direction_only_is_not_slow_at_times() -> Non
 
 def test_a_look_in_which_all_are_late_is_no_measure_of_noise() -> None:
     look, late = np.array([0] * 8 + [1] * 8), np.array([True] * 8 + [False] * 7 + [True])
-    assert usual_lates(look, late) == 1.5 / 9
-    assert usual_lates(look[:8], late[:8]) == 0
+    assert usual_lates(look, late, ~late) == (1.5 / 9, 0.5 / 9)
+    assert usual_lates(look, late, late) == (0.5 / 9, 1.5 / 9)
+    assert usual_lates(look[:8], late[:8], late[:8]) == (0, 0)
+
+
+def test_a_load_slows_all_flows_of_a_partner_and_counts_once() -> None:
+    """One healthy flow in 11 is loaded. As noise of each flow, that would be one partner in six."""
+    loads = [
+        (a, a + 30, look, 6 * (look in (0, 2, 3, 5, 6) and a == 10 + look))
+        for look in range(8)
+        for a in range(10, 17)
+    ]
+    several = [(0, other, look, 3 * (other < 23)) for look in range(8) for other in range(20, 27)]
+    table = looks(*several, *[(b, a, look, slow) for a, b, look, slow in several], *loads)
+    assert changing_looks(table, table.a * table.b == 0).changing == 8
+    own_load = [(0, other, look, 6 * (other < 22)) for look in range(8) for other in range(20, 27)]
+    table = looks(*own_load, *[(b, a, look, slow) for a, b, look, slow in own_load], *loads)
+    assert changing_looks(table, table.a * table.b == 0).changing == 0

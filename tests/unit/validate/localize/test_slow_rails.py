@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 from toy_fleet import ToyFleet
 
+from jobs.measure.outliers import looks_of_loaded
+from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize.findings import findings
 from jobs.validate.localize.retest import localize
 from jobs.validate.measurements.allreduce import AllReduce
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Seconds
+from jobs.validate.simulation.fleet import SimulatedFleet
+from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.topology import topology_of
-from jobs.validate.verdict import Finding
+from jobs.validate.verdict import Finding, Verdict
+
+ALL = "oversubscription=2,ecmp=8,spread=0.02,drift=0.005,noise=0.06,hostnoise=0.03,neighbours=0.03"
 
 
 class RingFleet(ToyFleet):
@@ -69,3 +75,34 @@ def test_one_slow_visit_of_a_ring_is_not_enough() -> None:
     fleet = RingFleet([4] * 8)
     fleet.first = 1 + 4
     assert found_in(fleet) == []
+
+
+def test_more_looks_are_needed_the_more_often_siblings_are_loaded() -> None:
+    assert [looks_of_loaded(slow, 40, 8) for slow in (0, 2, 8, 20)] == [3, 4, 7, 17]
+    assert looks_of_loaded(8, 40, 128) > looks_of_loaded(8, 40, 8)
+    assert looks_of_loaded(40, 40, 8) > 100  # siblings that are always slow show nothing
+
+
+@pytest.mark.parametrize(("slow", "hosts"), [({40}, range(40, 48)), (set(), ())])
+def test_the_slow_part_of_a_long_rail(slow: set[int], hosts: tuple[int, ...]) -> None:
+    """Arcs of 16 hosts, cut twice, tell eight hosts from the others."""
+    fleet = RingFleet([4] * 64)
+    fleet.slow = frozenset(slow)
+    (found,) = found_in(fleet)
+    assert (found.kind, found.gpus, found.hosts) == ("rail", (1,), tuple(f"n{host}" for host in hosts))
+
+
+def climbed(seed: int, fault: str = "") -> Verdict:
+    fleet = SimulatedFleet(parse_fleet(f"hosts=128,gpus=8,leaf=8,seed={seed},{ALL}{fault}"))
+    return climb_ladder(fleet, Plan(seed=seed, rungs=("rails",)))
+
+
+@pytest.mark.parametrize("seed", [4, 8, 17, 28])
+def test_a_long_rail_that_others_load_in_most_looks_is_not_slow(seed: int) -> None:
+    assert climbed(seed).findings == ()
+
+
+@pytest.mark.parametrize("seed", [8, 24, 29])
+def test_a_slow_rail_among_loaded_ones(seed: int) -> None:
+    (found,) = climbed(seed, ",fault=rail:3:0.6").findings
+    assert (found.kind, found.gpus, found.hosts) == ("rail", (3,), ())
