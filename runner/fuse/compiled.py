@@ -253,7 +253,7 @@ class DeviceKernel:
             closer = step_kernel.one_block_more(found[0], found[2])
             if closer is not None:
                 other = built(closer)
-                if local_bytes_of(other[1]) <= local_bytes_of(found[1]):
+                if local_bytes_of(other[1]) <= step_kernel.FEW_BYTES:
                     found = other
             self._steps[key] = found
         return self._steps[key]

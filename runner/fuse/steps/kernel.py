@@ -45,6 +45,7 @@ GROWTH = 1.35  # all registers over those counted, as measured
 BRANCH_REGISTERS = 18  # that both sides of branches need besides
 UNCOUNTED = 20  # registers that most kernels use beside those estimated, where they may
 SQUEEZED = 1.06  # registers over those that a bound leaves, which a compiler may do without
+FEW_BYTES = 96  # of a thread's registers in memory: they cost less than a block more on a processor gains
 SPILLED = 1.05  # registers estimated over those of the fastest kernels, which keep some in memory
 MOST_STEPS = 8  # instructions limit kernels of more steps
 NEVER = -(2**31)  # a row before all others, as in kernels/steps.cuh
