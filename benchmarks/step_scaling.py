@@ -1,7 +1,8 @@
 """Time steps of the examples on 1, 2, 4, ... ranks: the same cells on each rank, or the same cells in all.
 
     python benchmarks/step_scaling.py [--ranks 1 2 4] [--cases heat wave diffusion3d heat-strong airflow2d
-        airflow3d] [--side 16384] [--rows ROWS] [--cube 768] [--strong 8192] [--steps 2000] [--rounds 3] [--json FILE]
+        airflow3d] [--side 16384] [--rows ROWS] [--cube 768] [--strong 8192] [--steps 2000] [--rounds 3]
+        [--json FILE]
 
 Each run is `meshrun -n N run ...` as a user types it, and the rate is what its record says of the loop.
 Numbers of ranks take turns; rates are medians of several rounds.
