@@ -1,7 +1,7 @@
 """Time steps of the examples on 1, 2, 4, ... ranks: the same cells on each rank, or the same cells in all.
 
     python benchmarks/step_scaling.py [--ranks 1 2 4] [--cases heat wave diffusion3d heat-strong airflow2d
-        airflow3d] [--side 16384] [--rows ROWS] [--cube 768] [--strong 8192] [--steps 2000] [--rounds 3]
+        airflow3d] [--side 16384] [--rank-rows N] [--cube 768] [--strong 8192] [--steps 2000] [--rounds 3]
         [--json FILE]
 
 Each run is `meshrun -n N run ...` as a user types it, and the rate is what its record says of the loop.
@@ -81,7 +81,7 @@ def arguments() -> argparse.Namespace:
         "--cases", nargs="+", default=[case.name for case in CASES], choices=[case.name for case in CASES]
     )
     parser.add_argument("--side", type=int, default=16384, help="rows of a rank and columns, two axes")
-    parser.add_argument("--rows", type=int, help="rows of a rank, two axes; default: --side")
+    parser.add_argument("--rank-rows", type=int, help="rows of a rank, two axes; default: --side")
     parser.add_argument("--cube", type=int, default=768, help="planes of a rank, rows, columns: three axes")
     parser.add_argument("--strong", type=int, default=8192, help="rows and columns of heat-strong")
     parser.add_argument("--steps", type=int, default=2000)
@@ -127,7 +127,7 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
 def one_run(case: Case, ranks: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run once and return the record."""
     side = options.cube if case.axes == 3 else options.side if case.weak else options.strong
-    rows = options.rows if options.rows and case.weak and case.axes == 2 else side
+    rows = options.rank_rows if options.rank_rows and case.weak and case.axes == 2 else side
     shape = (rows * (ranks if case.weak else 1), *(side,) * (case.axes - 1))
     with tempfile.TemporaryDirectory(dir=memory_folder(16 * int(np.prod(shape)))) as folder:
         files = [f"{folder}/in{number}.npy" for number in range(case.inputs)]

@@ -214,14 +214,14 @@ def row_neighbour(
     theirs: Mapping[int, Sequence[int]],
     counts: Mapping[int, int],
 ) -> Neighbour | None:
-    """Return the rank before (side -1) or after (1) along axis 0; None at an end of the array.
+    """Return the rank before (side -1) or after (1) along axis 0; None if none exchanges rows with this one.
 
     theirs: of each neighbour, the addresses of its blocks. counts: of its count of what has arrived from the
     rank before it; that of the rank after it follows.
     """
     size = fields[0].partition.size
     peer = (rank + side) % size
-    if fields[0].boundary != "wrap" and peer != rank + side:
+    if peer not in theirs or (fields[0].boundary != "wrap" and peer != rank + side):
         return None
     halos = []
     for field, block in zip(fields, theirs[peer], strict=True):

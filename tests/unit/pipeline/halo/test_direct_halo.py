@@ -579,3 +579,15 @@ def test_a_dead_neighbour_is_named_and_nobody_spins(library: Path, handshake: bo
 
     waited, _ = run_ranks(2, body, timeout=60)
     assert waited < 50 * 0.2
+
+
+def test_fields_without_halos_have_no_neighbour(library: Path) -> None:
+    field = FieldHalos(Partition((8, 4), (2, 1)), ((0, 0), (1, 1)), "wrap", 8)
+    array = np.arange(32.0).reshape(8, 4)
+
+    def body(control: ThreadComm) -> Any:
+        return halos_of(open_world("cpu", control=control), "direct", [field], [array], library, 0)[0]
+
+    for rank, block in enumerate(run_ranks(2, body, timeout=60)):
+        whole = padded(array[4 * rank :][:4], field.widths, "wrap", 0)
+        np.testing.assert_array_equal(block, whole)
