@@ -1,7 +1,7 @@
 // Steps of an array whose rows are split between GPUs of one host: the kernel itself stores the rows that the rank
 // before and the one after need into their halos, and waits for theirs.
 //
-// A strip within SENDING rows of a neighbour takes part: it waits until all such strips of the neighbour have ended
+// A strip within `near_rows` rows of a neighbour takes part: it waits until all such strips of the neighbour have ended
 // its kernel before this one, computes, and stores. runner/pipeline/halo/direct.py shows why that suffices. All other
 // strips wait for nobody: neighbours are a kernel apart at most, and the wait is over when the kernel begins, unless
 // the neighbour is late.
