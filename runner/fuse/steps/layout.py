@@ -328,8 +328,9 @@ def best_height(strips: StripLayout, waves: int = 1) -> int:
         equal = math.ceil(strips.rows / count)
         heights.append(math.ceil((strips.rows + strips.lead(equal) + strips.trail(equal)) / count))
     least = min(max((waves - 1) * strips.at_once // strips.tiles, 1), len(heights))
-    best, several = (min(heights[first:], key=strips.duration) for first in (0, least - 1))
-    return several if strips.duration(several) <= WORTH_WAVES * strips.duration(best) else best
+    times = {height: strips.duration(height) for height in heights}
+    best, several = (min(heights[first:], key=times.__getitem__) for first in (0, least - 1))
+    return several if times[several] <= WORTH_WAVES * times[best] else best
 
 
 def numbers(axis: Axis) -> tuple[int, ...]:

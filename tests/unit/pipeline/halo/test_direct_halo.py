@@ -18,7 +18,7 @@ from host_halo import HostPeers, HostTables, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy_kernel import NumpyKernel, mixed
-from queued_device import QueuedBackend
+from queued_device import GraphBackend
 from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
 import meshrun
@@ -353,16 +353,6 @@ def test_memory_that_one_rank_cannot_open_falls_back(
     assert all(one.closed for one in made)
     with pytest.raises(UserError, match="rank 1 has no peer access"):
         run_heat(tmp_path, halo="direct")
-
-
-class GraphBackend(QueuedBackend):
-    """Its graphs are the calls themselves."""
-
-    captured = 0
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        type(self).captured += 1
-        return work
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])

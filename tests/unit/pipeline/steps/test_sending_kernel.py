@@ -16,7 +16,7 @@ import step_runs
 from host_halo import HostPeers, HostTables, compiled
 from host_steps import HostStepKernel
 from numpy_kernel import mixed
-from queued_device import QueuedBackend
+from queued_device import GraphBackend
 from step_runs import plain_loop, stepped
 
 import meshrun
@@ -133,13 +133,6 @@ def test_steps_are_a_plain_loop(
     assert record["steps"]["halo"] == "direct"
     assert record["steps"]["exchanges"] == 3
     assert runs.sending_launches == 4
-
-
-class GraphBackend(QueuedBackend):
-    """Its graphs are the calls themselves."""
-
-    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        return work
 
 
 def test_graphs_hold_the_exchange(
