@@ -165,10 +165,16 @@ class CopyStreams(Protocol):
         """Give the work issued inside this name in a profiler."""
 
 
-def poison(array: Array) -> None:
-    """Fill with values that no kernel writes by accident, so that an unwritten cell is noticed."""
-    if array.dtype.kind in "fc":
-        array.fill(np.nan)
+def poison(array: Array, *, other: bool = False) -> None:
+    """Fill with values that no kernel writes by accident, so that an unwritten cell is noticed.
+
+    other: with different ones, so that a cell that neither of two computations writes differs between them.
+    """
+    dtype = np.dtype(array.dtype)
+    if dtype.kind in "fc":
+        array.fill(0 if other else np.nan)
+    elif dtype.kind == "b":
+        array.fill(not other)
     else:
-        dtype = np.dtype(array.dtype)
-        array.fill(np.full(dtype.itemsize, POISON, np.uint8).view(dtype)[0])
+        byte = ~POISON & 0xFF if other else POISON
+        array.fill(np.full(dtype.itemsize, byte, np.uint8).view(dtype)[0])

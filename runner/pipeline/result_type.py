@@ -98,13 +98,16 @@ def hide_output(*, failures: bool = True) -> Iterator[None]:
         raise
 
 
-def result_buffers(task: Task, cells: Shape, backend: Backend) -> list[Array] | None:
-    """Return poisoned results for own cells of shape `cells`; None for a job that returns its results."""
+def result_buffers(task: Task, cells: Shape, backend: Backend, *, second: bool = False) -> list[Array] | None:
+    """Return poisoned results for own cells of shape `cells`; None for a job that returns its results.
+
+    second: of a computation that another one is compared with: the poison is another.
+    """
     if not task.fills:
         return None
     declared = task.declared(cells)
     assert declared is not None
     outs = [backend.empty(*one) for one in declared]
     for out in outs:
-        poison(out)
+        poison(out, other=second)
     return outs

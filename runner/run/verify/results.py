@@ -313,7 +313,8 @@ def expect(
     largest = max(map(_largest, blocks)) if inexact else 0.0  # before the function changes them
     if task.job.reference is None:
         here = BlockContext(0, 1, "", box.start, box.shape, task.shape, None, np)
-        answers: Sequence[Any] = task.call(blocks, here, result_buffers(task, box.shape, CpuBackend()))
+        outs = result_buffers(task, box.shape, CpuBackend(), second=True)
+        answers: Sequence[Any] = task.call(blocks, here, outs)
     else:
         wide = [block.astype(np.complex128 if block.dtype.kind == "c" else np.float64) for block in blocks]
         answer = task.job.reference(*wide, **task.parameters, input_dtype=blocks[0].dtype)

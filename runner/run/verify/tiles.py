@@ -143,9 +143,7 @@ def _step(
         blocks = [_padded(task, number, cells, low, high) for number, cells in enumerate(fields)]
         here = BlockContext(0, 1, "", region.start, region.shape, task.shape, None, np)
         # No variable holds the results that a function fills: see _is_free.
-        found = task.call(
-            blocks, here, result_buffers(task, region.shape, CpuBackend()) if task.fills else None
-        )
+        found = task.call(blocks, here, result_buffers(task, region.shape, CpuBackend(), second=True))
         if into is None:
             cells = tuple(b - a for a, b in zip(start, stop, strict=True))[:leading]
             types = [(cells + shape[leading:], dtype) for shape, dtype in task.known]

@@ -112,3 +112,20 @@ def test_a_wrong_result_without_an_array_is_refused(
     monkeypatch.setitem(globals(), "OTHER", other)
     with pytest.raises(RunError, match=sentence):
         counted.run(tmp_path / "in.npy", verify="full", device="cpu")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "complex64"])
+@pytest.mark.parametrize("steps", [None, 1])
+def test_cells_that_the_function_leaves_unwritten_are_refused(
+    tmp_path: Path, dtype: str, steps: int | None
+) -> None:
+    """The second computation leaves the same cells unwritten: they must not agree."""
+    np.save(tmp_path / "in.npy", np.ones((6, 4), dtype))
+
+    @meshrun.map_blocks
+    def alternate(block: Any, *, out: Any) -> None:
+        out[:, ::2] = block[:, ::2]
+
+    with pytest.raises(RunError, match=r"cell \[0, 1\].* is wrong on disk \(12 of 24 cells"):
+        alternate.run(tmp_path / "in.npy", tmp_path / "out.npy", verify="full", device="cpu", steps=steps)
+    assert not (tmp_path / "out.npy").exists()
