@@ -12,24 +12,3 @@
 A module imports its own room and lower floors; tests/unit/test_architecture.py checks it. Nothing here
 imports `jobs` or `launch`. Programs import `meshrun`, not this package.
 """
-
-from __future__ import annotations
-
-import importlib
-import warnings
-from typing import Any
-
-# Names that users imported from here before there was `meshrun`; for one release.
-_MOVED = {
-    name: name for name in ("map_blocks", "reduce_blocks", "job", "open_world", "World", "Tiles", "kernel")
-}
-_MOVED |= {name: name for name in ("MeshrunError", "UserError", "RunError", "BadResult")}
-_MOVED["Here"] = "BlockContext"
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MOVED:
-        raise AttributeError(f"module 'runner' has no attribute {name!r}")
-    now = _MOVED[name]
-    warnings.warn(f"runner.{name} is now meshrun.{now}: import meshrun", DeprecationWarning, stacklevel=2)
-    return getattr(importlib.import_module("meshrun"), now)

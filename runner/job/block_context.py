@@ -72,6 +72,3 @@ class BlockContext:
                 expected="0 to 2^64 - 1",
             )
         return philox.fractions(self.xp, (whole, stream), self.offset, self.block, self.shape)
-
-
-Here = BlockContext  # the former name, kept for one release

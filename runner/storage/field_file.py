@@ -13,7 +13,6 @@ from __future__ import annotations
 import glob
 import importlib
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from runner.errors import UserError
 from runner.files import remove_path
 from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import write_error
+from runner.storage.file_errors import check_room, write_error
 from runner.storage.formats.containers import check_alone
 from runner.storage.formats.flat import create_file
 from runner.storage.formats.registry import EXTRAS, check_place, rename
@@ -68,14 +67,8 @@ def check_fields(path: Path, shape: Shape, fields: Sequence[GridField], count: i
     # A resumed run goes on with the unfinished file of the one before.
     unfinished = path.parent.glob(f".{glob.escape(path.name)}.*.partial")
     taken = sum(_bytes_on_disk(one) for one in unfinished)
-    free = shutil.disk_usage(path.parent).free + taken
-    if file.bytes > free:
-        raise UserError(
-            f"fields of {count:,} steps do not fit the disk of {path}",
-            got=f"{free:,} bytes free there",
-            expected=f"at least {file.bytes:,} bytes",
-            hint="fewer steps, or another disk",
-        )
+    hint = "fewer steps, or another disk"
+    check_room(path.parent, file.bytes, f"fields of {count:,} steps", path, hint, taken)
 
 
 def _bytes_on_disk(path: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner.errors import RunError
+from runner.errors import RunError, UserError
 from runner.region import Region
 from runner.storage.paths import is_kept
 
@@ -23,6 +23,23 @@ def check_part(array: np.ndarray[Any, Any], dtype: np.dtype[Any], region: Region
     """Raise ValueError, for a caller's mistake, unless `array` has the dtype and the shape of `region`."""
     if (array.dtype, array.shape) != (dtype, region.shape):
         raise ValueError(f"{array.dtype} {array.shape} is not {dtype} {region.shape}, region {region}")
+
+
+def check_room(
+    folder: Path, needed: int, what: str, path: Path, hint: str | None = None, taken: int = 0
+) -> None:
+    """Raise UserError if `needed` bytes do not fit the disk of `folder`.
+
+    what, path: what they are, and the path that the user named. taken: bytes there that will be free.
+    """
+    free = shutil.disk_usage(folder).free + taken
+    if needed > free:
+        raise UserError(
+            f"{what} do not fit the disk of {path}",
+            got=f"{free:,} bytes free there",
+            expected=f"at least {needed:,} bytes",
+            hint=hint,
+        )
 
 
 def write_error(

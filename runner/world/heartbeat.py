@@ -21,7 +21,7 @@ from runner.world.watchdog.report import ranges
 from runner.world.world import Rank, World
 
 NOTE_TIMEOUT = 1.0  # seconds to write a note of the loss: the file system may be lost with the host
-PROCESS = str(Path(__file__).with_name("heartbeat_process.py"))
+PROCESS = "runner.world.heartbeat_process"
 
 
 class Heartbeat:

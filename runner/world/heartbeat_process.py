@@ -1,7 +1,5 @@
 """The heartbeat process: started by the first rank of each host, exchanges heartbeats with rank 0's process.
 
-    python -I heartbeat_process.py < one line of JSON, and an open pipe
-
 It is a separate process because a rank's threads stop while an extension holds the GIL, possibly for longer
 than the time-out. It uses TCP because a lost host may block MPI: every host connects to rank 0's process,
 which answers. Standard input ends with the rank; standard output reports the port and the lost hosts.
@@ -9,16 +7,16 @@ which answers. Standard input ends with the rank; standard output reports the po
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import select
 import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from runner.world.helper_process import rank_has_ended, read_setting, write_message
+from runner.world.watchdog.channel import Connection, Hub, connect
 
 MAX_MISSED_BEATS = 3  # of this process itself; if it missed more, it was stopped
 BEATS_PER_TIMEOUT = 5
@@ -59,8 +57,6 @@ class SilenceTracker:
 def lead(setting: dict[str, Any]) -> list[int]:
     """On rank 0: receive from all hosts and answer each; returns the lost hosts, or [] once the rank has
     ended."""
-    from runner.world.watchdog.channel import Hub
-
     hub = Hub(setting["token"])
     try:
         write_message({"port": hub.listen(setting["others"], setting.get("address", ""))})
@@ -86,8 +82,6 @@ def lead(setting: dict[str, Any]) -> list[int]:
 def follow(setting: dict[str, Any]) -> list[int]:
     """On another host: exchange heartbeats with rank 0; returns [0] if it is lost, [] once the rank has
     ended."""
-    from runner.world.watchdog.channel import Connection, connect
-
     connection = connect(setting["candidates"], setting["port"], setting["token"], setting["rank"])
     if not isinstance(connection, Connection):
         write_message({"error": connection})
@@ -117,23 +111,9 @@ def follow(setting: dict[str, Any]) -> list[int]:
     return []
 
 
-def rank_has_ended() -> bool:
-    """Whether this process's rank has ended, which closes the pipe."""
-    readable, _, _ = select.select([sys.stdin], [], [], 0)
-    return bool(readable) and not os.read(0, 1)
-
-
-def write_message(message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(message) + "\n")
-        sys.stdout.flush()
-
-
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # for the rank; this process ends with it
     rank_process = os.getppid()
-    setting = json.loads(os.read(0, 1 << 16))
+    setting = read_setting()
     lost = lead(setting) if "others" in setting else follow(setting)
     if not lost:
         return
@@ -141,8 +121,3 @@ def main() -> None:
     select.select([sys.stdin], [], [], setting.get("last", END_TIMEOUT))
     if not rank_has_ended() and os.getppid() == rank_process:
         os.kill(rank_process, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
-    main()

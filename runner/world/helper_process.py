@@ -1,7 +1,7 @@
 """Processes beside a rank, which run when the rank does not: the heartbeat and the monitor of stalls.
 
 Each gets its setting as one line of JSON on standard input, which ends with the rank, and writes messages,
-one line of JSON each, to standard output.
+one line of JSON each, to standard output. The rank uses `start` and `first_message`, the process the others.
 """
 
 from __future__ import annotations
@@ -9,17 +9,29 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+ROOT = str(Path(__file__).resolve().parents[2])  # of the packages
 
-def start(script: str, name: str, setting: Mapping[str, Any]) -> subprocess.Popen[str] | str:
-    """Start a script as the process `name`; returns why if it cannot be started."""
+
+def command(module: str) -> list[str]:
+    """Return the command that calls `main` of a module, which loads in a moment: without site-packages."""
+    script = f"import sys; sys.path.append({ROOT!r}); from {module} import main; main()"
+    return [sys.executable, "-I", "-S", "-c", script]
+
+
+def start(module: str, name: str, setting: Mapping[str, Any]) -> subprocess.Popen[str] | str:
+    """Start `main` of a module as the process `name`; returns why if it cannot be started."""
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", script],
+            command(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -42,3 +54,25 @@ def first_message(process: subprocess.Popen[str], name: str) -> dict[str, Any]:
     line = process.stdout.readline()
     message: dict[str, Any] = json.loads(line) if line else {"error": f"the {name} process ended immediately"}
     return message
+
+
+def read_setting() -> dict[str, Any]:
+    """Return the process's setting; from now on, only the end of its rank ends it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    line = b""
+    while not line.endswith(b"\n") and (chunk := os.read(0, 1 << 16)):
+        line += chunk
+    setting: dict[str, Any] = json.loads(line)
+    return setting
+
+
+def rank_has_ended() -> bool:
+    """Whether the rank that has started this process has ended, which closes the pipe."""
+    readable, _, _ = select.select([sys.stdin], [], [], 0)
+    return bool(readable) and not os.read(0, 1)
+
+
+def write_message(message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the rank has ended, and reads nothing
+        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")

@@ -118,9 +118,6 @@ class World(Group):
         """Call `function` on every rank; if any fails, raise the first one's error on all. Collective."""
         return collective_call(self.control, function, f"[{self.here}]")
 
-    # Deprecated names of these two methods, for one more release.
-    once, together = on_root, collective_call
-
     def collectives(
         self,
         group: Control,

@@ -208,7 +208,7 @@ def test_all_cases_of_one_process(tmp_path: Path, size: int) -> None:
     assert len(host["gpus"]) == cuda.count()
     assert [case["name"] for case in host["testcases"]] == [case.name for case in CASES]
     for case in host["testcases"]:
-        assert case["wrong"] == []
+        assert case["mismatches"] == []
         if cuda.count() == 1:
             assert (case["status"] == "Waived") is (case["path"] == "peer")
         for cell in case["cells"]:

@@ -109,7 +109,7 @@ def test_every_method_between_all_gpus(tmp_path: Path) -> None:
     if ranks < 2:
         pytest.skip("needs two GPUs")
     found = lesson(ranks, tmp_path)
-    assert found["wrong"] == []
+    assert found["mismatches"] == []
     assert found["messages"].startswith("NCCL")
     methods = {one["method"] for one in found["transfers"]}
     missing = {method for cases in found["not_measured"].values() for method, *_ in cases}

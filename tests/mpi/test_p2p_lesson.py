@@ -47,7 +47,7 @@ def test_every_pair_is_measured_and_right(
     assert pairs == set(itertools.permutations(range(world.size), 2))
     assert [one["bytes"] for one in found["transfers"]][:11] == [4**power for power in range(11)]
     assert all(one["seconds"] > 0 for one in found["transfers"])
-    assert found["wrong"] == []
+    assert found["mismatches"] == []
     shown = world.control.allgather(capfd.readouterr().out)
     assert "From rank 0 to rank 1" in shown[0]
     assert shown[1:] == [""] * (world.size - 1)
@@ -80,4 +80,4 @@ def test_a_message_that_loses_a_byte_is_named(
         measure(world, record)
     assert caught.value.everywhere
     if world.rank == 0:
-        assert len(json.loads(record.read_text())["wrong"]) == world.size - 1
+        assert len(json.loads(record.read_text())["mismatches"]) == world.size - 1

@@ -86,7 +86,6 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
             "program": "pingpong",
             "backend": opened.header.backend,
             "ranks": [asdict(one) for one in opened.header.ranks],
-            "seats": [asdict(one) for one in opened.header.ranks],  # the former name, for one release
             "results": [asdict(one) for one in found],
         }
         record_file.write(lambda: json.dumps(document) + "\n", last=True)

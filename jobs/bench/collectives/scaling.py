@@ -185,7 +185,7 @@ def _write_outputs(
     document = {
         "program": "scale",
         "operation": options.operations[0],
-        "rungs": [_recorded(rung) for rung in rungs],
+        "rungs": [asdict(rung) for rung in rungs],
     }
     record_file.write(lambda: json.dumps(document) + "\n", last=True)
     record_file.close()
@@ -205,15 +205,6 @@ def _write_outputs(
         what = f"{options.operations[0]} of {size_name(largest)}, {rungs[0].row.datatype}"
         title = f"{what}: bandwidth by number of ranks"
         plots.plot_scaling(points, options.plot, title)
-
-
-def _recorded(rung: ScalingPoint) -> dict[str, Any]:
-    """Convert to JSON; `asked` and `lateness` are the former names of keys, for one release."""
-    found = asdict(rung)
-    found["asked"] = found["requested"]
-    for placement in ("out_of_place", "in_place"):
-        found["row"][placement]["lateness"] = found["row"][placement]["arrival_skew"]
-    return found
 
 
 def _header(options: BenchOptions, backend: str, single: SingleRank) -> str:

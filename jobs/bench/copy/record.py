@@ -86,29 +86,23 @@ def _case(result: CaseResult, peaks: Sequence[Peaks]) -> Json:
                 "row": cell.row,
                 "column": cell.column,
                 "transfers": [_transfer(one) for one in cell.transfers],
-                "flows": [_transfer(one) for one in cell.transfers],  # the former name, for one release
                 "samples": [list(values) for values in cell.samples],
                 "not_measured": cell.why or None,
             }
             for cell in result.cells
         ],
         "mismatches": list(result.wrong),
-        "wrong": list(result.wrong),  # the former name, for one release
     }
 
 
 def _matrix(result: CaseResult, number: int, peaks: Sequence[Peaks]) -> Json:
     key, title = result.case.matrices[number]
-    found = [[one.cell.row, one.cell.column] for one in find_outliers(result, number)]
-    described = messages(result, number)
     return {
         "key": key,
         "title": title,
         "values": result.matrix(number),
-        "outliers": found,
-        "messages": described,
-        "odd": found,  # `odd` and `said`: the former names, for one release
-        "said": described,
+        "outliers": [[one.cell.row, one.cell.column] for one in find_outliers(result, number)],
+        "messages": messages(result, number),
         "peak": (best_of_peak(result, number, peaks) or None) if peaks else None,
     }
 

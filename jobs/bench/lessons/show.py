@@ -60,9 +60,6 @@ def record(lesson: Lesson, environment: Sequence[str]) -> str:
         "tables": [asdict(table) for table in lesson.tables],
         "explanation": lesson.explanation,
         "mismatches": lesson.mismatches,
-        # Earlier names of these two, kept for one release.
-        "said": lesson.explanation,
-        "wrong": lesson.mismatches,
         **lesson.facts,
         "environment": list(environment),
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
 from jobs.validate.verdict import Finding, RateUnit, RungResult, Verdict, unit_of
+from runner.report.units import counted
 
 MOST = 20  # items of one kind that are shown
 
@@ -57,10 +58,6 @@ def byte_size(nbytes: int) -> str:
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.3g} {unit}"
     return f"{nbytes} B"
-
-
-def count_of(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def counter_value(value: float | str) -> str:
@@ -121,7 +118,7 @@ def fleet(report: Report) -> str:
     if not report.members:
         return "no rank"
     hosts = len({one.host for one in report.members})
-    text = f"{count_of(len(report.members), 'rank')} on {count_of(hosts, 'host')}"
+    text = f"{counted(len(report.members), 'rank')} on {counted(hosts, 'host')}"
     devices = Counter(one.device for one in report.members if one.device).most_common()
     if len(devices) > 1:
         counts = ", ".join(f"{count} x {device}" for device, count in devices[:3])
@@ -204,7 +201,7 @@ def drift_sentence(one: Drift) -> str:
     if math.isnan(one.score):
         score = "too few for a deviation"
     return (
-        f"{part_name(one)}: {one.rung} {one.what} at {percent(ratio)} of {count_of(one.runs, 'earlier run')} "
+        f"{part_name(one)}: {one.rung} {one.what} at {percent(ratio)} of {counted(one.runs, 'earlier run')} "
         f"({rate_text(one.rate, unit)} of {rate_text(one.usual, unit)} {unit_name(unit)}, "
         f"{score})"
     )

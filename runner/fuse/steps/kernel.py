@@ -25,6 +25,7 @@ from runner.fuse.steps.layout import (
     Layout,
     NotFusable,
     Sending,
+    SlowRows,
     StepKernel,
     StepLaunch,
     StripLayout,
@@ -91,26 +92,23 @@ def predicted_strips(
     registers = _registers(layout, steps, tuning) + UNCOUNTED
     at_once = PROCESSORS * max(resident_warps(tuning, registers), tuning.warps * tuning.blocks)
     edges = min(tiles, 2) if shape[1] % tuning.columns else 0
-    ends = _slow_ends(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False)
-    return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once, *ends)
+    slow = _slow_rows(layout, steps, tuning, Axis(shape[0], 0, shape[0]), wraps=False)
+    return StripLayout(tiles, edges, shape[0], 2 * steps * layout.radius[0], at_once, slow)
 
 
-def _slow_ends(
-    layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool
-) -> tuple[int, int, int]:
-    """Return the rows of the first strip and of the last one in the loop for edges, and those before the
-    first strip that are not computed.
+def _slow_rows(layout: Layout, steps: int, tuning: Tuning, rows: Axis, *, wraps: bool) -> SlowRows:
+    """Return the rows in the loop for edges.
 
     Rows at an end of the array are computed in that loop, and so are the last ones in memory, as the loop
     inside asks for rows ahead (kernels/steps_2d.cuh).
     """
     reach, beyond = layout.radius[0], layout.beyond
     if reach + beyond == 0 or wraps:
-        return 0, 0, 0
+        return SlowRows()
     starts, ends = rows.start == 0, rows.start + rows.own == rows.length
     first = (steps + 2) * reach + beyond if starts else 0
     last = 2 * reach + tuning.ahead - 1 + (steps * reach + beyond if ends else 0)
-    return first, last, (steps - 1) * reach if starts else 0
+    return SlowRows(first, last, (steps - 1) * reach if starts else 0)
 
 
 def _fits(layout: Layout, steps: int, tuning: Tuning) -> bool:
@@ -266,8 +264,8 @@ def arguments(
         low = inside.index(True) if True in inside else tiles
         high = inside[::-1].index(True) if True in inside else 0
         at_once = PROCESSORS * resident_warps(tuning, taken, kernel.shared)
-        ends = _slow_ends(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
-        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, *ends)
+        slow = _slow_rows(layout, kernel.steps, tuning, y, wraps=kernel.wraps)
+        strips = StripLayout(tiles, low + high, y.own, 2 * kernel.steps * kernel.radius[0], at_once, slow)
         height = tuning.rows or best_height(strips, BRANCH_WAVES if kernel.branches else WAVES)
         shorter, lead = strips.edge_height(height), strips.lead(height)
         cut = strips.cut(height)

@@ -251,12 +251,23 @@ def resident_warps(tuning: Tuning, registers: int, shared: int = 0) -> int:
 
 
 @dataclass(frozen=True)
+class SlowRows:
+    """Rows in the loop for edges.
+
+    first, last: of the first strip and of the last one. spared: before the first strip, not computed.
+    """
+
+    first: int = 0
+    last: int = 0
+    spared: int = 0
+
+
+@dataclass(frozen=True)
 class StripLayout:
     """How a launch over two axes is cut: `tiles` warps beside one another compute all rows, strip by strip.
 
     edges: tiles at an end of the array, in the loop for edges. rows: in all. extra: rows of a strip before
-    and after its own ones. at_once: warps that the processors hold. first, last: rows of the first strip and
-    of the last one in the loop for edges. spared: rows before the first strip that are not computed.
+    and after its own ones. at_once: warps that the processors hold. slow: rows that take longer.
     """
 
     tiles: int
@@ -264,9 +275,7 @@ class StripLayout:
     rows: int
     extra: int
     at_once: int
-    first: int = 0
-    last: int = 0
-    spared: int = 0
+    slow: SlowRows
 
     def edge_height(self, height: int) -> int:
         """Return the rows of a strip of a tile at an edge, where those of others have `height`."""
@@ -295,11 +304,11 @@ class StripLayout:
 
     def lead(self, height: int) -> int:
         """Return the rows that the first strip has less, for it to take as long as others."""
-        return _within(self.first * (SLOW_ROW / self.row_time(height) - 1) - self.spared, height)
+        return _within(self.slow.first * (SLOW_ROW / self.row_time(height) - 1) - self.slow.spared, height)
 
     def trail(self, height: int) -> int:
         """Return the rows that the last strip should have less, for it to take as long as others."""
-        return _within(self.last * (SLOW_ROW / self.row_time(height) - 1), height)
+        return _within(self.slow.last * (SLOW_ROW / self.row_time(height) - 1), height)
 
     def duration(self, height: int) -> float:
         """Return when the last strip ends, in the time of the instructions of one warp's row."""

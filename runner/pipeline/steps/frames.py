@@ -31,12 +31,12 @@ from runner.plan.task import Task
 from runner.region import Array, HostArray, Region, Shape
 from runner.report.colors import draw_lines, indices, palette, value_range
 from runner.storage.checkpoint_folder import Colors
+from runner.storage.file_errors import check_room
 from runner.storage.formats.frame_files import (
     ARRAYS,
     ArrayOfFrames,
     PictureWriter,
     check_frames,
-    check_room,
     picture_writer,
 )
 from runner.storage.formats.registry import Source
@@ -525,7 +525,9 @@ def open_frames(
         frames = Frames(
             world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, content
         )
-        check_room(path, frames.bytes, frames.count)
+        parent = path.parent if path.parent.is_dir() else Path()
+        hint = "a larger --every, or another disk"
+        check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
         return frames
 
     place = world.on_root(lambda: check().place)

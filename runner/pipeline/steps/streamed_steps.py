@@ -9,7 +9,6 @@ at each step after which the fields are looked at: for a checkpoint, a frame or 
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +43,7 @@ from runner.region import HostArray, Region, Shape
 from runner.report.phases import Phases
 from runner.report.spans import Spans
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
+from runner.storage.file_errors import check_room
 from runner.storage.formats.registry import Form, Sink, Source, open_sink, read_back
 from runner.storage.paths import partial_path
 from runner.system.host_memory import memory_folder
@@ -306,12 +306,8 @@ class StreamedSteps:
             )
             folder.mkdir(mode=0o700)
             self.track(folder)
-            if memory is None and shutil.disk_usage(folder).free < needed:
-                raise UserError(
-                    f"the fields between passes do not fit the disk of {target}",
-                    got=f"{shutil.disk_usage(folder).free:,} bytes free there",
-                    expected=f"at least {needed:,}",
-                )
+            if memory is None:
+                check_room(folder, needed, "the fields between passes", target)
             found: list[list[Sink]] = []
             for number in range(sets):
                 sinks: list[Sink] = []

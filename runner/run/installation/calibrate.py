@@ -33,7 +33,7 @@ from runner.report.spans import Spans
 from runner.run.declare import map_blocks
 from runner.storage.file_errors import write_error
 from runner.storage.formats.registry import Sink, Source, check_place, commit, open_sink, open_source
-from runner.system.host_memory import host_memory
+from runner.system.host_memory import free_host_memory, host_memory
 from runner.world.world import single_rank_world
 
 FILE = 1 << 30  # bytes, or fewer if the disk or the memory is small
@@ -116,8 +116,7 @@ def _best(act: Act) -> float:
 
 def _room(folder: Path, size: int) -> int:
     """Return the bytes of a test file: whole pieces that fill neither the disk nor the page cache."""
-    free = shutil.disk_usage(folder).free
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free, memory = shutil.disk_usage(folder).free, free_host_memory()
     pieces = min(size, free // 4, memory // 4) // PIECE
     if pieces < 1:
         raise UserError(

@@ -55,19 +55,6 @@ def check_frames(path: Path, *, resume: bool) -> None:
         check_place(path, "folder of frames", folder=True)
 
 
-def check_room(path: Path, needed: int, frames: int) -> None:
-    """Raise UserError if frames of `needed` bytes do not fit the disk."""
-    parent = path.parent if path.parent.is_dir() else Path()
-    free = shutil.disk_usage(parent).free
-    if needed > free:
-        raise UserError(
-            f"{frames:,} frames do not fit the disk of {path}",
-            got=f"{free:,} bytes free there",
-            expected=f"at least {needed:,} bytes",
-            hint="a larger --every, or another disk",
-        )
-
-
 class PictureWriter(Protocol):
     """Writes pictures: uint8 arrays of (rows, columns) with indices of colours."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 STALL_TIMEOUT = 300.0  # seconds without progress
 _KEPT: list[subprocess.Popen[str]] = []  # their pipes close when this process ends, which ends them
-PROCESS = str(Path(__file__).with_name("monitor_process.py"))
+PROCESS = "runner.world.stuck.monitor_process"
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """The monitor process: one on each host, says why a run has stopped making progress, and ends it.
 
-    python -I monitor_process.py < one line of JSON, and an open pipe
-
 It is a separate process because a rank may be stopped, or hold the GIL for ever. On one host it only reads
 the recorders of the ranks. On several, each host's process tells rank 0's, over TCP, how far its ranks are,
 and what they do when rank 0's process asks. Standard input ends with the rank that has started it.
@@ -10,20 +8,22 @@ and what they do when rank 0's process asks. Standard input ends with the rank t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from runner.recorder.snapshot import RankSnapshot
-    from runner.world.stuck.monitor import HostMonitor
-    from runner.world.watchdog.channel import Connection, Hub
+from runner.errors import tell
+from runner.recorder.snapshot import RankSnapshot, from_json, to_json
+from runner.world.helper_process import rank_has_ended, read_setting, write_message
+from runner.world.run_status import RunLines, run_at
+from runner.world.stuck.explain import explain, waiting_in
+from runner.world.stuck.monitor import HostMonitor
+from runner.world.watchdog.channel import Connection, Hub, connect
+from runner.world.watchdog.progress import StallTimer
 
 POLL_INTERVAL = 0.5  # seconds between two looks at the recorders
 RANK_POLL = 0.1  # seconds between two looks whether the rank has ended, for which a launcher may wait
@@ -36,8 +36,6 @@ class Lead:
     """Rank 0's host: decides that nothing progresses, and reports it."""
 
     def __init__(self, setting: dict[str, Any], monitor: HostMonitor, hub: Hub | None) -> None:
-        from runner.world.watchdog.progress import StallTimer
-
         self.setting, self.monitor, self.hub = setting, monitor, hub
         self.timer = StallTimer(setting["seconds"])
         self.counts: dict[str, Any] = {}
@@ -66,8 +64,6 @@ class Lead:
 
     def collect(self) -> tuple[list[RankSnapshot], dict[int, str]]:
         """Return the snapshots of all ranks that can be read, and why others cannot."""
-        from runner.recorder.snapshot import from_json
-
         waiting = set(self.hub.connections) if self.hub else set()
         if self.hub:
             self.hub.broadcast({"where": True})
@@ -93,8 +89,6 @@ class Follow:
         self.told: dict[int, int] = {}
 
     def look(self) -> bool:
-        from runner.recorder.snapshot import to_json
-
         counts = self.monitor.progress()
         if counts != self.told:
             self.connection.send({"progress": counts})
@@ -115,10 +109,6 @@ def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[
     It is not if the user has chosen no time-out, and the culprits compute in a job's function: that may take
     any time. A run that ends claims its failure, and prints nothing if a rank has failed first.
     """
-    from runner.errors import tell
-    from runner.world.run_status import RunLines, run_at
-    from runner.world.stuck.explain import explain
-
     explanation = explain(found, setting["size"], silent)
     first, *others = explanation.sentences
     known = {one.rank: one for one in found}
@@ -145,8 +135,6 @@ def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[
 
 def computes(one: RankSnapshot | None) -> bool:
     """Whether a rank waits for no other: it is in a job's function, or does something else of its own."""
-    from runner.world.stuck.explain import waiting_in
-
     return one is not None and one.state not in ("stopped", "dead") and waiting_in(one) is None
 
 
@@ -180,24 +168,8 @@ def watch(look: Callable[[], bool], monitor: HostMonitor) -> None:
         monitor.remove()
 
 
-def rank_has_ended() -> bool:
-    """Whether the rank that has started this process has ended, which closes the pipe."""
-    readable, _, _ = select.select([sys.stdin], [], [], 0)
-    return bool(readable) and not os.read(0, 1)
-
-
-def write_message(message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the rank has ended, and reads nothing
-        os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
-
-
 def main() -> None:
-    from runner.world.stuck.monitor import HostMonitor
-    from runner.world.watchdog.channel import Connection, Hub, connect
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # for the ranks; this process ends with its own
-    setting = json.loads(_line())
+    setting = read_setting()
     monitor = HostMonitor(setting["run_id"])
     if setting["rank"]:
         place = setting["candidates"], setting["port"], setting["token"], setting["rank"]
@@ -212,19 +184,3 @@ def main() -> None:
     except OSError as failure:
         return write_message({"error": f"rank 0 cannot listen: {failure.strerror or failure}"})
     watch(Lead(setting, monitor, hub).look, monitor)
-
-
-def _line() -> bytes:
-    """Return the first line of standard input, without reading what follows."""
-    line = b""
-    while not line.endswith(b"\n"):
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            break
-        line += chunk
-    return line
-
-
-if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[3]))
-    main()

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import meshrun
-import runner
 from runner.errors import UserError
 from runner.job.declaration import Job
 from runner.plan.step_options import StepOptions
@@ -222,15 +221,6 @@ def test_public_names_lead_to_what_they_say() -> None:
         assert name in dir(meshrun)
     with pytest.raises(AttributeError, match="'meshrun' has no attribute 'nothing'"):
         _ = meshrun.nothing
-
-
-def test_names_imported_from_the_runner_lead_to_meshrun_for_one_release() -> None:
-    with pytest.warns(DeprecationWarning, match="runner.map_blocks is now meshrun.map_blocks"):
-        assert runner.map_blocks is map_blocks
-    with pytest.warns(DeprecationWarning, match="runner.Here is now meshrun.BlockContext"):
-        assert runner.Here is meshrun.BlockContext
-    with pytest.raises(AttributeError, match="'runner' has no attribute 'execute_all'"):
-        _ = runner.execute_all
 
 
 def test_a_service_that_a_kind_does_not_get_is_refused() -> None:

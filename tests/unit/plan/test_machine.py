@@ -17,6 +17,7 @@ from runner.errors import RunError, UserError
 from runner.plan.machine import GPUS, Machine, choose, known, load, nominal, nominal_cpu, save
 from runner.run.installation import calibrate as module
 from runner.run.installation.calibrate import calibrate
+from runner.system import host_memory
 
 HERE = nominal_cpu(4, 1 << 34)
 
@@ -156,6 +157,12 @@ def test_a_folder_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "PIECE", 1 << 60)
     with pytest.raises(UserError, match=r"no room for a test file.*--at FOLDER"):
         module._room(tmp_path, 1 << 62)
+
+
+def test_a_file_fits_the_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 1 << 10)
+    monkeypatch.setattr(host_memory, "_groups", lambda proc, cgroup: iter([(10 << 10, 1 << 10)]))
+    assert module._room(tmp_path, 1 << 62) == 2 << 10  # whole pieces of a quarter of what is left
 
 
 @pytest.mark.usefixtures("small")

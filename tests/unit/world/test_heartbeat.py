@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ import pytest
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.errors import RunError
-from runner.world import heartbeat
+from runner.world import heartbeat, helper_process
 from runner.world.heartbeat import PROCESS, Heartbeat, first_rank_per_host, lost_hosts_error, write_lost_note
 from runner.world.heartbeat_process import SilenceTracker
 from runner.world.watchdog.channel import LOOPBACK, Connection, Hub, connect
@@ -94,12 +93,12 @@ class Started:
     """A process beside a rank, which is a shell; both in a group of their own."""
 
     def __init__(self, setting: dict[str, Any], before: str) -> None:
-        words = ["sh", "-c", f'{before} "$@"; exit 0', "sh", sys.executable, "-I", "-S", PROCESS]
+        words = ["sh", "-c", f'{before} "$@"; exit 0', "sh", *helper_process.command(PROCESS)]
         pipe = subprocess.PIPE
         self.rank = subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True)
         self._stdin, self._stdout = self.rank.stdin, self.rank.stdout
         assert self._stdin is not None
-        self._stdin.write(json.dumps(setting).encode())
+        self._stdin.write(json.dumps(setting).encode() + b"\n")
         self._stdin.flush()
 
     def told(self) -> dict[str, Any]:

@@ -562,14 +562,6 @@ def test_a_collective_call_gives_each_rank_its_own_value() -> None:
     assert run_ranks(3, rank_main) == [0, 1, 2]
 
 
-def test_jobs_may_use_the_old_names_of_collective_calls() -> None:
-    def rank_main(comm: ThreadComm) -> list[int]:
-        opened = open_world("cpu", control=comm)
-        return [opened.once(lambda: comm.rank), opened.together(lambda: comm.rank)]
-
-    assert run_ranks(3, rank_main) == [[0, 0], [0, 1], [0, 2]]
-
-
 def test_closing_ends_the_device_before_the_ranks() -> None:
     order: list[str] = []
 

@@ -163,7 +163,6 @@ def _more(measured: PlacementResult) -> Json:
     return {
         "seconds_by_rank": measured.by_rank,
         "arrival_skew": measured.arrival_skew,
-        "lateness": measured.arrival_skew,  # the former name, for one release
         "wire": measured.wire,
         "wire_percent": measured.wire_percent,
         "groups": [asdict(group) for group in measured.groups],

@@ -245,19 +245,16 @@ def _latencies(found: PeerResults) -> LessonTable:
 
 
 def _facts(found: PeerResults) -> dict[str, Any]:
-    """Return the JSON record, in seconds and bytes. `way` is the former name of `method`, for one release."""
+    """Return the JSON record, in seconds and bytes."""
     return {
         "messages": found.messages,
         "devices": list(found.devices),
         "transfers": [
-            {"method": method, "way": method, "source": s, "target": t, "bytes": nbytes, "seconds": seconds}
+            {"method": method, "source": s, "target": t, "bytes": nbytes, "seconds": seconds}
             for (method, (s, t), nbytes), seconds in found.seconds.items()
         ],
         "latencies": [
-            {
-                "method": method, "way": method, "source": s, "target": t, "bytes": found.sizes[0],
-                "seconds": seconds,
-            }
+            {"method": method, "source": s, "target": t, "bytes": found.sizes[0], "seconds": seconds}
             for (method, (s, t)), seconds in found.latency.items()
         ],
         "copies_inside": [{"bytes": nbytes, "seconds": s} for nbytes, s in found.inside.items()],

@@ -284,7 +284,6 @@ def _facts(found: PoolResults, device: str, watch: bool) -> dict[str, Any]:
     return {
         "device": device,
         "requested": found.requested,
-        "asked": found.requested,  # its former name, for one release
         "most": found.most,
         "times": [{"pool": pool, "bytes": n, **asdict(times)} for (pool, n), times in found.times.items()],
         "workload": [

@@ -87,7 +87,6 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
             raise done[0]
         assert done == [{"command": "bench", "operations": ["pingpong"], "ranks": ranks}] * ranks
         document = json.loads(file.read_text())
-        assert document["ranks"] == document["seats"]
         assert len(document["ranks"]) == ranks
         results: list[dict[str, Any]] = document["results"]
         return results

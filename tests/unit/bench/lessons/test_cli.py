@@ -133,4 +133,4 @@ def test_wrong_data_fail_after_all_is_shown(
         run_lesson(single_rank_world(CpuBackend()), None, options, cli_context)
     assert raised.value.exit_code == 7
     assert "second touch" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out.json").read_text())["wrong"]
+    assert json.loads((tmp_path / "out.json").read_text())["mismatches"]

@@ -68,7 +68,7 @@ def planted(tmp_path: Path) -> tuple[Path, Path]:
 
 
 SAME = """\
-from runner import map_blocks
+from meshrun import map_blocks
 
 @map_blocks
 def same(block):
