@@ -14,7 +14,7 @@ to 0.85 and its place by a seed, and makes the report that `meshrun validate --s
     missed     exit status 0 although there is a fault
     other      the rest: unknown, or an alarm that names no part
     invisible  no measurement can show the fault (a link of the only two hosts, or between hosts whose uplinks
-               are slower; uplinks of fewer than three groups of hosts, or of a rail without NICs; NVLink
+               are slower; uplinks of a single group of hosts, or of a rail without NICs; NVLink
                where there is none): not counted in the share
     alarm      a healthy fleet with exit status 1 or 2
     unknown    a healthy fleet with exit status 3
@@ -137,7 +137,7 @@ def invisible(kind: str, spec: FleetSpec) -> bool:
         rail = faults[0].where[0] % spec.rails
         if rail != min(same_nic(rail, spec)):
             return True  # no NIC is on this rail
-        return spec.hosts < 3 * spec.leaf or domains < 3
+        return spec.hosts < 2 * spec.leaf or domains < 3
     if kind in ("link", "oneway"):
         fault = faults[0]
         leaves = {host // spec.leaf for host in fault.hosts}
@@ -160,7 +160,9 @@ def named(one: Finding, fault: Fault, spec: FleetSpec) -> bool:
     if fault.kind == "leaf":
         group, rail = divmod(fault.where[0], spec.rails)
         behind = range(group * spec.leaf, min((group + 1) * spec.leaf, spec.hosts))
-        return one.kind == "leaf" and one.gpus == (rail,) and {*one.hosts} == {f"h{host}" for host in behind}
+        names = tuple(f"h{host}" for host in behind)
+        either = describe_part("leaf", names, (rail,)) in one.instead
+        return one.kind == "leaf" and one.gpus == (rail,) and (either or one.hosts == names)
     if fault.kind == "rail":
         sharing = same_nic(fault.gpus[0], spec)
         return one.kind == "rail" and not one.hosts and {*one.gpus} <= sharing

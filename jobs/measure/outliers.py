@@ -47,12 +47,16 @@ STANDARD_ERRORS = 3.5  # a deviation that chance alone does not produce
 SAMPLE_ERRORS = 2.5  # of a single sample: 1 in 160 of normal ones is beyond
 SIBLING_DEVIATION = 0.1  # of the median of all figures, where nothing was repeated
 MANY_MEASUREMENTS = 16  # whose median is more precise than a single one
+# Whose spread tells how precise their median is. Of 8 healthy ones of the largest spread that `is_mild`
+# allows (0.65 of the tolerance), the median is beyond the tolerance in 1 of 1,000 cases.
+MILD_MEASUREMENTS = 8
 FALSE_CLEARANCE = 0.001  # probability that a part of the critical slowness is cleared by a retest
 LIMIT_SHARE = 0.5  # of what the hardware allows, below which all siblings must be slow together
 
 # --- statistics
 
 MAD_SCALE = 1.4826  # normal distribution: standard deviation = 1.4826 MAD (Hampel 1974)
+TYPICAL_STEPS = 16  # iterations of `typical`, at most
 MEDIAN_ERROR = 1.2533  # of a median of n normal values: standard error = 1.2533 sigma / sqrt(n)
 
 
@@ -135,12 +139,17 @@ def typical(values: Floats, healthy: float, tolerance: float) -> float:
     """Estimate the value of healthy siblings, given that the fastest `healthy` share of them is healthy.
 
     A fault only slows down, so the middle of the healthy share is a first guess; the median of all values
-    close to it is the result (a low quantile alone would be biased towards lucky noise).
+    close to it is the next, until it stays (a low quantile alone, or the values close to it, would be biased
+    towards lucky noise).
     """
     ordered = np.sort(values)
-    guess = ordered[int(healthy / 2 * (len(ordered) - 1))]
-    close = values[np.abs(values - guess) <= tolerance]
-    return float(np.median(close))
+    guess = float(ordered[int(healthy / 2 * (len(ordered) - 1))])
+    for _ in range(TYPICAL_STEPS):
+        now = float(np.median(values[np.abs(values - guess) <= tolerance]))
+        if now == guess:
+            break
+        guess = now
+    return guess
 
 
 # --- slower than siblings
@@ -222,7 +231,7 @@ def is_mild(level: Floats, tolerance: float, share: float) -> bool:
     themselves: their median is beyond the tolerance, and at least `share` of them beyond half of it. Noise
     must not hide a median of that size.
     """
-    many = len(level) >= MANY_MEASUREMENTS and float(np.mean(level > tolerance / 2)) >= share
+    many = len(level) >= MILD_MEASUREMENTS and float(np.mean(level > tolerance / 2)) >= share
     many = many and STANDARD_ERRORS * median_error(spread(level), len(level)) < tolerance
     return many and float(np.median(level)) > tolerance
 

@@ -82,6 +82,9 @@ def finding(
             if location(tie, topology)[2] != ranks or not ranks
         )
     )
+    if one.or_ranks:
+        others = tuple(topology.names[host] for host in topology.host[list(one.or_ranks)])
+        instead += (describe_part(kind, others, gpus, topology.unit),)
     factor = math.exp(-one.effect)
     return Finding(kind, hosts, gpus, factor, rung, evidence, ranks, one.flaps, instead, topology.unit)
 

@@ -124,8 +124,8 @@ class Confirmed:
     """A part that was slow in the first measurement and in the retest. rows: the table's rows of evidence.
 
     ties: parts that it is indistinguishable from. flaps: share of the time that it is slow. ranks: a subset
-    of the part's ranks, if only these are slow. stalls: single samples are slow, not episodes. p99: as of
-    `Evidence`.
+    of the part's ranks, if only these are slow. or_ranks: those of another such subset that it may be
+    instead. stalls: single samples are slow, not episodes. p99: as of `Evidence`.
     """
 
     name: PartName
@@ -134,6 +134,7 @@ class Confirmed:
     ties: tuple[PartName, ...] = ()
     flaps: float | None = None
     ranks: tuple[int, ...] | None = None
+    or_ranks: tuple[int, ...] = ()
     stalls: bool = False
     p99: tuple[float, float] | None = None
 
@@ -360,6 +361,8 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         return None
     # The slow ones alone would overstate a mild loss, of which many are between a healthy and a slow level.
     slow = late | (still_open & cover.unclear)
+    if not mostly_slow(late.sum(), through, unclear, plan.slow_share):
+        slow = still_open
     effect = cover.effect(suspect.name, np.flatnonzero(slow if slow.any() else still_open))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
 

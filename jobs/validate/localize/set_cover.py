@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.measure.outliers import MANY_MEASUREMENTS, MEDIAN_ERROR, mostly_slow
+from jobs.measure.outliers import MEDIAN_ERROR, MILD_MEASUREMENTS, mostly_slow
 from jobs.validate.localize.observations import Observations
 from jobs.validate.topology import Ints
 
@@ -152,27 +152,34 @@ class Cover:
     def mildest(self) -> Suspect | None:
         """Return the part with the most rows beyond the tolerance, if they are slow together (`is_mild`)."""
         best, found = ("", -1), 0
-        # Rows that make a median precise: a threshold is so many standard deviations of a row.
-        noise = float(np.median(self.table.threshold)) if len(self.table) else 0.0
-        precise = (MEDIAN_ERROR * noise / self.tolerance) ** 2
         for kind, through, some, most in zip(self.kinds, self.through, self.some, self.most, strict=True):
             mild = (
-                (through >= precise)
-                & (through >= MANY_MEASUREMENTS)
+                (through >= MILD_MEASUREMENTS)
                 & (2 * some > through)
                 & (most >= self.share * through)
+                & (some > found)
             )
-            rows = np.where(mild, some, 0)
-            rows[self.excluded_labels(kind)] = 0
-            if len(rows) and rows.max() > found:
-                label = int(rows.argmax())
-                best, found = (kind.name, int(kind.keys[label])), int(rows[label])
+            mild[self.excluded_labels(kind)] = False
+            labels = np.flatnonzero(mild)
+            for label in labels[np.argsort(-some[labels], kind="stable")].tolist():
+                if self.is_precise((kind.name, int(kind.keys[label]))):
+                    best, found = (kind.name, int(kind.keys[label])), int(some[label])
+                    break
         if not found:
             return None
         rows_of = rows_through(self.kinds, best)
         own = np.flatnonzero(rows_of & self.open)
         ties = tuple(name for name in self.same_rows(own) if name != best)
         return Suspect(*best, rows_of, float(np.median(self.table.level[own])), ties)
+
+    def is_precise(self, name: PartName) -> bool:
+        """Return whether a part's open rows are enough for their median not to be beyond 0 by chance.
+
+        A row's threshold is as many standard deviations as chance does not produce, or more.
+        """
+        rows = np.flatnonzero(rows_through(self.kinds, name) & self.open)
+        error = MEDIAN_ERROR * float(np.median(self.table.threshold[rows])) / math.sqrt(len(rows))
+        return float(np.median(self.table.level[rows])) > error
 
     def ties(self, best: PartName, effect: float, late: Ints) -> Iterator[PartName]:
         """Yield other parts with all of these slow rows, and (nearly) no fast ones."""

@@ -34,6 +34,7 @@ from jobs.validate.localize.set_cover import (
     part_kind,
     rows_through,
 )
+from jobs.validate.localize.two_sides import ranks_of_sides, two_sides
 from jobs.validate.measurements.repeats import (
     RETEST_REPEATS,
     joined,
@@ -123,7 +124,8 @@ class InterNode(RungMeasurement):
         hosts = topology.hosts
         self.far = np.zeros((hosts, hosts), np.bool_)  # host pairs whose uplinks are slower than NICs
         self.near = np.full(hosts, hosts > LEAST_NEAR)  # hosts whose NICs flows to some others show
-        self.leaves: dict[int, Ints] = {}  # by rail: ranks that are slow with others only
+        # By rail: ranks that are slow with others only, and these others if either may be the reason.
+        self.leaves: dict[int, tuple[Ints, Ints]] = {}
 
     @property
     def gaps(self) -> Sequence[str]:
@@ -232,19 +234,24 @@ class InterNode(RungMeasurement):
         """Return into how many each round must be split so that NICs, not shared uplinks, limit its flows.
 
         Doubles the number while at least CROWDED of the flows become faster by more than the tolerance, up to
-        `max_subrounds`: a climb then takes that many times as long on this rung.
+        `max_subrounds`: a climb then takes that many times as long on this rung. Tries the rounds whose hosts
+        are farthest apart, as neighbours often share a leaf switch.
         """
         count, most = 1, most_subrounds(self.topology, self.plan)
         if most == 1:
             return 1
-        some = rounds[:TRIAL_ROUNDS]
+        host, fewest = self.topology.host, self.topology.hosts // 2
+        apart = [float(np.abs(np.diff(host[flows], axis=1)).mean()) for flows in rounds]
+        some = [rounds[number] for number in np.argsort(apart)[::-1][:TRIAL_ROUNDS].tolist()]
         usual = self.trial(some, count)
-        while 2 * count <= most:
+        while 2 * count <= fewest:
             fewer = self.trial(some, 2 * count)
             if np.mean(usual - fewer > self.plan.tolerance) < CROWDED:
                 return count
+            if 2 * count > most:
+                self.crowded = True
+                return count
             count, usual = 2 * count, fewer
-        self.crowded = 4 * count <= self.topology.hosts  # fewer at once may be faster still
         return count
 
     def trial(self, rounds: Sequence[Ints], count: int) -> Floats:
@@ -476,6 +483,7 @@ class InterNode(RungMeasurement):
         first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         owner, nvlink = self.topology.owner, self.topology.over_nvlink(a, b)
         rail = np.where((gpu[a] == gpu[b]) & ~nvlink, gpu[owner[a]], -1)
+        whole = np.where(np.isin(rail, list(self.leaves)), -1, rail)  # slow in parts only
         send, receive = self.shown_by(table)
         sender, receiver = np.where(send, owner[a], -1), np.where(receive, owner[b], -1)
         kinds = [
@@ -485,7 +493,7 @@ class InterNode(RungMeasurement):
             numbered_kind(
                 "host", self.topology.hosts, np.where(send, host[a], -1), np.where(receive, host[b], -1)
             ),
-            numbered_kind("rail", self.topology.rails, rail),
+            numbered_kind("rail", self.topology.rails, whole),
         ]
         if nvlink.any():
             there, back = np.where(nvlink, a, -1), np.where(nvlink, b, -1)
@@ -496,7 +504,7 @@ class InterNode(RungMeasurement):
             ]
         if self.leaves:
             inside = np.zeros(size, bool)
-            inside[np.concatenate(list(self.leaves.values()))] = True
+            inside[np.concatenate([ranks for ranks, _ in self.leaves.values()])] = True
             kinds.append(part_kind("leaf", np.where(inside[a] != inside[b], rail, -1)))
         if self.topology.hosts > self.plan.all_pairs_hosts:
             return kinds  # partners are sampled: links are not judged
@@ -546,7 +554,8 @@ class InterNode(RungMeasurement):
     def locate(self, found: Confirmed) -> Confirmed | None:
         kind, key = found.name
         if kind == "leaf":
-            return replace(found, ranks=tuple(self.leaves[key].tolist()))
+            ranks, others = (tuple(side.tolist()) for side in self.leaves[key])
+            return replace(found, ranks=ranks, or_ranks=others)
         if kind == "path" and self.only_pair(*divmod(key, self.topology.ranks)):
             nics = [("nic", rank) for rank in divmod(key, self.topology.ranks)]
             return replace(found, ties=(*found.ties, *nics))
@@ -581,7 +590,7 @@ class InterNode(RungMeasurement):
         """Return the ranks that a suspect consists of."""
         kind, key = name
         if kind == "leaf":
-            return list(self.leaves[key].tolist())
+            return list(self.leaves[key][0].tolist())
         if kind in ("nic", "send", "receive", "flap"):
             return list(self.topology.sharing(key).tolist())
         if kind == "host":
@@ -786,10 +795,13 @@ def in_groups(near: Mask) -> bool:
     return bool(len(share) and np.mean(share) >= GROUPED_SHARE and np.mean(count == 1) <= 1 - GROUPED)
 
 
-def slow_leaves(table: Observations, topology: Topology, far: Mask, plan: Plan) -> dict[int, Ints]:
+def slow_leaves(
+    table: Observations, topology: Topology, far: Mask, plan: Plan
+) -> dict[int, tuple[Ints, Ints]]:
     """Return, by rail, ranks that are slow with nearly all others, but not with each other.
 
-    Each uplink of their leaf switch is slow. At most half of a rail, and at least two ranks.
+    Each uplink of their leaf switch is slow. At most half of a rail, and at least two ranks. And the ranks of
+    those others, if the uplinks of their leaf switch may be slow instead.
     """
     if topology.hosts > plan.all_pairs_hosts:
         return {}
@@ -802,18 +814,30 @@ def slow_leaves(table: Observations, topology: Topology, far: Mask, plan: Plan) 
         for one, other in ((table.a, table.b), (table.b, table.a)):
             np.add.at(known, (host[one[rows]], host[other[rows]]), 1)
             np.add.at(slow, (host[one[rows]], host[other[rows]]), table.level[rows] > table.threshold[rows])
-        if far.any():
-            known, slow = known * far, slow * far
-        inside = slow.sum(axis=1) >= 0.5 * np.maximum(known.sum(axis=1), 1)
-        for _ in range(GROUPING_STEPS):
-            outside = known * ~inside
-            now = slow.sum(axis=1, where=~inside) > plan.slow_share * outside.sum(axis=1)
-            now &= outside.any(axis=1)
-            if (now == inside).all():
+        # Only flows over uplinks show them; those among a switch's hosts tell it from its rail.
+        across, late = (known * far, slow * far) if far.any() else (known, slow)
+        most = late.sum(axis=1) >= 0.5 * np.maximum(across.sum(axis=1), 1)
+        for start in (most, two_sides(slow, known)):
+            inside = slow_side(start, late, across, plan)
+            flows = known[np.ix_(inside, inside)].sum()
+            within = slow[np.ix_(inside, inside)].sum() / max(flows, 1)
+            if start is not most and not flows:
+                continue  # all of the rail is slow, as far as is known
+            if 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
+                here = topology.at[:, rail] >= 0
+                apart = (known * far)[np.ix_(here, here)]
+                found[rail] = ranks_of_sides(inside[here], topology.at[here, rail], apart)
                 break
-            inside = now
-        within = slow[np.ix_(inside, inside)].sum() / max(known[np.ix_(inside, inside)].sum(), 1)
-        if 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
-            ranks = topology.at[inside, rail]
-            found[rail] = ranks[ranks >= 0]
     return found
+
+
+def slow_side(inside: Mask, slow: Floats, known: Floats, plan: Plan) -> Mask:
+    """Return the hosts that are slow with nearly all others, by iteration from these."""
+    for _ in range(GROUPING_STEPS):
+        outside = known * ~inside
+        now = slow.sum(axis=1, where=~inside) > plan.slow_share * outside.sum(axis=1)
+        now &= outside.any(axis=1)
+        if (now == inside).all():
+            break
+        inside = now
+    return inside

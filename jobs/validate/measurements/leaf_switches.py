@@ -1,17 +1,18 @@
 """Leaf switches: find hosts that are slow together on one rail under full load, but not alone.
 
 Which hosts share a switch is not known. In each round every NIC exchanges data with one other, in half of
-the rounds at a distance of at least a quarter of the hosts: neighbours in host order often share a leaf
-switch, so nearly all of its uplinks are in use; in any other order most are. Hosts behind a slow switch are
-slow with all partners except those behind the same switch. Other hosts are slow only with these, which clears
-them. With only two leaf switches, all hosts of the rail are named. If flows are slow and no switch explains
-them, the run is not ok.
+the rounds far away: neighbours in host order often share a leaf switch, so nearly all of its uplinks are in
+use; in any other order most are. Rails with the same hosts have the same partners, and each flow is compared
+with those of the same hosts on other rails, whose uplinks have as much to carry. Hosts behind a slow switch
+are slow with all partners except those behind the same switch. Other hosts are slow only with these, which
+clears them. With only two leaf switches, either may be the slow one (`localize.two_sides`). If flows are slow
+and no switch explains them, the run is not ok.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,21 +20,25 @@ import numpy as np
 from jobs.measure.outliers import (
     STANDARD_ERRORS,
     Floats,
+    clear_threshold,
     column_quantiles,
     group_threshold,
     row_medians,
     spread,
 )
-from jobs.validate.localize.set_cover import KnownFaults
+from jobs.validate.localize.set_cover import KnownFaults, Mask
+from jobs.validate.localize.two_sides import ranks_of_sides, two_sides
 from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
 from jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
-from jobs.validate.verdict import Evidence, Finding
+from jobs.validate.verdict import Evidence, Finding, describe_part
 
 LEAST_HOSTS = 8  # fewer hosts do not show switches
-ROUNDS = 32
+ROUNDS, QUICK_ROUNDS = 32, 8  # QUICK_ROUNDS: of a later look that may clear what was slow at first
+LEAST_ALIKE = 3  # rails with the same hosts, so that a flow is compared with those of other rails
+FULL = 0.9  # of the flows between two sides in the fullest round: their uplinks are in use
 RETESTED_HOSTS = 8  # of a cluster, one at a time
 SLOW_RAIL = 0.25  # share of a rail's flows, above the usual share, that makes the rail slow
 STEPS = 8  # iterations of the search for a cluster, at most
@@ -58,7 +63,7 @@ class LeafSwitchResult:
 class FullLoad:
     """One measurement under full load, by rail, with a column for each of the rail's ranks in order.
 
-    level: (2 rounds, ranks of the rail) float64, log(time / fleet's time) of each flow that a rank sends or
+    level: (2 rounds, ranks of the rail) float64, log(time / siblings' time) of each flow that a rank sends or
     receives. partner: same shape, the partner's index on the rail. limit: the level above which a flow is
     slow. siblings: seconds of a typical flow.
     """
@@ -85,25 +90,34 @@ def measure_leaf_switches(
     """
     found = LeafSwitchResult()
     random = np.random.default_rng(plan.seed)
-    first = measure_full_load(probe, topology, plan, faults, random, found)
+
+    def load(rounds: int = ROUNDS) -> FullLoad:
+        return measure_full_load(probe, topology, plan, faults, random, found, rounds)
+
+    first = load()
     found.rate = plan.nic_bytes / first.siblings
     clusters = {rail: slow_together(first, rail) for rail in first.level}
-    suspects = [rail for rail, hosts in clusters.items() if hosts.any()]
+    clusters = {rail: hosts for rail, hosts in clusters.items() if hosts.any()}
     crowded = slow_rails(first)
-    if not suspects and not crowded:
+    if clusters or crowded:
+        # Of hosts that others load now, nearly none are loaded both later times.
+        probe.wait(plan.retest_span / 2)
+        quick = load(QUICK_ROUNDS)
+        clusters = {rail: hosts for rail, hosts in clusters.items() if not clears(quick, first, rail, hosts)}
+        crowded &= slow_rails(quick)
+    if not clusters and not crowded:
         return found
-    # Of hosts that others load now, nearly none are loaded both later times.
+    second = load()
     probe.wait(plan.retest_span / 2)
-    second = measure_full_load(probe, topology, plan, faults, random, found)
-    probe.wait(plan.retest_span / 2)
-    third = measure_full_load(probe, topology, plan, faults, random, found)
+    third = load()
     both = first.joined(second).joined(third)
-    for rail in suspects:
-        again = [slow_together(load, rail) for load in (second, third)]
-        if min(agreement(clusters[rail], now) for now in again) < plan.slow_share:
-            continue
+    for rail in clusters:
         members = slow_together(both, rail)
-        if not members.any():
+        # Hosts that others load for one of the looks are among its slow ones.
+        if (
+            min(contained(members, slow_together(each, rail)) for each in (first, second, third))
+            < plan.slow_share
+        ):
             continue
         if slow_alone(probe, topology, plan, rail, members, random):
             found.notes.append(f"all: {members.sum()} hosts are slow on rail {rail}, each alone too")
@@ -120,9 +134,35 @@ def measure_leaf_switches(
     return found
 
 
-def agreement(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the share of the members of either group that are in both; 0 without members."""
-    return float((one & other).sum() / max((one | other).sum(), 1))
+def contained(some: Mask, others: Mask) -> float:
+    """Return the share of some members that are among others; 0 without members.
+
+    Of two sides that are as large, either may be the one that is given.
+    """
+    if not some.any() or not others.any():
+        return 0.0
+    sides = (some, ~some) if 2 * some.sum() == len(some) else (some,)
+    return float(max((side & others).sum() for side in sides) / some.sum())
+
+
+def clears(load: FullLoad, first: FullLoad, rail: int, members: Mask) -> bool:
+    """Return whether these hosts, slow together at first, are not slow in a later load.
+
+    Sequential test (`clear_threshold`) of the medians of rounds, which others' flows disturb alike. Others
+    may have loaded half of the hosts at first: then the median of all is half as slow.
+    """
+    now, before = (across_by_round(each, rail, members) for each in (load, first))
+    effect = float(np.median(before)) if len(before) else 0.0
+    if effect <= 0 or len(now) < 2:
+        return False
+    return bool(np.median(now) < clear_threshold(spread(now), len(now), effect / 2))
+
+
+def across_by_round(load: FullLoad, rail: int, members: Mask) -> Floats:
+    """Return the median level of the flows between these hosts and others, of each round that has some."""
+    across = members != members[load.partner[rail]]
+    middles = row_medians(np.where(across, load.level[rail], np.nan))
+    return middles[~np.isnan(middles)]
 
 
 def slow_rails(load: FullLoad) -> set[int]:
@@ -139,9 +179,10 @@ def measure_full_load(
     faults: KnownFaults,
     random: np.random.Generator,
     found: LeafSwitchResult,
+    count: int,
 ) -> FullLoad:
-    """Measure rounds under full load; adds failed ranks to `found`."""
-    rounds = all_at_once_rounds(topology, ROUNDS, random)
+    """Measure `count` rounds under full load; adds failed ranks to `found`."""
+    rounds = all_at_once_rounds(topology, count, random)
 
     def sample(flows: Ints, samples: int) -> Seconds:
         return probe.flows(flows, plan.nic_bytes, samples)
@@ -157,9 +198,23 @@ def measure_full_load(
     middles = middles[~np.isnan(middles)]
     # Median of ranks, not of flows: if uplinks are scarce, flows that need none are faster than most.
     base = float(np.median(middles)) if len(middles) else math.nan
-    limit = group_threshold(middles - base, plan.tolerance)
     level = {rail: rows - base for rail, rows in level.items()}
+    for rails in alike_rails(partner):
+        if len(rails) >= LEAST_ALIKE:
+            flows_of = np.stack([level[rail].ravel() for rail in rails], axis=1)
+            usual = row_medians(flows_of).reshape(level[rails[0]].shape)
+            level |= {rail: level[rail] - usual for rail in rails}
+    middles = np.concatenate([column_quantiles(rows, 0.5) for rows in level.values()])
+    limit = group_threshold(middles[~np.isnan(middles)], plan.tolerance)
     return FullLoad(level, partner, limit, math.exp(base), plan.samples)
+
+
+def alike_rails(partner: Mapping[int, Ints]) -> list[list[int]]:
+    """Return groups of rails in which the same hosts meet in the same rounds."""
+    groups: dict[bytes, list[int]] = {}
+    for rail, rows in partner.items():
+        groups.setdefault(rows.tobytes(), []).append(rail)
+    return list(groups.values())
 
 
 def split_by_rail(
@@ -196,8 +251,11 @@ def slow_together(load: FullLoad, rail: int) -> np.ndarray:
         if (new == inside).all():
             break
         inside = new
-    if 2 * inside.sum() >= len(inside):
-        return np.ones(len(inside), bool)  # the slow side of the switches is unknown
+    most = 2 * inside.sum() >= len(inside)
+    if most or not inside.any() or not explains(inside, load, rail):
+        sides = slow_sides(load, rail)
+        # If most are slow and no sides show, the slow side of the switches is unknown.
+        return sides if sides.any() else np.full(len(inside), most)
     if 0 < inside.sum() <= 2:
         # Where flows collide, levels are few: a median may jump to the next by chance, a mean does not.
         apart = np.where(inside[partner], np.nan, level)
@@ -206,6 +264,38 @@ def slow_together(load: FullLoad, rail: int) -> np.ndarray:
         usual = means[~inside & ~np.isnan(means)]
         inside &= means > np.median(usual) + max(load.limit / 2, STANDARD_ERRORS * spread(usual))
     return np.asarray(inside & (inside.sum() > 1))
+
+
+def explains(inside: Mask, load: FullLoad, rail: int) -> bool:
+    """Return whether few of the flows among the others are slow."""
+    level, partner = load.level[rail], load.partner[rail]
+    others = level[~(inside | inside[partner]) & ~np.isnan(level)]
+    return not len(others) or bool(np.mean(others > load.limit) <= SLOW_RAIL)
+
+
+def slow_sides(load: FullLoad, rail: int) -> Mask:
+    """Return a mask of the smaller of two sides that are slow with each other, but not among themselves.
+
+    Slow where nearly all of them send to the other side: with fewer flows, uplinks have bandwidth to spare.
+    """
+    level, partner = load.level[rail], load.partner[rail]
+    good, late = ~np.isnan(level), level > load.limit
+    # In other rounds flows between the sides are fast as well.
+    busy = late.sum(axis=1) >= late.sum(axis=1).max() / 2
+    slow, known = np.zeros((2, level.shape[1], level.shape[1]))
+    rows, here = np.nonzero(good & busy[:, None])
+    there = partner[rows, here]
+    for one, other in ((here, there), (there, here)):
+        np.add.at(slow, (one, other), late[rows, here])
+        np.add.at(known, (one, other), 1)
+    inside = two_sides(slow, known)
+    across = (inside != inside[partner]) & good
+    count, within = across.sum(axis=1), good & ~across
+    if inside.sum() < 2 or not across.any() or not within.any():
+        return np.zeros(len(inside), bool)
+    full = across & (count >= FULL * count.max())[:, None]
+    slow = np.median(level[full]) > load.limit and np.median(level[within]) <= load.limit / 2
+    return np.asarray(inside & slow)
 
 
 def slow_alone(
@@ -272,13 +362,9 @@ def finding(load: FullLoad, topology: Topology, plan: Plan, rail: int, members: 
         (),
         len(slow) / len(through),
     )
-    ranks = tuple(topology.rail(rail)[members].tolist())
-    return Finding(
-        "leaf",
-        tuple(topology.names[topology.host[rank]] for rank in ranks),
-        (rail,),
-        math.exp(-effect),
-        "all",
-        evidence,
-        ranks,
-    )
+    sides = ranks_of_sides(members, topology.rail(rail), np.zeros((len(members), len(members))))
+    hosts, others = (tuple(topology.names[host] for host in topology.host[side]) for side in sides)
+    instead = (describe_part("leaf", others, (rail,), topology.unit),) if others else ()
+    ranks = tuple(sides[0].tolist())
+    factor = math.exp(-effect)
+    return Finding("leaf", hosts, (rail,), factor, "all", evidence, ranks, instead=instead)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -69,18 +70,21 @@ def inter_node_rounds(topology: Topology, plan: Plan) -> Iterator[Pairs]:
 
     Few hosts: all pairs, the same on every rail, in hosts - 1 rounds. More: each pair on one rail, in
     (hosts - 1) / rails rounds. Many: random partners on each rail, in 2 log2(hosts) rounds.
+
+    In random order: a host meets its neighbours at different times, so that others do not load it at all of
+    them.
     """
-    rails = range(topology.rails)
+    rails, random = range(topology.rails), np.random.default_rng(plan.seed)
+    order = round_robin(topology.hosts) if topology.hosts <= plan.all_pairs_hosts else []
+    order = [order[number] for number in random.permutation(len(order)).tolist()]
     if topology.hosts <= plan.full_mesh_hosts:
-        rounds = ([met for _ in rails] for met in round_robin(topology.hosts))
+        rounds = ([met for _ in rails] for met in order)
     elif topology.hosts <= plan.all_pairs_hosts:
-        order = round_robin(topology.hosts)
         rounds = (
             [order[(first + rail) % len(order)] for rail in rails]
             for first in range(0, len(order), topology.rails)
         )
     else:
-        random = np.random.default_rng(plan.seed)
         count = math.ceil(2 * math.log2(topology.hosts))
         rounds = ([random_pairs(topology.hosts, random) for _ in rails] for _ in range(count))
     for met in rounds:
@@ -144,39 +148,54 @@ def one_rank_per_nic(flows: Pairs, topology: Topology) -> list[Pairs]:
     return [flows[part == number] for number in np.unique(part)]
 
 
-def partners(ranks: Ints, random: np.random.Generator, far: bool) -> Pairs:
-    """Return flows in which each rank exchanges data with one other, drawn at random.
+Distance = Literal["any", "quarter", "half"]
+DISTANCES: tuple[Distance, ...] = ("half", "any", "quarter", "any")  # of one round after the other
 
-    far: partners are at least a quarter of the ranks apart.
+
+def partners(count: int, random: np.random.Generator, distance: Distance) -> Pairs:
+    """Return flows in which each of `count` members exchanges data with one other, drawn at random.
+
+    quarter: partners are at least a quarter of the members apart. half: one of the first half of them and one
+    of the other.
 
     Pairs, because a slow flow slows what its two ranks do next, and in a longer cycle all other ranks. If
     their number is odd, three form a cycle.
     """
-    order = np.roll(ranks, int(random.integers(len(ranks)))) if far else random.permutation(ranks)
-    half, quarter = len(ranks) // 2, len(ranks) // 4
+    order, half, quarter = np.arange(count), count // 2, count // 4
+    if distance == "any":
+        order = random.permutation(count)
+    elif distance == "quarter":
+        order = np.roll(order, int(random.integers(count)))
     left, right = order[:half], order[half : 2 * half].copy()
-    for some in (slice(0, quarter), slice(quarter, half)):
+    for some in (slice(0, quarter), slice(quarter, half)) if distance == "quarter" else (slice(0, half),):
         right[some] = random.permutation(right[some])
     flows = both_ways(np.stack([left, right], axis=1))
-    if len(ranks) % 2:
+    if count % 2:
         last, a, b = order[-1], flows[0, 0], flows[0, 1]
         flows = flows[~((flows == [b, a]).all(axis=1))]
         flows = np.concatenate([flows, [[b, last], [last, a]]])
-    return flows
+    return flows.astype(np.int64)
 
 
 def all_at_once_rounds(topology: Topology, count: int, random: np.random.Generator) -> list[Pairs]:
     """Return rounds in which every rank sends to one of its rail and receives from one (`partners`).
 
-    Half of the rounds have partners far apart: neighbours often share a leaf switch. In the other half any
-    two may meet, in case the order of hosts is not that of the network.
+    Rails with the same hosts have the same partners, so that each flow has siblings. In half of the rounds
+    these are far apart, as neighbours often share a leaf switch. In the other half any two may meet, in case
+    the order of hosts is not that of the network.
     """
     owners = np.unique(topology.owner)  # of ranks that share a NIC, one fills it
     rails = [np.intersect1d(topology.rail(rail), owners) for rail in range(topology.rails)]
     rails = [ranks[np.argsort(topology.host[ranks])] for ranks in rails if len(ranks) > 1]
+    of_hosts = [topology.host[ranks].tobytes() for ranks in rails]
     rounds = []
     for number in range(count):
-        rounds.append(np.concatenate([partners(ranks, random, number % 2 == 0) for ranks in rails]))
+        distance = DISTANCES[number % len(DISTANCES)]
+        sizes = dict(zip(of_hosts, map(len, rails), strict=True))
+        met = {hosts: partners(size, random, distance) for hosts, size in sizes.items()}
+        rounds.append(
+            np.concatenate([ranks[met[hosts]] for hosts, ranks in zip(of_hosts, rails, strict=True)])
+        )
     return rounds
 
 

@@ -38,6 +38,21 @@ def test_residuals_do_not_count_the_median_itself() -> None:
     assert outliers.sample_noise(np.array([[1.0, 2.0]])) == 0  # too few to tell
 
 
+def test_typical_is_not_biased_by_noise() -> None:
+    random = np.random.default_rng(0)
+    for healthy in (0.2, 0.5, 0.9):
+        found = [outliers.typical(random.normal(0, 0.05, 200), healthy, 0.07) for _ in range(100)]
+        assert float(np.mean(found)) == pytest.approx(0, abs=0.005)
+
+
+def test_a_few_measurements_show_a_mild_loss_if_they_agree() -> None:
+    random = np.random.default_rng(0)
+    healthy = [random.normal(0, 0.65 * 0.07, 8) for _ in range(4000)]
+    assert np.mean([outliers.is_mild(level, 0.07, 0.75) for level in healthy]) <= 0.001
+    assert outliers.is_mild(random.normal(0.2, 0.035, 15), 0.07, 0.75)
+    assert not outliers.is_mild(random.normal(0.2, 0.035, 7), 0.07, 0.75)
+
+
 @pytest.mark.parametrize(
     ("noise", "count", "expected"), [(0.0, 5, 0.07), (0.3, 9, math.hypot(0.07, 3.5 * 1.2533 * 0.1))]
 )

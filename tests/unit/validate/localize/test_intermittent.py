@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import (
     ChangingLooks,
+    RungMeasurement,
     changing_looks,
+    confirmed,
     confirmed_intermittent,
     is_steady,
     usual_lates,
 )
-from jobs.validate.localize.set_cover import Cover, Suspect, numbered_kind
+from jobs.validate.localize.set_cover import Cover, Mask, Suspect, numbered_kind
 from jobs.validate.measurements.inter_node import InterNode
 from jobs.validate.plan import Plan
 from jobs.validate.simulation.fleet import SimulatedFleet
@@ -85,13 +88,19 @@ def test_a_part_that_is_hardly_ever_fast_is_not_slow_at_times() -> None:
     assert is_steady(suspect.rows, replace(table, fast=np.zeros(len(table), np.int64)))
 
 
-@pytest.mark.parametrize("seed", [1, 3, 6])
-def test_a_nic_behind_scarce_uplinks_is_seen_coming_and_going(seed: int) -> None:
-    """Only the flows to seven other hosts of 24 show it: these have all of a NIC's samples."""
-    fleet = SimulatedFleet(parse_fleet(f"hosts=24,gpus=8,leaf=8,seed={seed},{ALL},fault=flap:h17:4:0.7"))
-    verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
-    (found,) = verdict.findings
-    assert (found.kind, found.hosts, found.gpus) == ("flap", ("h17",), (4,))
+def test_a_nic_behind_scarce_uplinks_is_seen_coming_and_going() -> None:
+    """Only the flows to seven other hosts of 24 show it: these have all of a NIC's samples.
+
+    One in 20 is not: looks that cannot tell it from a load are not ok.
+    """
+    seen = []
+    for seed in range(10):
+        fleet = SimulatedFleet(parse_fleet(f"hosts=24,gpus=8,leaf=8,seed={seed},{ALL},fault=flap:h17:4:0.7"))
+        verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
+        found = [(one.kind, one.hosts, one.gpus) for one in verdict.findings]
+        assert found == [("flap", ("h17",), (4,))] or (found, verdict.status) == ([], "unknown")
+        seen += found
+    assert len(seen) >= 8
 
 
 def first_measurement(slow: Callable[[int, int, int], int]) -> Cover:
@@ -284,3 +293,22 @@ def test_a_load_slows_all_flows_of_a_partner_and_counts_once() -> None:
     own_load = [(0, other, look, 6 * (other < 22)) for look in range(8) for other in range(20, 27)]
     table = looks(*own_load, *[(b, a, look, slow) for a, b, look, slow in own_load], *loads)
     assert changing_looks(table, table.a * table.b == 0).changing == 0
+
+
+class Steady:
+    def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
+        return False
+
+
+def test_a_mild_loss_is_not_called_worse_than_it_is() -> None:
+    """Of rows around a level of 0.08, those above the threshold alone are critical."""
+    random = np.random.default_rng(0)
+    level = random.normal(0.08, 0.03, 40)
+    some = looks(*[(0, 1 + number % 8, number // 8, 0) for number in range(40)])
+    table = replace(some, level=level, threshold=np.full(40, 0.1), retested=np.ones(40, bool))
+    cover = Cover(table, [numbered_kind("nic", 9, table.a)], 0.75, 0.07)
+    suspect = cover.mildest()
+    assert suspect is not None
+    found = confirmed(suspect, cover, Plan(), cast(RungMeasurement, Steady()))
+    assert found is not None
+    assert found.effect == pytest.approx(float(np.median(level)))

@@ -237,3 +237,11 @@ def test_a_mild_constant_loss_is_not_intermittent(fault: str, seed: int) -> None
     assert "flap" not in [one.kind for one in verdict.findings]
     # A rail this close to the tolerance may show under full load only, where no part of it can be named.
     assert verdict.status in ("ok", "warning", "unknown" if fault.startswith("rail") else "ok")
+
+
+@pytest.mark.parametrize("seed", [12000002, 1, 2])
+def test_uplinks_that_hashed_flows_share_hide_no_nics(seed: int) -> None:
+    """That fewer flows at once would be faster still is measured, not guessed."""
+    fleet = SimulatedFleet(parse_fleet(f"hosts=32,gpus=8,leaf=8,ecmp=8,seed={seed}"))
+    verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
+    assert (verdict.status, verdict.findings) == ("ok", ())

@@ -17,6 +17,7 @@ from jobs.validate.probe.api import Seconds
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.topology import topology_of
+from jobs.validate.verdict import describe_part
 
 
 class LeafFleet(ToyFleet):
@@ -80,12 +81,49 @@ def test_two_leaves_on_two_rails_are_two() -> None:
     assert [(one.gpus, one.hosts[0], len(one.hosts)) for one in found] == [((0,), "n6", 6), ((3,), "n24", 6)]
 
 
-def test_what_is_slow_of_most_of_a_rail_is_the_whole_of_it() -> None:
-    """With two switches, all paths between them are slow: both sides are named."""
-    fleet = leaf_fleet(32, np.tile([0, 1], 16), [(0, 2)])
+@pytest.mark.parametrize(
+    ("order", "rails"), [("in order", 1), ("in turn", 1), ("in order", 4), ("in turn", 4), ("at random", 4)]
+)
+def test_of_two_switches_either_is_named(order: str, rails: int) -> None:
+    leaf = np.repeat([0, 1], 16)
+    if order == "in turn":
+        leaf = np.tile([0, 1], 16)
+    if order == "at random":
+        leaf = np.random.default_rng(1).permutation(leaf)
+    fleet = leaf_fleet(32, leaf, [(0, rails // 2)], rails)
     fleet.factor = 0.3
-    found = judged(fleet)
-    assert [(one.gpus, len(one.hosts)) for one in found.findings] == [((2,), 32)]
+    (found,) = judged(fleet).findings
+    sides = [tuple(f"n{host}" for host in np.flatnonzero(leaf == one)) for one in (leaf[0], 1 - leaf[0])]
+    assert (found.gpus, found.hosts) == ((rails // 2,), sides[0])
+    assert found.instead == (describe_part("leaf", sides[1], (rails // 2,)),)
+
+
+@pytest.mark.parametrize("oversubscription", [1, 2])
+@pytest.mark.parametrize("factor", [0.6, 0.8])
+def test_of_two_switches_full_load_shows_a_slow_one(oversubscription: int, factor: float) -> None:
+    spec = parse_fleet(f"hosts=16,gpus=8,leaf=8,oversubscription={oversubscription},fault=leaf:9:{factor}")
+    for seed in range(4):
+        fleet = SimulatedFleet(spec, seed=seed)
+        (found,) = measure_leaf_switches(fleet, topology_of(fleet), Plan(seed=seed), {}).findings
+        assert (found.gpus, found.hosts) == ((1,), tuple(f"h{host}" for host in range(8)))
+        assert found.instead
+
+
+def test_a_load_that_is_over_costs_a_few_rounds() -> None:
+    """What was slow at first is measured over the whole span only if a short look does not clear it."""
+
+    class Loaded(LeafFleet):
+        loads = 0
+
+        def flows(self, flows: Sequence[tuple[int, int]], nbytes: int, samples: int) -> Seconds:
+            self.loads += 1
+            self.slow = [(2, 1)] if self.loads <= leaf_switches.ROUNDS else []
+            return super().flows(flows, nbytes, samples)
+
+    fleet = Loaded([4] * 32)
+    fleet.leaf = np.repeat(np.arange(4), 8)
+    assert judged(fleet).findings == []
+    assert fleet.loads == leaf_switches.ROUNDS + leaf_switches.QUICK_ROUNDS
 
 
 def test_slow_uplinks_that_have_no_name_are_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +140,7 @@ def test_partners_under_full_load_are_pairs_far_apart(count: int) -> None:
     """A slow flow slows what its two ranks do next; in a longer cycle it would slow them all."""
     random = np.random.default_rng(0)
     for _ in range(20):
-        flows = {(int(a), int(b)) for a, b in partners(np.arange(count), random, far=True)}
+        flows = {(int(a), int(b)) for a, b in partners(count, random, "quarter")}
         alone = [flow for flow in flows if flow[::-1] not in flows]
         assert len(alone) == (3 if count % 2 else 0)
         apart = [min((a - b) % count, (b - a) % count) for a, b in flows - set(alone)]

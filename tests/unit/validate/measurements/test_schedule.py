@@ -110,3 +110,24 @@ def test_matched_rounds_have_each_pair_once_and_each_rank_once_a_round(ranks: in
     assert sorted(found) == sorted({tuple(sorted(flow)) for flow in flows.tolist()})
     most = max(np.bincount(np.array(found).ravel()))
     assert most <= len(rounds) <= 2 * most
+
+
+@pytest.mark.parametrize("hosts", [24, 128])
+def test_a_host_meets_its_neighbours_at_different_times(hosts: int) -> None:
+    """One load of a few rounds must not slow all flows between a host and those behind its switch."""
+    topology = topology_of(ToyFleet([8] * hosts))
+    rounds = list(inter_node_rounds(topology, Plan()))
+    for host in (0, 5, hosts - 1):
+        near = [other for other in range(host // 8 * 8, host // 8 * 8 + 8) if other != host]
+        met = [
+            {
+                number
+                for number, flows in enumerate(rounds)
+                if (topology.host[flows] == [host, other]).all(axis=1).any()
+            }
+            for other in near
+        ]
+        assert all(met)
+        assert len(set.union(*met)) >= 4
+        first, last = min(set.union(*met)), max(set.union(*met))
+        assert last - first >= len(rounds) / 3
