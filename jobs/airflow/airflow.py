@@ -233,7 +233,7 @@ def _plane(text: str | None, body: Body) -> tuple[int, int] | None:
     except ValueError:
         fraction = math.nan
     if axis not in ("z", "y", "x") or not equals or not 0 <= fraction <= 1:
-        raise UserError("--slice is no plane", got=text, expected="x=F, y=F or z=F, with F from 0 to 1")
+        raise UserError("--slice is no plane", got=repr(text), expected="x=F, y=F or z=F, with F from 0 to 1")
     if len(body.shape) != 3:
         raise UserError("--slice does not apply: the flow has two axes", got=text, hint="--size WxHxDEPTH")
     across = "zyx".index(axis)

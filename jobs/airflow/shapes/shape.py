@@ -184,7 +184,7 @@ def _middle(placement: Placement, shape: Shape, axes: int, along: float = 1 / 4)
         if len(fractions) != axes or not all(0 <= part <= 1 for part in fractions):
             raise UserError(
                 "the place of the body cannot be read",
-                got=text,
+                got=repr(text),
                 expected=f"{','.join('XYZ'[:axes])}, fractions of the domain from 0 to 1",
                 hint=",".join(["0.25", "0.5", "0.5"][:axes]),
             )

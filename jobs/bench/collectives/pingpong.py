@@ -115,7 +115,7 @@ def parse_pairs(text: str, ranks: int) -> list[tuple[int, int]]:
     if not good:
         raise UserError(
             "--pairs does not parse",
-            got=text,
+            got=repr(text),
             expected=f"such as 0-1,0-{ranks - 1}: ranks below {ranks}",
             everywhere=True,
         )

@@ -54,7 +54,7 @@ def parse(text: str) -> MatrixShape:
     """Parse a shape: "8192x512" -> (8192, 512). Raises UserError."""
     found = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text)
     if found is None:
-        raise UserError("not a matrix shape", got=text, expected="such as 8192x512")
+        raise UserError("not a matrix shape", got=repr(text), expected="such as 8192x512")
     return int(found[1]), int(found[2])
 
 
