@@ -19,6 +19,7 @@ from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.pipeline.result_type import with_known_results
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.task import Task, check_feeds, plan_task
+from runner.region import HostArray
 from runner.report.phases import Phases
 from runner.report.units import counted
 from runner.run.execute import call
@@ -43,7 +44,22 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
 
         with borrowed(arrays[0]) as backend:
             return _apply(single_rank_world(backend), job, arrays, parameters)
-    return _apply(single_rank_world(CpuBackend()), job, [np.asarray(array) for array in arrays], parameters)
+    return _apply(single_rank_world(CpuBackend()), job, [host_array(array) for array in arrays], parameters)
+
+
+def host_array(array: Any) -> HostArray:
+    """Return an input as a plain array in the machine's byte order, as a file's are read.
+
+    Raises UserError for an array with masked cells, whose mask a job does not see.
+    """
+    if np.ma.is_masked(array):
+        raise UserError(
+            "the input is a masked array, and a job does not see its mask",
+            got=counted(int(np.ma.getmaskarray(array).sum()), "masked cell"),
+            hint="array.filled(value), or the mask as another input",
+        )
+    found = np.asarray(array)
+    return found.astype(found.dtype.newbyteorder("="), copy=False)
 
 
 def iterate(
@@ -55,7 +71,9 @@ def iterate(
     no steps.
     """
     for name, value in (("steps", steps), ("every", every)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if name == "every" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             expected = "a number of steps, 1 or more"
             raise UserError(f"Invalid value for {name!r}", got=repr(value), expected=expected)
     _check_number(job, arrays)
@@ -76,7 +94,7 @@ def _iterated(
 
             backend: Any = stack.enter_context(borrowed(arrays[0]))
         else:
-            backend, arrays = CpuBackend(), [np.asarray(array) for array in arrays]
+            backend, arrays = CpuBackend(), [host_array(array) for array in arrays]
         stepper = _stepper(single_rank_world(backend), job, arrays, job.complete(parameters), steps)
     while stepper.done < steps:
         with on_own_stream(backend) if on_device else contextlib.nullcontext():

@@ -28,6 +28,7 @@ from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.job.pickling import dumps
 from runner.report.record import Record
+from runner.run.array_call import host_array
 from runner.run.options import Options
 from runner.system.host_memory import memory_folder
 from runner.system.launcher import detect_launcher
@@ -85,12 +86,15 @@ def files_of(
         return
     if not alone:
         raise UserError("arrays cannot be passed to a run of several programs", hint="paths of .npy files")
+    for name, value in zip(job.output_names, outputs, strict=False):
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            raise UserError(f"job {job.name}: the array for the result {name} is read-only")
     with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
         ins, outs = [], []
         for name, value in zip(job.arrays, inputs, strict=False):
             ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
             if is_array(value):
-                np.save(ins[-1], value.get() if hasattr(value, "get") else value)
+                np.save(ins[-1], value.get() if hasattr(value, "get") else host_array(value))
         for name, value in zip(job.output_names, outputs, strict=False):
             outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
         yield ins + [str(value) for value in inputs[len(ins) :]], outs

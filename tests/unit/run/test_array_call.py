@@ -120,3 +120,32 @@ def test_few_tasks_are_kept(made: list[NumpyKernel], monkeypatch: pytest.MonkeyP
         slope(ARRAY, rate=rate)
     assert len(array_call._KEPT) == 2
     assert len(made) == 4
+
+
+@pytest.mark.parametrize("fuse", ["auto", "off"])
+def test_an_array_in_another_byte_order_is_computed_in_the_machines(fuse: Any) -> None:
+    @meshrun.map_blocks(fuse=fuse)
+    def same(block: Any) -> Any:
+        assert block.dtype.isnative
+        return block
+
+    array = np.arange(6.0).reshape(3, 2).astype(np.dtype(float).newbyteorder("S"))
+    for found in (same(array), same.iterate(array, steps=2)):
+        assert found.dtype == np.dtype(float)
+        np.testing.assert_array_equal(found, array)
+
+
+def test_masked_cells_are_refused() -> None:
+    masked = np.ma.masked_less(np.arange(6.0).reshape(3, 2), 2)
+    double = meshrun.map_blocks(lambda block: 2 * block, name="double")
+    for call in (
+        double,
+        lambda array: double.iterate(array, steps=2),
+        lambda array: double.run(array, np.empty((3, 2))),
+    ):
+        with pytest.raises(meshrun.UserError, match=r"the input is a masked array.* 2 masked cells"):
+            call(masked)
+    filled = np.ma.masked_array(np.ones((3, 2)))
+    result = np.empty((3, 2))
+    double.run(filled, result)
+    np.testing.assert_array_equal(result, double(filled))

@@ -134,6 +134,16 @@ def test_an_array_that_a_result_does_not_fit_is_refused() -> None:
         smear.run(np.ones((4, 4)), np.empty((4, 4), np.float32), device="cpu")
 
 
+def test_a_read_only_array_for_a_result_is_refused_before_the_run(tmp_path: Path) -> None:
+    result = np.zeros((4, 2))
+    result.flags.writeable = False
+    called = []
+    job = meshrun.map_blocks(lambda block: called.append(1) or block, name="job", fuse="off")
+    with pytest.raises(meshrun.UserError, match="the array for the result output is read-only"):
+        job.run(np.ones((4, 2)), result)
+    assert not called
+
+
 @pytest.mark.parametrize("ranks", [0, -1, True, "2", 1.5])
 def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
     with pytest.raises(meshrun.UserError, match="Invalid value for 'ranks'"):
@@ -177,6 +187,7 @@ def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
     ("keywords", "said"),
     [
         ({"steps": 0}, "Invalid value for 'steps'"),
+        ({"steps": None}, "Invalid value for 'steps'"),
         ({"steps": 2, "every": 0}, "Invalid value for 'every'"),
         ({"steps": 2, "speed": 1}, "job smear has no such parameter"),
     ],
