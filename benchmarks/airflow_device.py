@@ -13,7 +13,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +32,7 @@ from runner.device.nvrtc import local_bytes_of, registers_of
 from runner.fuse.graph import Operand, Program, merge_components
 from runner.fuse.single_pass import PassKernel, choose_tile, emit, launch_arguments
 from runner.fuse.steps import choice as step_choice
-from runner.fuse.steps.kernel import build, with_rows
+from runner.fuse.steps.kernel import build
 from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import trace
 from runner.pipeline.block_layout import LINE, BlockLayout
@@ -163,7 +163,8 @@ def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -
     for kernel in kernels:
         function = kernel_of_text(kernel.source, kernel.name, shared=kernel.shared)
         for height in HEIGHTS if len(size) == 2 else (0,):
-            act = partial(launched, function, with_rows(kernel, height), inputs, outs, whole(size))
+            one = replace(kernel, tuning=replace(kernel.tuning, rows=height))
+            act = partial(launched, function, one, inputs, outs, whole(size))
             tuning = kernel.tuning
             row(
                 kernel.steps,

@@ -31,7 +31,7 @@ from runner.device.cuda import kernel_of_text
 from runner.device.nvrtc import local_bytes_of, registers_of
 from runner.fuse.graph import Operand, Program
 from runner.fuse.steps import choice as step_choice
-from runner.fuse.steps.kernel import arguments, build, with_rows
+from runner.fuse.steps.kernel import arguments, build
 from runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
 from runner.fuse.trace import trace
 from runner.plan.halo import BOUNDARIES
@@ -297,7 +297,7 @@ def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> li
     rows = []
     for kernel, function in zip(kernels, functions, strict=True):
         for height in ROWS[len(case.size)]:
-            one = with_rows(kernel, height)
+            one = replace(kernel, tuning=replace(kernel.tuning, rows=height))
             launch = arguments(one, states, outs, whole(case.size), registers_of(function))
             given = (launch.grid, launch.block, tuple(map(np.int64, launch.values)))
             time_ = seconds(partial(function, *given, shared_mem=launch.shared), 3)

@@ -65,3 +65,8 @@ def chunk_region(place: Shape, chunks: Shape, shape: Shape) -> Region:
     start = tuple(i * n for i, n in zip(place, chunks, strict=True))
     stop = tuple(min(a + n, length) for a, n, length in zip(start, chunks, shape, strict=True))
     return Region(start, stop)
+
+
+def packed(array: Array) -> Array:
+    """Return the array itself if it is C-contiguous, else a copy that is."""
+    return array if array.flags.c_contiguous else array.copy(order="C")

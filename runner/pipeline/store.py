@@ -11,7 +11,7 @@ from runner.errors import UserError
 from runner.pipeline.load import stages
 from runner.plan.grid import Parts, split_along
 from runner.plan.task import ArrayType, Task
-from runner.region import Array, HostArray, Region, Shape
+from runner.region import Array, HostArray, Region, Shape, packed
 from runner.report.phases import Phases
 from runner.storage.formats.registry import Sink
 from runner.world.world import World
@@ -68,8 +68,7 @@ class Store:
             if self._buffer is None or self._buffer.size < piece.size:
                 self._buffer = self.world.backend.host_empty((piece.size,), np.dtype(piece.dtype))
             host: HostArray = self._buffer[: piece.size].reshape(piece.shape)
-            contiguous = piece if piece.flags.c_contiguous else piece.copy(order="C")
-            self.world.backend.download(contiguous, host)
+            self.world.backend.download(packed(piece), host)
         return host
 
     def _gather(self, mine: HostArray) -> None:

@@ -17,7 +17,7 @@ from runner.comm.checksum.checked import named
 from runner.device.api import Backend
 from runner.errors import UserError
 from runner.plan.grid import bounds
-from runner.region import Array, Shape
+from runner.region import Array, Shape, packed
 
 ELEMENTWISE = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
 
@@ -86,7 +86,7 @@ class Group:
         others = [(peer, array) for peer, array in receives if peer != self.rank and array.size]
         buffers = [array if array.flags.c_contiguous else self._empty_like(array) for _, array in others]
         pending = self.arrays.exchange(
-            [(peer, self._packed(array)) for peer, array in sends if peer != self.rank and array.size],
+            [(peer, packed(array)) for peer, array in sends if peer != self.rank and array.size],
             [(peer, buffer) for (peer, _), buffer in zip(others, buffers, strict=True)],
         )
         kept = [array for peer, array in sends if peer == self.rank]
@@ -280,9 +280,6 @@ class Group:
 
     def _empty_like(self, array: Array) -> Array:
         return self._empty(tuple(array.shape), array.dtype)
-
-    def _packed(self, array: Array) -> Array:
-        return array if array.flags.c_contiguous else array.copy(order="C")
 
 
 def _no_axis(what: str, axis: int, array: Array) -> UserError:

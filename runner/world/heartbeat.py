@@ -17,7 +17,7 @@ from runner.system.launcher import slurm_job
 from runner.world import helper_process
 from runner.world.run_status import lost_note, signed_note
 from runner.world.watchdog.channel import host_addresses, interface_address
-from runner.world.watchdog.report import ranges
+from runner.world.watchdog.report import ranks_text
 from runner.world.world import Rank, World
 
 NOTE_TIMEOUT = 1.0  # seconds to write a note of the loss: the file system may be lost with the host
@@ -116,7 +116,7 @@ def lost_hosts_error(ranks: Sequence[Rank], lost: Sequence[int], seconds: float)
     names = []
     for number in lost:
         there = [i for i, rank in enumerate(ranks) if rank.host_id == ranks[number].host_id]
-        names.append(f"{ranks[number].host} (rank{'s' * (len(there) > 1)} {ranges(there)})")
+        names.append(f"{ranks[number].host} ({ranks_text(there)})")
     return RunError(
         f"host {', '.join(names)} silent for {seconds:g} s",
         hint="check the host's power, network and load; raise --host-timeout if hosts may pause for longer",

@@ -86,10 +86,15 @@ class World(Group):
         return list({rank.host_id: rank.host for rank in self.ranks}.values())
 
     @property
+    def beside(self) -> list[Rank]:
+        """The ranks on this rank's host, itself included."""
+        return [rank for rank in self.ranks if rank.host_id == self.here.host_id]
+
+    @property
     def cores(self) -> int:
         """This rank's share of its host's cores, at least 1."""
-        beside = sum(rank.host_id == self.here.host_id for rank in self.ranks)
-        return max((os.cpu_count() or 1) // beside, 1)  # a bound rank's affinity mask has only its own
+        # Of all cores: a bound rank's affinity mask has only its own.
+        return max((os.cpu_count() or 1) // len(self.beside), 1)
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the record, and print it once. To be called on every rank."""

@@ -74,7 +74,7 @@ def wire_counts(world: World) -> Counts:
     if here.device.kind == "cuda":
         links = nvlink_traffic(here.device.uuid)
         found |= {("nvlink", f"rank {here.number}", link): both for link, both in links.items()}
-    if here == next(rank for rank in world.ranks if rank.host_id == here.host_id):
+    if here == world.beside[0]:
         for kind, counts in (("rdma", rdma_traffic()), ("ip", ip_traffic())):
             found |= {(kind, here.host, wire): both for wire, both in counts.items()}
     return found

@@ -62,8 +62,7 @@ def gather_facts(world: World) -> list[RankFacts]:
     """Gather the facts of all ranks, in rank order, on every rank. Collective."""
     device = world.here.device
     cpu = NominalRate(None, "computes on a CPU")
-    beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
-    share = network_rate(nics(), beside)
+    share = network_rate(nics(), len(world.beside))
     network = NominalRate(share.rate and share.rate * GB, share.source)
     wanted = ("NCCL_ALGO", "NCCL_NVLS_ENABLE")
     settings = {name: value for name, value in environment().items() if name in wanted}

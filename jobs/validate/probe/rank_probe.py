@@ -316,9 +316,8 @@ def gather_gpu_places(world: World) -> list[GpuPlace]:
     """Return the place of each rank's GPU on its host, by rank; CPUs have none. Collective."""
     if not any(rank.device.kind == "cuda" for rank in world.ranks):
         return [GpuPlace()] * world.size
-    here = world.here
-    gpus = [rank.device.bus_id for rank in world.ranks if rank.host_id == here.host_id]
-    mine = gpu_place(here.device.uuid, here.device.bus_id, gpus)
+    here = world.here.device
+    mine = gpu_place(here.uuid, here.bus_id, [rank.device.bus_id for rank in world.beside])
     return world.control.allgather(mine)
 
 

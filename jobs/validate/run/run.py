@@ -68,8 +68,7 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         watching(world, handler, options.timeout, failure=RunError) as progress,
         open_probe(world, progress, partial(read_counters, uuid, number)) as probe,
     ):
-        hosts = len({rank.host_id for rank in world.ranks})
-        validation.plan = fit_to_devices(world, for_hosts(options.plan, hosts))
+        validation.plan = fit_to_devices(world, for_hosts(options.plan, len(world.hosts)))
         if (usual := validation.plan.critical) < options.plan.critical:
             validation.notes.append(
                 f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
@@ -231,8 +230,7 @@ def dead_ranks(world: World) -> list[str]:
 
     Processes on other hosts are not visible; the launcher names them.
     """
-    mine = [rank for rank in world.ranks if rank.host_id == world.here.host_id]
-    return [str(rank) for rank in mine if process_state(rank.pid) == "dead"]
+    return [str(rank) for rank in world.beside if process_state(rank.pid) == "dead"]
 
 
 def stay_alive() -> None:

@@ -152,7 +152,10 @@ class HostMark:
 
 
 class HostMemory:
-    """The part of `Collectives` other than the calls, for host memory."""
+    """The part of `Collectives` that is alike for all calls in host memory.
+
+    The method `_NAME` of a subclass returns the steps of the operation NAME.
+    """
 
     asynchronous = False
     library = 0
@@ -170,6 +173,10 @@ class HostMemory:
             hint="without -R, or with --device cuda",
             everywhere=True,
         )
+
+    def bind(self, call: Call) -> Function:
+        steps: list[Function] = getattr(self, f"_{call.operation}")(call)
+        return in_turn(steps)
 
     def grouped(self, calls: Sequence[Function]) -> Function:
         return in_turn(calls)

@@ -79,10 +79,6 @@ class MpiCollectives(HostMemory):
         self._dtypes: dict[int, np.dtype[Any]] = {}
         self._operators: dict[str, Any] = {}
 
-    def bind(self, call: Call) -> Function:
-        steps: list[Function] = getattr(self, f"_{call.operation}")(call)
-        return in_turn(steps)
-
     def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
         unit, nbytes = self._unit(call, [call.count]), call.count * call.datatype.itemsize
         send, recv = self._part(unit, call.send, nbytes), self._part(unit, call.recv, nbytes)
@@ -105,8 +101,6 @@ class MpiCollectives(HostMemory):
     def close(self) -> None:
         for handle in [*self._types.values(), *self._operators.values(), self._comm]:
             handle.Free()
-
-    # Each of these returns the steps of an operation.
 
     def _all_reduce(self, call: Call) -> list[Function]:
         before, call = premultiplied(call, self.rank, call.count, self.scratch)

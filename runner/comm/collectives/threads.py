@@ -39,10 +39,6 @@ class ThreadCollectives(HostMemory):
     def label(self) -> str:
         return f"{'one process' if self.size == 1 else 'threads of one process'}, host memory"
 
-    def bind(self, call: Call) -> Function:
-        steps: list[Function] = getattr(self, f"_{call.operation}")(call)
-        return in_turn(steps)
-
     def message(self, call: Call, *, send_to: int | None = None, receive_from: int | None = None) -> Function:
         sends = [] if send_to is None else [(send_to, 0, call.count)]
         receives = [] if receive_from is None else [(receive_from, 0, call.count)]
@@ -57,8 +53,6 @@ class ThreadCollectives(HostMemory):
 
     def close(self) -> None:
         pass
-
-    # Each of these returns the steps of an operation.
 
     def _all_gather(self, call: Call) -> list[Function]:
         return self._moved(call, self._whole(call), self._blocks(call))

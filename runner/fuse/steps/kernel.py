@@ -324,8 +324,3 @@ def one_block_more(kernel: StepKernel, registers: int) -> Tuning | None:
     limit = ALL_REGISTERS // (kernel.threads * blocks) // 8 * 8
     fits = limit < registers <= SQUEEZED * limit and blocks * kernel.shared <= SHARED_BYTES
     return replace(tuning, blocks=blocks) if fits and len(kernel.radius) == 2 else None
-
-
-def with_rows(kernel: StepKernel, rows: int) -> StepKernel:
-    """Return the same kernel with `rows` rows for a warp."""
-    return replace(kernel, tuning=replace(kernel.tuning, rows=rows))

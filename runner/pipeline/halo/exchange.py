@@ -17,7 +17,7 @@ from runner.comm.checksum.checked import named
 from runner.pipeline.block_layout import BlockLayout, reverse
 from runner.plan.grid import Partition
 from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
-from runner.region import Array, Region
+from runner.region import Array, Region, packed
 
 Arrival = tuple[Transfer, Array]  # cells received in a buffer, to be moved to the halo
 
@@ -157,7 +157,7 @@ class HaloPlan(BlockLayout):
     def messages(self, block: Array) -> list[Message]:
         """Return the cells of the block that other ranks need, as views if possible."""
         core = block[self.core]
-        return [(t.receiver, _packed(core[t.source])) for t in self.sends]
+        return [(t.receiver, packed(core[t.source])) for t in self.sends]
 
     def arrivals(self, block: Array) -> tuple[list[Message], list[Arrival]]:
         """Return the messages to receive, and those whose cells must be moved to the halo afterwards."""
@@ -173,10 +173,6 @@ class HaloPlan(BlockLayout):
                 arrivals.append((transfer, buffer))
             incoming.append((transfer.sender, buffer))
         return incoming, arrivals
-
-
-def _packed(cells: Array) -> Array:
-    return cells if cells.flags.c_contiguous else cells.copy(order="C")
 
 
 def _size(slices: Slices) -> int:

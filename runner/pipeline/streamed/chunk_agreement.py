@@ -103,7 +103,7 @@ def limits(world: World, options: StreamOptions) -> MemoryUse:
     Raises UserError if an option allows more than the host or GPU has.
     """
     here, gpu = world.here, world.backend.asynchronous
-    beside = [rank for rank in world.ranks if rank.host_id == here.host_id]
+    beside = world.beside
     host = host_memory()
     check_limit("--host-memory", options.host_memory, host, "this host")
     if gpu:

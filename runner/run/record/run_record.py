@@ -9,7 +9,14 @@ from runner.report import plan_table
 from runner.report.summary import render
 
 
-class RunRecord(dict[str, Any]):
+class ShownRecord(dict[str, Any]):
+    """A record that notebooks show as its `str`."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class RunRecord(ShownRecord):
     """The record of docs/record.md. Its `str` is the summary, which notebooks show."""
 
     def __str__(self) -> str:
@@ -18,15 +25,9 @@ class RunRecord(dict[str, Any]):
             lines += [f"{name}: {value}\n" for name, value in self["result"].items()]
         return "".join(lines)
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
-
-class PlanRecord(dict[str, Any]):
+class PlanRecord(ShownRecord):
     """The record of a forecast. Its `str` is the table of `meshrun plan`, which notebooks show."""
 
     def __str__(self) -> str:
         return plan_table.render(self)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"

@@ -124,7 +124,7 @@ def processes_of(world: World, work: int) -> int:
 
     work: cells to compute, each as often as it is. Ranks share their host.
     """
-    beside = sum(rank.host_id == world.here.host_id for rank in world.ranks)
+    beside = len(world.beside)
     cores = min(len(os.sched_getaffinity(0)), host_processors() // beside)
     room = free_host_memory() // 2 // beside // PROCESS_BYTES
     found = min(cores, room, MOST_PROCESSES)

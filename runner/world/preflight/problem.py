@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from runner.errors import UserError
 from runner.world.preflight.survey import Survey
-from runner.world.watchdog.report import ranges
+from runner.world.watchdog.report import ranks_text
 
 MAX_NAMES = 4  # hosts, values or variables that one sentence lists by name
 Value = TypeVar("Value", bound=Hashable)
@@ -47,7 +47,7 @@ def by_host(surveys: Iterable[Survey]) -> list[list[Survey]]:
 
 def describe_ranks(surveys: Sequence[Survey]) -> str:
     """Such as "ranks 0-3, 8 (hosts n1, n3)"."""
-    return f"rank{'s' * (len(surveys) > 1)} {ranges(rank_numbers(surveys))} ({describe_hosts(surveys)})"
+    return f"{ranks_text(rank_numbers(surveys))} ({describe_hosts(surveys)})"
 
 
 def describe_hosts(surveys: Iterable[Survey]) -> str:

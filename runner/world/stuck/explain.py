@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runner.recorder.ring import DEVICE_WAIT, ON_DEVICE, WAIT, Operation
 from runner.recorder.snapshot import RankSnapshot
-from runner.world.watchdog.report import ranges
+from runner.world.watchdog.report import ranks_text
 
 WAITS = (WAIT, DEVICE_WAIT)
 MOST_SENTENCES = 4
@@ -52,7 +52,7 @@ def explain(ranks: Sequence[RankSnapshot], size: int, silent: Mapping[int, str] 
     sentences = list(dict.fromkeys(sentence for _, sentence in found))
     if len(sentences) > MOST_SENTENCES:
         more = len(sentences) - MOST_SENTENCES
-        sentences[MOST_SENTENCES:] = [f"{more} more like it: {_numbers(sorted(blamed)[:64])}"]
+        sentences[MOST_SENTENCES:] = [f"{more} more like it: {ranks_text(sorted(blamed)[:64])}"]
     return Explanation(culprits, (*sentences, *_others(known, blamed)))
 
 
@@ -221,7 +221,7 @@ def _circles(known: Mapping[int, RankSnapshot], waits: Mapping[int, set[int]]) -
             what = f"in {operation}" if operation.is_collective else "for messages"
             waited = _seconds(operation.entered)
             parts.append(f"rank {rank} has waited {waited} for rank {after} {what}{_at(known[rank])}")
-        names = _numbers(circle)
+        names = ranks_text(sorted(circle))
         for rank in circle:
             yield rank, f"deadlock: {names} wait for each other: {'; '.join(parts[:MOST_SENTENCES])}"
 
@@ -316,8 +316,4 @@ def _seconds(seconds: float) -> str:
 
 
 def _ranks(ranks: Sequence[RankSnapshot]) -> str:
-    return _numbers([one.rank for one in ranks])
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    return f"rank{'s' * (len(numbers) > 1)} {ranges(sorted(numbers))}"
+    return ranks_text(sorted(one.rank for one in ranks))

@@ -116,3 +116,8 @@ def ranges(ranks: Iterable[int]) -> str:
     """Ascending numbers as ranges, such as "0-2, 5"; an ellipsis after MAX_RANGES of them."""
     texts = ranges_of(ranks)
     return ", ".join(texts[:MAX_RANGES] + ["..."] * (len(texts) > MAX_RANGES))
+
+
+def ranks_text(numbers: Sequence[int]) -> str:
+    """Ascending numbers such as "rank 3" or "ranks 0-3, 8"."""
+    return f"rank{'s' * (len(numbers) > 1)} {ranges(numbers)}"

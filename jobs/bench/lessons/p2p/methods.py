@@ -201,8 +201,8 @@ def opened(context: Context) -> Iterator[tuple[Sequence[Method], RankArrays]]:
     """
     world, box, nbytes = context.world, context.box, context.maxbytes + GUARD
     if box is None:
-        here = [rank.host_id for rank in world.ranks].count(world.here.host_id)
-        world.collective_call(lambda: context.require_host_memory(here * (context.maxbytes + nbytes)))
+        needed = len(world.beside) * (context.maxbytes + nbytes)
+        world.collective_call(lambda: context.require_host_memory(needed))
         ends = RankArrays(_touched(context.maxbytes), _touched(nbytes))
         yield (Messages(world, ends),), ends
         return
