@@ -46,7 +46,15 @@ _WHOLE_AXES = """
     percentile prod ptp quantile std sum var
 """
 # Functions and methods whose results depend on all elements along axes; None: along all if no axis is named.
-WHOLE_AXES = dict.fromkeys(_WHOLE_AXES.split()) | dict.fromkeys(["sort", "argsort", "partition"], -1)
+WHOLE_AXES: dict[str, Any] = {
+    **dict.fromkeys(_WHOLE_AXES.split()),
+    **dict.fromkeys(["sort", "argsort", "partition", "argpartition", "trapezoid", "unwrap"], -1),
+    **dict.fromkeys(["fft", "ifft", "rfft", "irfft", "hfft", "ihfft"], -1),
+    **dict.fromkeys(["fft2", "ifft2", "rfft2", "irfft2"], (-2, -1)),
+    **dict.fromkeys(["fftn", "ifftn", "rfftn", "irfftn", "fftshift", "ifftshift", "flip", "unique"]),
+    **{"flipud": 0, "fliplr": 1, "rot90": (0, 1), "histogram": None, "roll": None, "gradient": None},
+}
+SHIFTS = frozenset(["numpy.roll", "numpy.gradient"])  # of them; right inside a halo
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 
@@ -55,7 +63,7 @@ class NotTraceable(Exception):
 
     line: of the user's file; 0 if unknown. hint: what to write instead. shorter: if that is the reason, by
     how many cells the result is shorter than the own cells, per grid axis; negative if it is longer. whole:
-    if that is the reason, the NumPy function that takes all cells along grid axes, and these axes.
+    if that is the reason, what takes all cells along grid axes, or certain ones, and these axes.
     """
 
     def __init__(
@@ -223,7 +231,7 @@ class Traced(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in WHOLE_AXES:
+        if name in WHOLE_AXES and hasattr(np.ndarray, name):
             return partial(getattr(np, name), self)
         raise NotTraceable(f"uses .{name} of an array, which is not traced")
 
@@ -346,16 +354,26 @@ class Traced(NDArrayOperatorsMixin):
             if isinstance(one, slice):
                 first, last, step = one.indices(length)
                 if along is not None and step != 1:
-                    raise NotTraceable(f"takes every {step} cells of a block", "slices with step 1")
+                    whole = ("the slice [::-1]", (along,)) if step < 0 else ("", ())
+                    raise NotTraceable(
+                        f"takes every {step} cells of a block", "slices with step 1", whole=whole
+                    )
                 shape.append(len(range(first, last, step)))
                 grid.append(along)
                 if along is not None:
                     shift[along] = first
                     if shape[-1] == 0 or self._recorder.axis_of(shape[-1]) != along:
-                        raise NotTraceable("takes a few rows of a block", "slices relative to both ends")
+                        raise NotTraceable(
+                            "takes a few rows of a block",
+                            "slices relative to both ends",
+                            whole=(f"the index [{first}:{last}]", (along,)),
+                        )
                 continue
             if along is not None:
-                raise NotTraceable("takes single rows or cells of a block", "slices of the whole block")
+                whole = (f"the index [{operator.index(one)}]", (along,))
+                raise NotTraceable(
+                    "takes single rows or cells of a block", "slices of the whole block", whole=whole
+                )
             if not -length <= one < length:
                 raise IndexError(f"index {one} is out of bounds for axis {axis - 1} with size {length}")
         return nodes[self._own_index(index)], tuple(shape), tuple(grid), tuple(shift)
@@ -366,7 +384,7 @@ class Traced(NDArrayOperatorsMixin):
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             axes = _along(inputs[0], options.get("axis", 0)) if method in ("reduce", "accumulate") else ()
-            raise NotTraceable(f"uses numpy.{name}, which is not traced", whole=(name, axes))
+            raise NotTraceable(f"uses numpy.{name}, which is not traced", whole=(f"numpy.{name}", axes))
         if options.get("where", True) is not True:
             raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
         for name in options.keys() - {"where", "out", "dtype"}:
@@ -384,8 +402,8 @@ class Traced(NDArrayOperatorsMixin):
             axes: tuple[int, ...] = ()
             if name in WHOLE_AXES and args:
                 given = inspect.signature(function).bind(*args, **kwargs).arguments
-                axes = _along(args[0], given.get("axis", WHOLE_AXES[name]))
-            raise NotTraceable(f"uses numpy.{name}, which is not traced", hint, whole=(name, axes))
+                axes = _along(args[0], given.get("axis", given.get("axes", WHOLE_AXES[name])))
+            raise NotTraceable(f"uses numpy.{name}, which is not traced", hint, whole=(f"numpy.{name}", axes))
         return known(*args, **kwargs)
 
     # Within this module
@@ -708,7 +726,7 @@ def _along(array: Any, axis: Any) -> tuple[int, ...]:
     """Return the grid axes among an array's axes. axis: as NumPy's functions take it."""
     if not isinstance(array, Traced):
         return ()
-    axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = range(array.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     found = (array._grid[operator.index(one)] for one in axes)
     return tuple(sorted({one for one in found if one is not None}))
 
@@ -730,7 +748,9 @@ def _reduce(
     name = name or function.__name__
     if along := _along(array, axis):
         raise NotTraceable(
-            f"reduces the cells of a block (numpy.{name})", "@meshrun.reduce_blocks", whole=(name, along)
+            f"reduces the cells of a block (numpy.{name})",
+            "@meshrun.reduce_blocks",
+            whole=(f"numpy.{name}", along),
         )
     axes = range(array.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     places = sorted({one % array.ndim for one in axes})

@@ -17,7 +17,7 @@ from runner.errors import UserError
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
-from runner.fuse.trace import MOST_COMPONENTS, WHOLE_AXES, NotTraceable, trace
+from runner.fuse.trace import MOST_COMPONENTS, SHIFTS, WHOLE_AXES, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
 from runner.plan.task import ArrayType, Task, halo_hint
@@ -26,6 +26,15 @@ from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
+SCIPY = ("scipy.ndimage", "scipy.signal")
+_FILTERS = """
+    binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening convolve convolve2d
+    correlate correlate2d distance_transform_edt fftconvolve gaussian_filter gaussian_gradient_magnitude
+    gaussian_laplace generic_filter grey_closing grey_dilation grey_erosion grey_opening label laplace
+    maximum_filter median_filter medfilt medfilt2d minimum_filter morphological_gradient percentile_filter
+    prewitt rank_filter rotate shift sobel uniform_filter wiener zoom
+"""
+FILTERS = frozenset(_FILTERS.split())  # their functions that read neighbours along all axes, or along two
 OPERATED = 4  # times as many bytes of results of operations take NumPy as long
 WORTH_TRACING = 1 / 64  # of these bytes: from so many on, the operations are counted
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
@@ -325,17 +334,25 @@ def _trace(task: Task) -> Program:
 
 
 def warn_of_whole_axes(world: World, task: Task, *, chunks: bool = False) -> None:
-    """Warn if the task's function computes a mean, a sort or the like along an axis that is cut into blocks.
+    """Warn if the task's function computes a mean, a sort or the like along an axis that is cut into blocks,
+    or filters its cells by SciPy without a halo.
 
     It sees one block, not the array: the result depends on the number of blocks. A function that cannot be
     traced so far is not judged. chunks: axis 0 is also cut into chunks. Collective.
     """
     cut = [parts > 1 or (chunks and axis == 0) for axis, parts in enumerate(task.partition.grid)]
-    if task.kernel is not None or task.job.kind != "map" or task.job.fuse == "off" or not any(cut):
+    if task.kernel is not None or task.job.kind != "map" or not any(cut):
         return
-    if not _takes_whole_axes(inspect.unwrap(task.job.function)):
+    filtered = _filter_without_halo(task, cut)
+    if filtered is not None:
+        world.warn(filtered)
+    if task.job.fuse == "off":
+        return
+    function = inspect.unwrap(task.job.function)
+    fixed = _takes_fixed_rows(function, task.job.arrays)
+    if not fixed and not _takes_whole_axes(function) and not _takes_steps(function):
         return  # it is not called once more, for nothing
-    sentence = world.on_root(lambda: _of_whole_axes(task, cut))
+    sentence = world.on_root(lambda: _of_whole_axes(task, cut, fixed))
     if sentence is not None:
         world.warn(sentence)
 
@@ -350,16 +367,103 @@ def _takes_whole_axes(function: Any) -> bool:
     )
 
 
-def _of_whole_axes(task: Task, cut: Sequence[bool]) -> str | None:
+def _takes_steps(function: Any) -> bool:
+    """Return whether a function takes slices with a step."""
+    code = getattr(function, "__code__", None)
+    return code is not None and any(
+        (one.opname == "BUILD_SLICE" and one.arg == 3)
+        or (isinstance(one.argval, slice) and one.argval.step is not None)
+        for one in _instructions(code)
+    )
+
+
+def _takes_fixed_rows(function: Any, arrays: Sequence[str]) -> bool:
+    """Return whether a function takes rows or cells of its blocks by constants: `block[0]`."""
+    code = getattr(function, "__code__", None)
+    found = [] if code is None else list(_instructions(code))
+    return any(
+        one.opname.startswith("LOAD_FAST") and _last(one) in arrays and _is_fixed(found[place + 1 :])
+        for place, one in enumerate(found)
+    )
+
+
+def _last(one: dis.Instruction) -> Any:
+    """Return the name that an instruction loads; the last one of several."""
+    return one.argval[-1] if isinstance(one.argval, tuple) else one.argval
+
+
+def _is_fixed(following: Sequence[dis.Instruction]) -> bool:
+    """Return whether an array that was loaded is indexed by constants, and not by ends such as [1:-1]."""
+    stack: list[Any] = []
+    for one in following:
+        if one.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            stack.append(one.argval)
+        elif one.opname in ("BUILD_SLICE", "BUILD_TUPLE") and len(stack) >= (one.arg or 0):
+            parts = stack[len(stack) - (one.arg or 0) :]
+            del stack[len(stack) - len(parts) :]
+            stack.append(slice(*parts) if one.opname == "BUILD_SLICE" else tuple(parts))
+        elif one.opname == "BINARY_SLICE" and len(stack) == 2:
+            return _takes_few(slice(*stack))
+        else:
+            subscript = one.opname == "BINARY_SUBSCR" or one.argrepr == "[]"
+            return subscript and len(stack) == 1 and _takes_few(stack[0])
+    return False
+
+
+def _takes_few(index: Any) -> bool:
+    """Return whether an index takes single rows or cells, or a fixed number of them."""
+    if isinstance(index, tuple):
+        return any(map(_takes_few, index))
+    if isinstance(index, slice):
+        start, stop = index.start or 0, index.stop
+        return (stop is None and start < 0) or (stop is not None and (start < 0) == (stop < 0))
+    return isinstance(index, int)
+
+
+def _filter_without_halo(task: Task, cut: Sequence[bool]) -> str | None:
+    """Return a warning of a filter of SciPy's along an axis that is cut and has no halo."""
+    axis = next((one for one, width in enumerate(task.widths) if cut[one] and width == (0, 0)), None)
+    function = inspect.unwrap(task.job.function)
+    name = None if axis is None else _scipy_filter(function)
+    if name is None:
+        return None
+    return (
+        f"job {task.job.name}: {_place(task, 0)}{name} reads a cell's neighbours, and axis {axis} is cut "
+        f"into blocks without a halo: the result depends on the number of ranks and chunks. Try: halo= in "
+        f"the decorator, and the result without those cells; or cut another axis (--grid)"
+    )
+
+
+def _scipy_filter(function: Any) -> str | None:
+    """Return the filter of SciPy's that a function, or one that it names, calls by its name or its module."""
+    names = getattr(function, "__globals__", {})
+    for code in _codes(function, set()):
+        found = [names.get(one) for one in code.co_names]
+        modules = {one.__name__ for one in found if inspect.ismodule(one)} & {"scipy", *SCIPY}
+        for name in code.co_names:
+            known = getattr(names.get(name), "__module__", None) or ""
+            if name in FILTERS and (modules or known.startswith(SCIPY)):
+                return f"scipy's {name}"
+    return None
+
+
+def _of_whole_axes(task: Task, cut: Sequence[bool], fixed: bool) -> str | None:
+    """Return the warning, or None.
+
+    fixed: the function takes rows by constants. Other rows may be those of a loop over all.
+    """
     try:
         with hide_output(failures=False):
             _trace(task)
     except NotTraceable as reason:
         name, along = reason.whole
-        axis = next((one for one in along if cut[one]), None)
+        if name.startswith("the index") and not fixed:
+            return None
+        inside = {one for one in along if name in SHIFTS and task.widths[one] != (0, 0)}
+        axis = next((one for one in along if cut[one] and one not in inside), None)
         if axis is not None:
             return (
-                f"job {task.job.name}: {_place(task, reason.line)}numpy.{name} takes the cells of one block, "
+                f"job {task.job.name}: {_place(task, reason.line)}{name} takes the cells of one block, "
                 f"and axis {axis} is cut into blocks: the result depends on the number of ranks and chunks. "
                 f"Try: compute a value of the whole array first (@meshrun.reduce_blocks) and pass it as a "
                 f"parameter, or cut another axis (--grid)"

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import ndimage
+from scipy.ndimage import median_filter
 from step_runs import PAD
 
 import meshrun
@@ -27,6 +29,7 @@ from runner.fuse.compiled import DeviceKernel
 from runner.fuse.steps.choice import Choice
 from runner.fuse.steps.layout import Tuning
 from runner.fuse.trace import NotTraceable
+from runner.job.declaration import Job
 from runner.pipeline import fusing
 from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
 from runner.pipeline.result_type import hide_output
@@ -296,6 +299,58 @@ def ranked(block: Any) -> Any:
     return np.add.accumulate(block)
 
 
+def reversed_rows(block: Any) -> Any:
+    return block[::-1]
+
+
+def mirrored(block: Any) -> Any:
+    return np.flip(block, axis=1)
+
+
+def rolled(block: Any) -> Any:
+    return block + np.roll(block, 1, axis=0)
+
+
+def rolled_in_a_halo(block: Any) -> Any:
+    return np.roll(block, 1, axis=0)[1:-1]
+
+
+def above_the_first(block: Any) -> Any:
+    return block - block[0]
+
+
+def first_row(block: Any) -> Any:
+    return block - block[0, :]
+
+
+def first_rows(block: Any) -> Any:
+    return block - block[:1]
+
+
+def corner(block: Any) -> Any:
+    return block / block[-1, 0]
+
+
+def spectrum(block: Any) -> Any:
+    return abs(np.fft.fft(block, axis=0))
+
+
+def row_by_row(block: Any) -> Any:
+    result = block.copy()
+    for row in range(len(block)):
+        result[row] = block[row][::-1]
+    return result
+
+
+def named_otherwise(block: Any) -> Any:
+    rows = block.shape[0]
+    return block[: len(block)] + block[:rows] * (block, 1)[1] + block[(0 * rows) :]
+
+
+def every_second(block: Any) -> Any:
+    return block[:, ::2]
+
+
 def channels(block: Any) -> Any:
     return block - block.max(axis=-1, keepdims=True)
 
@@ -311,6 +366,22 @@ def channels(block: Any) -> Any:
         (by_row, "2x1", None),
         (by_row, "1x2", "sort"),
         (ranked, "2x1", "add.accumulate"),
+        (mirrored, "1x2", "flip"),
+        (mirrored, "2x1", None),
+        (rolled, "2x1", "roll"),
+        (spectrum, "2x1", "fft"),
+        (spectrum, "1x2", None),
+        (reversed_rows, "2x1", "the slice [::-1]"),
+        (reversed_rows, "1x2", None),
+        (above_the_first, "2x1", "the index [0]"),
+        (first_row, "2x1", "the index [0]"),
+        (first_rows, "2x1", "the index [0:1]"),
+        (first_rows, "1x2", None),
+        (corner, "2x1", "the index [-1]"),
+        (every_second, "2x1", None),
+        (named_otherwise, "2x1", None),
+        (row_by_row, "2x1", None),
+        (meshrun.map_blocks(halo=(1, 0))(rolled_in_a_halo), "2x1", None),
         (plus_one, "2x1", None),
         (sorts, "2x1", None),  # along the last axis
     ],
@@ -319,7 +390,7 @@ def test_a_value_of_a_whole_axis_that_is_cut_is_warned_of(
     function: Any, grid: str, name: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     rows, columns = map(int, grid.split("x"))
-    job = meshrun.map_blocks(function)
+    job = function if isinstance(function, Job) else meshrun.map_blocks(function)
     task = plan_task(job, {}, FIELD, rows * columns, grid=grid)
     world = single_rank_world(CpuBackend())
     fusing.warn_of_whole_axes(world, task)
@@ -327,11 +398,13 @@ def test_a_value_of_a_whole_axis_that_is_cut_is_warned_of(
     assert said.count("\n") == len(world.warnings) == (name is not None)
     if name is not None:
         axis = int(columns > 1)
-        assert f"numpy.{name} takes the cells of one block, and axis {axis} is cut into blocks" in said
+        numpy = "" if name.startswith("the ") else "numpy."
+        assert f"{numpy}{name} takes the cells of one block, and axis {axis} is cut into blocks" in said
         assert f"{Path(__file__).name}, line {function.__code__.co_firstlineno + 1}: " in said
     before = len(world.warnings)
     fusing.warn_of_whole_axes(world, task, chunks=True)
-    assert len(world.warnings) - before == (name is not None or function in (centred, by_column))
+    rows_first = (centred, by_column, reversed_rows, spectrum, first_rows)  # depend on the cut of axis 0
+    assert len(world.warnings) - before == (name is not None or function in rows_first)
 
 
 def test_a_function_that_names_no_mean_is_not_called_for_a_warning() -> None:
@@ -343,6 +416,43 @@ def test_a_function_that_names_no_mean_is_not_called_for_a_warning() -> None:
     before = STATE[0]
     fusing.warn_of_whole_axes(world, plan_task(meshrun.map_blocks(slow), {}, FIELD, 2), chunks=True)
     assert (STATE[0] - before, world.warnings) == (0, [])
+
+
+def smooth(block: Any) -> Any:
+    return ndimage.gaussian_filter(block, 2)
+
+
+def eroded(block: Any) -> Any:
+    return median_filter(smooth(block), 3)
+
+
+def numpys(block: Any) -> Any:
+    return np.convolve(block[0], block[1])
+
+
+@pytest.mark.parametrize(
+    ("function", "grid", "halo", "name"),
+    [
+        (smooth, "2x1", 0, "gaussian_filter"),
+        (smooth, "2x1", 8, None),
+        (smooth, "1x2", (8, 0), "gaussian_filter"),
+        (smooth, "2x1", (8, 0), None),
+        (smooth, "1x1", 0, None),
+        (eroded, "2x1", 0, "median_filter"),
+        (numpys, "2x1", 0, None),
+    ],
+)
+def test_a_filter_of_scipys_without_a_halo_is_warned_of(
+    function: Any, grid: str, halo: Any, name: str | None
+) -> None:
+    rows, columns = map(int, grid.split("x"))
+    job = meshrun.map_blocks(halo=halo, fuse="off")(function)
+    world = single_rank_world(CpuBackend())
+    fusing.warn_of_whole_axes(world, plan_task(job, {}, FIELD, rows * columns, grid=grid))
+    assert len(world.warnings) == (name is not None)
+    if name is not None:
+        axis = int(columns > 1)
+        assert f"scipy's {name} reads a cell's neighbours, and axis {axis} is cut" in world.warnings[0]
 
 
 def test_axes_that_no_split_cuts_are_not_warned_of() -> None:
