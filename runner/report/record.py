@@ -29,13 +29,10 @@ def envelope(kind: str, version: int, payload: Mapping[str, Any]) -> Record:
     return {"schema": version, "kind": kind, "version": version, **payload}
 
 
-def json_text(kind: str, version: int, payload: Mapping[str, Any], *, indent: int | None = 2) -> str:
-    """The record as a JSON document that ends in a newline; NaN and infinities are null.
-
-    indent: spaces of each level; None for a document on one line.
-    """
+def json_text(kind: str, version: int, payload: Mapping[str, Any]) -> str:
+    """The record as a JSON document that ends in a newline; NaN and infinities are null."""
     record = plain(envelope(kind, version, payload), texts=False)
-    return json.dumps(record, indent=indent, allow_nan=False) + "\n"
+    return json.dumps(record, indent=2, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:

@@ -330,16 +330,16 @@ class RunLines:
             sys.stderr.flush()
 
 
-def _claim_of(token: str, folder: Path | None = None) -> Path:
-    return (folder or temporary_folder()) / f"meshrun-{token}-failure.json"
+def _claim_of(token: str) -> Path:
+    return temporary_folder() / f"meshrun-{token}-failure.json"
 
 
-def remove_stale_claims(folder: Path | None = None) -> None:
+def remove_stale_claims() -> None:
     """Remove the claims that killed ranks of this user have left in the folder for temporary files.
 
     A launcher kills ranks soon after SIGTERM, and nobody watches a bare `mpirun`.
     """
-    some = _claim_of("*", folder)
+    some = _claim_of("*")
     for path in (*some.parent.glob(some.name), *some.parent.glob(files.temporaries(some))):
         with contextlib.suppress(OSError):  # removed in between
             found = path.lstat()
