@@ -295,6 +295,19 @@ def test_a_load_slows_all_flows_of_a_partner_and_counts_once() -> None:
     assert changing_looks(table, table.a * table.b == 0).changing == 0
 
 
+def test_one_of_many_paths_that_is_somewhat_slow_is_not_named() -> None:
+    """Flows of a pair share uplinks with others for good."""
+    random = np.random.default_rng(0)
+    some = looks(*[(0, 8, number, 0) for number in range(10)], *[(8, 0, number, 0) for number in range(10)])
+    table = replace(some, level=random.normal(0.08, 0.02, 20), threshold=np.full(20, 0.15))
+    for kind in ("nic", "path"):
+        cover = Cover(table, [numbered_kind(kind, 1, np.zeros(20, np.int64))], 0.75, 0.07)
+        assert (cover.mildest() is None) == (kind == "path")
+        suspect = Suspect(kind, 0, np.ones(20, bool), 0.08)
+        found = confirmed(suspect, cover, Plan(), cast(RungMeasurement, Steady()))
+        assert (found is None) == (kind == "path")
+
+
 class Steady:
     def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
         return False
