@@ -164,8 +164,9 @@ class InterNode(RungMeasurement):
             usual = max(self.topology.hosts // 4, 2)
             self.at_once = min(self.at_once, max(usual // self.subrounds, 4))
         rounds = [some for each in rounds for some in self.split(each)]
-        # Where each pair meets once, noise hides single pairs, but no NIC; split rounds take long.
-        again = self.subrounds == 1 or self.topology.hosts <= self.plan.full_mesh_hosts
+        # Noise that hides single pairs of many hides no NIC, and split rounds take as long as more hosts.
+        as_many = self.subrounds * self.topology.hosts
+        again = self.subrounds == 1 or as_many < self.plan.all_pairs_hosts
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
         self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.far = far_hosts(self.first, self.topology, self.plan)
@@ -359,7 +360,7 @@ class InterNode(RungMeasurement):
         self, flows: Sequence[tuple[int, int]], like: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Return the flows of the same classes as some other flows."""
-        wanted, own = (self.flow_kind(*np.array(some, np.int64).T) for some in (like, flows))
+        wanted, own = (self.flow_kind(*np.array(some, np.int64).reshape(-1, 2).T) for some in (like, flows))
         return [flow for flow, kind in zip(flows, own.tolist(), strict=True) if kind in set(wanted.tolist())]
 
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
@@ -712,12 +713,16 @@ class InterNode(RungMeasurement):
         """Return flows between healthy ranks (or suspects, if there are no others), of each class wanted."""
         topology, found = self.topology, list[tuple[int, int]]()
         needed = set(self.flow_kind(*np.array(wanted, np.int64).T).tolist())
+        host = topology.host
         pairs = [
             (rank, other)
             for rank in self.chosen(np.arange(topology.ranks), suspects, CANDIDATES)
             for rail in (topology.gpu == topology.gpu[rank], topology.gpu != topology.gpu[rank])
+            for distant in ((False, True) if self.far.any() else (False,))  # of many hosts, few are near
             for other in self.chosen(
-                np.flatnonzero((topology.host != topology.host[rank]) & rail), suspects, CONTROLS
+                np.flatnonzero((host != host[rank]) & rail & (self.far[host[rank], host] == distant)),
+                suspects,
+                CONTROLS,
             )
         ]
         kinds = self.flow_kind(*np.array(pairs, np.int64).T)
