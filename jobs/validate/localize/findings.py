@@ -120,14 +120,17 @@ def merge(found: Sequence[Finding], topology: Topology) -> list[Finding]:
 
 
 def belongs_to(one: Finding, whole: Finding) -> bool:
-    """Return whether `whole` explains `one`: a GPU's slow host, the flapping NIC at a path's end, or the slow
-    NIC of which a load made some samples slower still."""
+    """Return whether `whole` explains `one`: a GPU's slow host, the flapping NIC at a path's end, the leaf
+    switch that a path leaves, or the slow NIC of which a load made some samples slower still."""
     if one.kind in ("flap", "stall"):
         return whole.kind in ("nic", "send", "receive") and (whole.hosts, whole.gpus) == (one.hosts, one.gpus)
     if one.factor < whole.factor * (1 - ALIKE):
         return False
     if one.kind in ("gpu", "pcie"):
         return whole.kind == "host" and one.hosts == whole.hosts
+    if one.kind == "path" and whole.kind == "leaf":
+        inside = [host in whole.hosts for host in one.hosts]
+        return whole.gpus == one.gpus and inside.count(True) == 1
     return (
         one.kind == "path"
         and whole.kind in ("flap", "stall")

@@ -19,17 +19,21 @@ LONG = 1.5  # times BURST
 class SlowShares:
     """Slow samples and all samples of each NIC, over the open rows of `cover`.
 
-    Without rows that are `slow_throughout`: the load of one host would make all that met it suspects.
+    Without rows that are `slow_throughout`: the load of one host would make all that met it suspects. Nor do
+    retests of NICs that others load count for their partners.
 
-    owner: (ranks,), the rank that stands for the NIC of each. shown: whether each row shows the NIC of its
-    sender, and of its receiver.
+    loaded: NICs that were looked at, and that others load. owner: (ranks,), the rank that stands for the NIC
+    of each. shown: whether each row shows the NIC of its sender, and of its receiver.
     """
 
-    def __init__(self, cover: Cover, owner: Ints, shown: tuple[Mask, Mask]) -> None:
+    def __init__(
+        self, cover: Cover, owner: Ints, shown: tuple[Mask, Mask], loaded: Sequence[int] = ()
+    ) -> None:
         self.cover, self.ranks, ranks = cover, len(owner), len(owner)
         table = cover.table
         self.sides = [(owner[side], mask) for side, mask in zip((table.a, table.b), shown, strict=True)]
-        changing = ~slow_throughout(table)
+        with_loaded = np.isin(owner[table.a], loaded) | np.isin(owner[table.b], loaded)
+        changing = ~slow_throughout(table) & ~(table.retested & with_loaded)
         self.both, self.number = slow_both_ways(table, ranks) * changing, table.count * changing
         self.slow, self.count = np.zeros(ranks), np.zeros(ranks)
         self.seen = np.zeros(len(cover.table), bool)

@@ -33,6 +33,7 @@ from jobs.measure.outliers import (
 )
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import (
+    OF_MANY,
     Cover,
     KnownFaults,
     Mask,
@@ -46,8 +47,7 @@ from jobs.validate.plan import Plan
 from jobs.validate.probe.metered import TimeUpError
 from jobs.validate.topology import Ints, Topology
 
-# Kinds of which there are so many that others load some of them in most looks, by chance.
-OF_MANY, ALL_LOOKS = ("path",), 1.0
+ALL_LOOKS = 1.0  # share of the looks in which one of many parts must be slow
 FEW = 2  # rows: the two directions of a pair that met once
 GOOD_QUANTILE = (
     0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
@@ -351,7 +351,8 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
     # Rows that another part explains do not count, unless they were faster than this part would allow.
     faster = retested & ~cover.open & (table.level < suspect.effect - table.threshold)
     through, unclear = (still_open | faster).sum(), (still_open & cover.unclear).sum()
-    mild = not faster.any() and is_mild(table.level[still_open], plan.tolerance, plan.slow_share)
+    mild = suspect.kind not in OF_MANY and not faster.any()
+    mild = mild and is_mild(table.level[still_open], plan.tolerance, plan.slow_share)
     if not mild and not mostly_slow(late.sum(), through, unclear, plan.slow_share):
         return None
     if measurement.is_erratic(suspect, late, table):

@@ -24,6 +24,10 @@ PartName = tuple[str, int]  # kind, key
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
+# Kinds of which there are so many that a few are slow in most looks, or somewhat slow for good, by chance.
+OF_MANY = ("path",)
+
+
 @dataclass(frozen=True, eq=False)
 class PartKind:
     """A kind of part. labels: (rows,) int64 arrays, the one or two parts on each row's path, -1 for none.
@@ -160,6 +164,7 @@ class Cover:
                 & (some > found)
             )
             mild[self.excluded_labels(kind)] = False
+            mild &= kind.name not in OF_MANY
             labels = np.flatnonzero(mild)
             for label in labels[np.argsort(-some[labels], kind="stable")].tolist():
                 if self.is_precise((kind.name, int(kind.keys[label]))):

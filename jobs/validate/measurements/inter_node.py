@@ -56,7 +56,7 @@ from jobs.validate.probe.api import Probe, Seconds
 from jobs.validate.topology import Ints, Topology
 
 FEW_FLAPS = 4  # suspects in one retest
-MOST_LOOKS = 15  # of NICs that may be slow part of the time
+MOST_LOOKS = 20  # of NICs that may be slow part of the time; a few cannot be told after 15
 ERRATIC = ("nic", "send", "receive", "path")  # kinds that may be a NIC that is slow part of the time
 PARTNERS = 4  # of each suspect in a retest
 PAIR_REPEATS = 4  # measurements of a flow in a look, if a suspect is shown with one partner only
@@ -116,6 +116,7 @@ class InterNode(RungMeasurement):
         self.seconds: list[Seconds] = []
         self.look_of: list[int] = []
         self.looks_at: dict[int, ChangingLooks] = {}  # of NICs, until decided
+        self.looks_of: dict[int, set[int]] = {}  # in which a rank was part of a suspect
         self.flaps = set[PartName]()  # suspects that were looked at for being slow at times
         self.looked = 0
         self.first: Observations  # table, of the first measurement
@@ -163,7 +164,10 @@ class InterNode(RungMeasurement):
             usual = max(self.topology.hosts // 4, 2)
             self.at_once = min(self.at_once, max(usual // self.subrounds, 4))
         rounds = [some for each in rounds for some in self.split(each)]
-        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats)
+        # Noise that hides single pairs of many hides no NIC, and split rounds take as long as more hosts.
+        as_many = self.subrounds * self.topology.hosts
+        again = self.subrounds == 1 or as_many < self.plan.all_pairs_hosts
+        seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
         self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
@@ -310,7 +314,11 @@ class InterNode(RungMeasurement):
         begin, left, shown = self.looked, list(flows), dict(flows)
         self.flaps |= {name for name in flows if name[0] == "flap"}
         spacing = self.plan.retest_span / RETEST_REPEATS
-        for _ in spaced_repeats(MOST_LOOKS, MOST_LOOKS * spacing, self.probe):
+        if self.isolated is not None:  # looks at a host decide about its NICs too
+            left = self.undecided(left, self.isolated, begin)
+        for _ in spaced_repeats(MOST_LOOKS if left else 0, MOST_LOOKS * spacing, self.probe):
+            for rank in {rank for name in left for rank in self.ranks(name)}:
+                self.looks_of.setdefault(rank, set()).add(self.looked)
             of_left = [flow for name in left for flow in shown[name]]
             few = [shown[name] for name in left if name[0] == "flap" and is_one_pair(shown[name])]
             of_pairs = {flow for pair in few for flow in pair}
@@ -352,7 +360,7 @@ class InterNode(RungMeasurement):
         self, flows: Sequence[tuple[int, int]], like: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Return the flows of the same classes as some other flows."""
-        wanted, own = (self.flow_kind(*np.array(some, np.int64).T) for some in (like, flows))
+        wanted, own = (self.flow_kind(*np.array(some, np.int64).reshape(-1, 2).T) for some in (like, flows))
         return [flow for flow, kind in zip(flows, own.tolist(), strict=True) if kind in set(wanted.tolist())]
 
     def undecided(self, names: Sequence[PartName], table: Observations, begin: int) -> list[PartName]:
@@ -361,13 +369,15 @@ class InterNode(RungMeasurement):
         of_kind, suspect = self.flow_kind(table.a, table.b), list(self.suspects)
         healthy = ~np.isin(table.a, suspect) & ~np.isin(table.b, suspect)
         for name in names:
-            through = rows_through(kinds, nic_of(name)) & (table.look >= begin)
             if name[0] == "flap":
+                looks = sorted(self.looks_of.get(name[1], ()))
+                through = rows_through(kinds, nic_of(name)) & np.isin(table.look, looks)
                 alike = healthy & np.isin(of_kind, of_kind[through])
-                looked = replace(changing_looks(table, through, begin, alike), suspects=len(self.flaps))
+                looked = replace(changing_looks(table, through, trusted=alike), suspects=len(self.flaps))
                 self.looks_at[name[1]] = looked
                 decided = looked.is_sure or looked.intermittence <= LOADED_UP_TO
             else:
+                through = rows_through(kinds, name) & (table.look >= begin)
                 limit = self.plan.tolerance / 2
                 fast = [
                     np.median(table.level[through & (table.look == look)]) < limit
@@ -606,7 +616,8 @@ class InterNode(RungMeasurement):
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
         if self.shares is None or self.shares.cover is not cover:
-            self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table))
+            loaded = [nic for nic, one in self.looks_at.items() if one.intermittence <= LOADED_UP_TO]
+            self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table), loaded)
         proven = [nic for nic, looks in self.looks_at.items() if looks.is_sure]
         return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
 
@@ -702,12 +713,16 @@ class InterNode(RungMeasurement):
         """Return flows between healthy ranks (or suspects, if there are no others), of each class wanted."""
         topology, found = self.topology, list[tuple[int, int]]()
         needed = set(self.flow_kind(*np.array(wanted, np.int64).T).tolist())
+        host = topology.host
         pairs = [
             (rank, other)
             for rank in self.chosen(np.arange(topology.ranks), suspects, CANDIDATES)
             for rail in (topology.gpu == topology.gpu[rank], topology.gpu != topology.gpu[rank])
+            for distant in ((False, True) if self.far.any() else (False,))  # of many hosts, few are near
             for other in self.chosen(
-                np.flatnonzero((topology.host != topology.host[rank]) & rail), suspects, CONTROLS
+                np.flatnonzero((host != host[rank]) & rail & (self.far[host[rank], host] == distant)),
+                suspects,
+                CONTROLS,
             )
         ]
         kinds = self.flow_kind(*np.array(pairs, np.int64).T)
@@ -798,7 +813,7 @@ def in_groups(near: Mask) -> bool:
 def slow_leaves(
     table: Observations, topology: Topology, far: Mask, plan: Plan
 ) -> dict[int, tuple[Ints, Ints]]:
-    """Return, by rail, ranks that are slow with nearly all others, but not with each other.
+    """Return, by rail, ranks that are slow with most others, but not with each other.
 
     Each uplink of their leaf switch is slow. At most half of a rail, and at least two ranks. And the ranks of
     those others, if the uplinks of their leaf switch may be slow instead.
@@ -817,27 +832,32 @@ def slow_leaves(
         # Only flows over uplinks show them; those among a switch's hosts tell it from its rail.
         across, late = (known * far, slow * far) if far.any() else (known, slow)
         most = late.sum(axis=1) >= 0.5 * np.maximum(across.sum(axis=1), 1)
-        for start in (most, two_sides(slow, known)):
-            inside = slow_side(start, late, across, plan)
+        starts = {"most": most, "sides": two_sides(slow, known)}
+        best = 0.0
+        for name, start in starts.items():
+            inside = slow_side(start, late, across)
+            cut = float((2 * late - across)[np.ix_(inside, ~inside)].sum())
             flows = known[np.ix_(inside, inside)].sum()
             within = slow[np.ix_(inside, inside)].sum() / max(flows, 1)
-            if start is not most and not flows:
+            if name == "sides" and not flows:
                 continue  # all of the rail is slow, as far as is known
-            if 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
-                here = topology.at[:, rail] >= 0
+            if cut > best and 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
+                here, best = topology.at[:, rail] >= 0, cut
                 apart = (known * far)[np.ix_(here, here)]
                 found[rail] = ranks_of_sides(inside[here], topology.at[here, rail], apart)
-                break
     return found
 
 
-def slow_side(inside: Mask, slow: Floats, known: Floats, plan: Plan) -> Mask:
-    """Return the hosts that are slow with nearly all others, by iteration from these."""
+def slow_side(inside: Mask, slow: Floats, known: Floats) -> Mask:
+    """Return the hosts that are slow with the others, by iteration from these.
+
+    A host is on the side with which it has fewer slow flows, less the fast ones: a healthy one is slow with
+    those inside too, but not with others.
+    """
+    more = 2 * slow - known
     for _ in range(GROUPING_STEPS):
-        outside = known * ~inside
-        now = slow.sum(axis=1, where=~inside) > plan.slow_share * outside.sum(axis=1)
-        now &= outside.any(axis=1)
+        now = more @ ~inside > more @ inside
         if (now == inside).all():
             break
         inside = now
-    return inside
+    return np.asarray(inside)

@@ -27,7 +27,7 @@ from jobs.measure.outliers import (
     spread,
 )
 from jobs.validate.localize.set_cover import KnownFaults, Mask
-from jobs.validate.localize.two_sides import ranks_of_sides, two_sides
+from jobs.validate.localize.two_sides import is_either, ranks_of_sides, two_sides
 from jobs.validate.measurements.repeats import RETEST_REPEATS, measure_repeatedly
 from jobs.validate.measurements.schedule import all_at_once_rounds, isolated_rounds
 from jobs.validate.plan import Plan
@@ -38,6 +38,7 @@ from jobs.validate.verdict import Evidence, Finding, describe_part
 LEAST_HOSTS = 8  # fewer hosts do not show switches
 ROUNDS, QUICK_ROUNDS = 32, 8  # QUICK_ROUNDS: of a later look that may clear what was slow at first
 LEAST_ALIKE = 3  # rails with the same hosts, so that a flow is compared with those of other rails
+CONTAINED = 0.5  # share of the hosts that are slow together, in each look: most of them
 FULL = 0.9  # of the flows between two sides in the fullest round: their uplinks are in use
 RETESTED_HOSTS = 8  # of a cluster, one at a time
 SLOW_RAIL = 0.25  # share of a rail's flows, above the usual share, that makes the rail slow
@@ -107,24 +108,25 @@ def measure_leaf_switches(
         crowded &= slow_rails(quick)
     if not clusters and not crowded:
         return found
-    second = load()
+    second = quick.joined(load(ROUNDS - QUICK_ROUNDS))
+    both = first.joined(second)
+    clusters = {rail: hosts for rail in clusters if (hosts := slow_in_all(rail, both, first, second)).any()}
+    crowded &= slow_rails(second)
+    if not clusters and not crowded:
+        return found
     probe.wait(plan.retest_span / 2)
     third = load()
-    both = first.joined(second).joined(third)
+    both = both.joined(third)
     for rail in clusters:
-        members = slow_together(both, rail)
-        # Hosts that others load for one of the looks are among its slow ones.
-        if (
-            min(contained(members, slow_together(each, rail)) for each in (first, second, third))
-            < plan.slow_share
-        ):
+        members = slow_in_all(rail, both, first, second, third)
+        if not members.any():
             continue
         if slow_alone(probe, topology, plan, rail, members, random):
             found.notes.append(f"all: {members.sum()} hosts are slow on rail {rail}, each alone too")
             continue
         found.findings.append(finding(both, topology, plan, rail, members))
     named = {one.gpus[0] for one in found.findings}
-    for rail in sorted((crowded & slow_rails(second) & slow_rails(third)) - named):
+    for rail in sorted((crowded & slow_rails(third)) - named):
         share = f"{100 * float(np.nanmean(both.level[rail] > both.limit)):.0f} %"
         found.notes.append(
             f"all: {share} of the flows of rail {rail} are slow when all send at once, unlike those of other "
@@ -132,6 +134,30 @@ def measure_leaf_switches(
         )
         found.unexplained = True
     return found
+
+
+def slow_in_all(rail: int, both: FullLoad, *looks: FullLoad) -> Mask:
+    """Return a mask of the hosts that are slow together in `both` and, most of them, in each look.
+
+    Hosts that others load for one look are among the slow ones of all together: not if most looks show them
+    fast. A host behind the switch may be as fast as its siblings in a look, if others load these as well.
+    """
+    members = slow_together(both, rail)
+    if not is_either(members, np.zeros((len(members), len(members)))):
+        votes = np.sum([slow_in_full(members, rail, look) for look in looks], axis=0)
+        members = members & (2 * votes > len(looks))
+    if members.sum() < 2:
+        return np.zeros(len(members), bool)
+    shares = [contained(members, slow_together(look, rail)) for look in looks]
+    return members & (min(shares) > CONTAINED)
+
+
+def slow_in_full(members: Mask, rail: int, look: FullLoad) -> Mask:
+    """Return a mask of the hosts that are slow where the flows between members and others fill uplinks."""
+    across = members != members[look.partner[rail]]
+    count = across.sum(axis=1)
+    full = np.where(across, look.level[rail], np.nan)[count >= FULL * count.max()]
+    return np.asarray(column_quantiles(full, 0.5) > look.limit / 2)
 
 
 def contained(some: Mask, others: Mask) -> float:
@@ -151,17 +177,24 @@ def clears(load: FullLoad, first: FullLoad, rail: int, members: Mask) -> bool:
     Sequential test (`clear_threshold`) of the medians of rounds, which others' flows disturb alike. Others
     may have loaded half of the hosts at first: then the median of all is half as slow.
     """
-    now, before = (across_by_round(each, rail, members) for each in (load, first))
+    partner = (first.partner[rail], load.partner[rail])
+    fullest = max(int((members != members[each]).sum(axis=1).max()) for each in partner)
+    now, before = (across_by_round(each, rail, members, fullest) for each in (load, first))
     effect = float(np.median(before)) if len(before) else 0.0
     if effect <= 0 or len(now) < 2:
         return False
-    return bool(np.median(now) < clear_threshold(spread(now), len(now), effect / 2))
+    # What a rank sends and what it receives in a round are one observation.
+    return bool(np.median(now) < clear_threshold(spread(now), len(now) / 2, effect / 2))
 
 
-def across_by_round(load: FullLoad, rail: int, members: Mask) -> Floats:
-    """Return the median level of the flows between these hosts and others, of each round that has some."""
+def across_by_round(load: FullLoad, rail: int, members: Mask, fullest: int) -> Floats:
+    """Return the median level of the flows between these hosts and others, of rounds that fill their uplinks.
+
+    fullest: number of such flows in the fullest round; with fewer, uplinks have bandwidth to spare.
+    """
     across = members != members[load.partner[rail]]
-    middles = row_medians(np.where(across, load.level[rail], np.nan))
+    rows = across.sum(axis=1) >= FULL * fullest
+    middles = row_medians(np.where(across, load.level[rail], np.nan)[rows])
     return middles[~np.isnan(middles)]
 
 

@@ -66,18 +66,19 @@ def measure_first(
     plan: Plan,
     longer: bool = False,
     repeats: int = 1,
+    again: bool = True,
 ) -> tuple[list[Seconds], float]:
     """Measure all rounds `repeats` times, and more often if they are noisy and there is time.
 
     samples: of each round in a repeat. longer: as many samples as show a part at the critical rate, at least
-    LONG_SAMPLES and at most MOST_SAMPLES. Returns the seconds of each round (`without_common`), and the noise
-    as `repeats_needed` takes it.
+    LONG_SAMPLES and at most MOST_SAMPLES. again: more often because of noise. Returns the seconds of each
+    round (`without_common`), and the noise as `repeats_needed` takes it.
     """
     found = measure_repeatedly(measure, rounds, samples, repeats)
     steady = [without_common(each) for each in found]
     noise, done = noise_of_rounds(steady, samples), repeats
     for turn in range(3):
-        count = repeats_needed(noise, samples, plan) if not turn else done
+        count = repeats_needed(noise, samples, plan) if again and not turn else done
         if longer:  # noise that the samples of a repeat share shows only between repeats
             wanted = min(max(samples_needed(noise, -math.log(plan.critical)), LONG_SAMPLES), MOST_SAMPLES)
             count = max(count, math.ceil(wanted / samples))

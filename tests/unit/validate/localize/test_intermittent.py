@@ -295,6 +295,19 @@ def test_a_load_slows_all_flows_of_a_partner_and_counts_once() -> None:
     assert changing_looks(table, table.a * table.b == 0).changing == 0
 
 
+def test_one_of_many_paths_that_is_somewhat_slow_is_not_named() -> None:
+    """Flows of a pair share uplinks with others for good."""
+    random = np.random.default_rng(0)
+    some = looks(*[(0, 8, number, 0) for number in range(10)], *[(8, 0, number, 0) for number in range(10)])
+    table = replace(some, level=random.normal(0.08, 0.02, 20), threshold=np.full(20, 0.15))
+    for kind in ("nic", "path"):
+        cover = Cover(table, [numbered_kind(kind, 1, np.zeros(20, np.int64))], 0.75, 0.07)
+        assert (cover.mildest() is None) == (kind == "path")
+        suspect = Suspect(kind, 0, np.ones(20, bool), 0.08)
+        found = confirmed(suspect, cover, Plan(), cast(RungMeasurement, Steady()))
+        assert (found is None) == (kind == "path")
+
+
 class Steady:
     def is_erratic(self, suspect: Suspect, rows: Mask, table: Observations) -> bool:
         return False
@@ -312,3 +325,30 @@ def test_a_mild_loss_is_not_called_worse_than_it_is() -> None:
     found = confirmed(suspect, cover, Plan(), cast(RungMeasurement, Steady()))
     assert found is not None
     assert found.effect == pytest.approx(float(np.median(level)))
+
+
+def test_looks_at_a_host_decide_about_its_nics() -> None:
+    fleet = ToyFleet([4] * 8)
+    flows = InterNode(fleet, topology_of(fleet), Plan(), {})
+    flows.measure()
+    flows.retest([("host", 3)])
+    of_host = flows.looked
+    flows.retest([("flap", 12)])
+    assert of_host > 0
+    alone = InterNode(fleet, topology_of(fleet), Plan(), {})
+    alone.measure()
+    alone.retest([("flap", 12)])
+    assert flows.looked == alone.looked > of_host
+
+
+def test_retests_of_a_loaded_nic_make_no_suspects_of_its_partners() -> None:
+    """NIC 3 was slow in all of a retest with NICs 4 to 7, because others loaded it."""
+    first = [(a, b, 0, 0) for a in range(16) for b in range(16) if a != b and 3 not in (a, b)]
+    again = [(a, b, 0, 6) for other in (4, 5, 6, 7) for a, b in ((3, other), (other, 3))]
+    some = looks(*first, *again * 4)
+    table = replace(some, retested=np.arange(len(some)) >= len(first))
+    cover = Cover(table, [numbered_kind("nic", 16, table.a, table.b)], 0.75, 0.07)
+    cover.excluded.add(("flap", 3))
+    all_rows = np.ones(len(table), bool)
+    assert SlowShares(cover, np.arange(16), (all_rows, all_rows)).suspect(4) is not None
+    assert SlowShares(cover, np.arange(16), (all_rows, all_rows), [3]).suspect(4) is None

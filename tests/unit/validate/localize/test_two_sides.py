@@ -7,6 +7,7 @@ import pytest
 
 from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize.two_sides import is_either, two_sides
+from jobs.validate.measurements.inter_node import slow_side
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 
@@ -33,6 +34,20 @@ def test_either_side_unless_the_other_has_uplinks_inside() -> None:
     leaf = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     assert not is_either(inside, 1.0 * (leaf[:, None] != leaf))
     assert is_either(inside, 1.0 * (inside[:, None] != inside))  # all others are behind one
+
+
+@pytest.mark.parametrize("start", [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5, 6, 7, 15]])
+def test_a_mild_loss_of_uplinks_is_that_of_all_hosts_behind_them(start: list[int]) -> None:
+    """Flows between other hosts collide, those of host 15 in most cases."""
+    rng = np.random.default_rng(0)
+    leaf, late = np.arange(24) // 8, np.full((24, 24), 0.25)
+    late[15], late[:, 15] = 0.6, 0.6
+    late[:8, 8:] = late[8:, :8] = 0.9
+    known = 2.0 * (leaf[:, None] != leaf)
+    for _ in range(10):
+        slow = np.triu(rng.binomial(2, late) * (known > 0))
+        inside = slow_side(np.isin(np.arange(24), start), slow + slow.T, known)
+        assert np.flatnonzero(inside).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("conditions", [ALL, "ecmp=8"])

@@ -10,7 +10,7 @@ from toy_fleet import ToyFleet
 
 from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.localize.set_cover import Mask
-from jobs.validate.measurements.inter_node import in_groups
+from jobs.validate.measurements.inter_node import CONTROLS, InterNode, in_groups
 from jobs.validate.measurements.schedule import both_ways, split_round
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import RankPlace, Seconds
@@ -245,3 +245,17 @@ def test_uplinks_that_hashed_flows_share_hide_no_nics(seed: int) -> None:
     fleet = SimulatedFleet(parse_fleet(f"hosts=32,gpus=8,leaf=8,ecmp=8,seed={seed}"))
     verdict = climb_ladder(fleet, Plan(seed=seed, rungs=("host pairs",)))
     assert (verdict.status, verdict.findings) == ("ok", ())
+
+
+def test_flows_inside_groups_have_controls_among_many_hosts() -> None:
+    """Of 256 hosts, seven are near each."""
+    topology = topology_of(ToyFleet([2] * 256))
+    flows = InterNode(ToyFleet([2] * 256), topology, Plan(), {})
+    group = np.arange(256) // 8
+    flows.far = group[:, None] != group
+    for seed in range(5):
+        flows.random = np.random.default_rng(seed)
+        found = flows.control_flows({0, 2}, [(0, 2), (2, 0)])
+        assert len(found) == CONTROLS
+        assert all(not flows.far[topology.host[a], topology.host[b]] for a, b in found)
+    assert flows.of_classes([], [(0, 2)]) == []

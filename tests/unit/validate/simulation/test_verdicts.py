@@ -16,6 +16,9 @@ referee = load(Path(__file__).parents[4] / "benchmarks" / "verdicts.py")
 FLEET = "hosts=32,gpus=8,leaf=8"
 
 
+LEAVES = [" ".join(f"h{host}" for host in range(first, first + 8)) for first in (0, 8)]
+
+
 def found(kind: str, hosts: str, gpus: tuple[int, ...] = (), instead: tuple[str, ...] = ()) -> Finding:
     evidence = Evidence("flows", 1.0, 2.0, 3, (), 1.0)
     return Finding(kind, tuple(hosts.split()), gpus, 0.5, "host pairs", evidence, instead=instead)  # type: ignore[arg-type]
@@ -33,13 +36,20 @@ def found(kind: str, hosts: str, gpus: tuple[int, ...] = (), instead: tuple[str,
         ("link:h3:h1:0.6", found("link", "h1 h3"), True),
         ("nvpair:h3:4:2:0.6", found("pair", "h3", (2, 4)), True),
         ("rail:3:0.6", found("rail", "", (3,)), True),
-        ("leaf:9:0.6", found("leaf", " ".join(f"h{host}" for host in range(8, 16)), (1,)), True),
+        ("leaf:9:0.6", found("leaf", LEAVES[1], (1,)), True),
         ("leaf:9:0.6", found("leaf", " ".join(f"h{host}" for host in range(8, 15)), (1,)), False),
     ],
 )
 def test_what_is_right(fault: str, said: Finding, right: bool) -> None:
     fleet = parse_fleet(f"{FLEET},fault={fault}")
     assert referee.named(said, fleet.faults[0], fleet) == right
+
+
+@pytest.mark.parametrize("other", ["h8 to h15", "h8 to h14"])
+def test_of_two_leaf_switches_either_may_be_given(other: str) -> None:
+    fleet = parse_fleet(f"{FLEET},fault=leaf:9:0.6")
+    said = found("leaf", LEAVES[0], (1,), (f"rail 1, 8 hosts ({other}): their leaf switch",))
+    assert referee.named(said, fleet.faults[0], fleet) == (other == "h8 to h15")
 
 
 def test_a_link_one_way_has_its_direction() -> None:
