@@ -78,7 +78,8 @@ if place in PLACES and rank == int(victim):
 @meshrun.map_blocks(halo=1, boundary="mirror", outputs=2)
 def march(field: Any, clock: Any) -> Any:
     """Sums of differently weighted neighbours, modulo 2^64; `clock` counts steps."""
-    done = int(clock[1, 1])
+    inner = (slice(1, -1), slice(1, -1))
+    done = int(clock[inner].flat[0])
     (notes / f"next-{rank}").write_text(str(done))
     os.replace(notes / f"next-{rank}", notes / f"at-{rank}")  # whoever reads it finds a number
     time.sleep(pause)
@@ -87,7 +88,6 @@ def march(field: Any, clock: Any) -> Any:
     if place == "limit" and done == int(when):
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    inner = (slice(1, -1), slice(1, -1))
     sums = 3 * field[inner] + 5 * field[:-2, 1:-1] + 7 * field[2:, 2:] + 11 * field[1:-1, :-2]
     taken[0] = done + 1
     return sums + field[2:, :-2], clock[inner] + np.uint64(1)
