@@ -96,6 +96,11 @@ class Journal:
         believed = (done if boot in trusted else done[:synced] for boot, done, synced in logs.values())
         return set().union(*believed)
 
+    def is_empty(self) -> bool:
+        """Return whether no process has noted a chunk."""
+        with _told("read", self.folder):
+            return not any(_read(path)[1] for path in self.folder.iterdir() if path.suffix in (LOG, FAILED))
+
     def log(self, writer: str, boot: str) -> Log:
         """Return a new log. writer: a unique name of this process in this run, such as RUN-RANK."""
         return Log(self.folder / f"{writer}{LOG}", boot)

@@ -22,7 +22,7 @@ Fingerprint = dict[str, Any]
 
 
 def find_unfinished(journal: Journal, options: StreamOptions, *partials: Path) -> Fingerprint | None:
-    """Return the fingerprint of an unfinished run, None if there is none. On rank 0.
+    """Return the fingerprint of an unfinished run, None if there is none that finished a chunk. On rank 0.
 
     Raises UserError if there is one and --resume was not given. The result stays valid, because this run
     holds the output's lock.
@@ -31,7 +31,9 @@ def find_unfinished(journal: Journal, options: StreamOptions, *partials: Path) -
         check_timeline(Path(options.timeline))
         check_place(Path(options.timeline), "timeline")
     kept = journal.kept()
-    if kept is not None and not options.resume:
+    if kept is None or journal.is_empty():
+        return None
+    if not options.resume:
         raise journal.unfinished(*partials)
     return kept
 
