@@ -773,7 +773,7 @@ def inside(case: Case, limit: float, isolated: bool) -> dict[str, Any]:
             "status": ended.status,
             "seconds": ended.seconds,
             "done": ended.done,
-            "first": (own_lines(ended.errors) or [""])[0][:300],
+            "first": (own_lines(ended.errors) or [""])[0].replace(f"{ROOT}/", "")[:300],
             "second": ended.second,
             "left": sorted({re.sub(r"[\d]+|(?<=meshrun-run-)\w+|(?<=/mr)\w+", "*", each) for each in rest}),
             "again": again.status,
