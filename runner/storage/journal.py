@@ -90,7 +90,7 @@ class Journal:
         counts. An identity without a boot ("name/") is not trusted.
         """
         with _told("read", self.folder):
-            logs = {path: _read(path) for path in self.folder.iterdir() if path.suffix in (LOG, FAILED)}
+            logs = self._logs()
         failed = {boot for path, (boot, _, _) in logs.items() if path.suffix == FAILED}
         trusted = {boot for boot in boots if boot and not boot.endswith("/")} - failed
         believed = (done if boot in trusted else done[:synced] for boot, done, synced in logs.values())
@@ -99,7 +99,10 @@ class Journal:
     def is_empty(self) -> bool:
         """Return whether no process has noted a chunk."""
         with _told("read", self.folder):
-            return not any(_read(path)[1] for path in self.folder.iterdir() if path.suffix in (LOG, FAILED))
+            return not any(done for _, done, _ in self._logs().values())
+
+    def _logs(self) -> dict[Path, tuple[str, list[int], int]]:
+        return {path: _read(path) for path in self.folder.iterdir() if path.suffix in (LOG, FAILED)}
 
     def log(self, writer: str, boot: str) -> Log:
         """Return a new log. writer: a unique name of this process in this run, such as RUN-RANK."""
