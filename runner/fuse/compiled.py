@@ -30,14 +30,19 @@ Rows = tuple[int, int]
 class StepState(Protocol):
     """The two blocks of each field of which steps read one and write the other, the spare one.
 
-    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
+    feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed. bound: what
+    `DeviceKernel.advance` has bound to these blocks.
     """
 
     feeds: list[int | None]
     fed: list[int]
+    bound: dict[Any, Callable[[], None]]
 
     def swap(self) -> None:
         """Swap the two blocks of each fed input."""
+
+    def both(self) -> tuple[list[Array], list[Array]]:
+        """Return the block of each input that the next step reads, and the one that it writes."""
 
     def rows(self, more: int) -> Rows:
         """Return the rows that `more` steps to follow need, counted from the first own row; none: (0, 0)."""
@@ -57,9 +62,6 @@ class StepState(Protocol):
         """Return how the kernel itself exchanges the halos of what it writes; None if it does not."""
 
     # For kernels that read whole blocks, with the cells beyond the array
-
-    def both(self) -> tuple[list[Array], list[Array]]:
-        """Return the block of each input that the next step reads, and the one that it writes."""
 
     def fill_beyond(self) -> None:
         """Give the cells beyond the array the value of a constant boundary, in both blocks of each input."""
@@ -162,13 +164,13 @@ class DeviceKernel:
         tuning = self._tuning(vectors=self.aligned)
         kernel = step_kernel.build(self.program, self.feeds, self.boundary, self.cval, guess.steps, tuning)
 
-        def taker(choice: Choice) -> step_choice.Steps:
+        def binder(choice: Choice) -> step_choice.BindSteps:
             other = replace(self, choice=choice, _passes={}, _steps={})
-            return functools.partial(other.take_steps, choice.steps)
+            return functools.partial(other.bind_steps, choice.steps)
 
         text = "\0".join([self.arithmetic, kernel.source])
         folder = cache_folder()
-        return step_choice.chosen(self.program, self.feeds, shape, steps, text, backend, taker, folder)
+        return step_choice.chosen(self.program, self.feeds, shape, steps, text, backend, binder, folder)
 
     @property
     def most_steps(self) -> int:
@@ -201,29 +203,40 @@ class DeviceKernel:
         return self.program.axes == 2
 
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
-        """Compile the kernel with which `take_steps` takes `steps` steps over arrays laid out as `arrays`.
+        """Compile the kernel with which `bind_steps` takes `steps` steps over arrays laid out as `arrays`.
 
         sends: and exchanges halos. Raises NotCompiled.
         """
         self._step_kernel(steps, self._takes_vectors(arrays), sends)
 
     def advance(self, blocks: StepState, steps: int, more: int = 0, rows: Rows | None = None) -> None:
-        """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read."""
-        part = blocks.rows(more) if rows is None else rows
-        if part[0] < part[1]:
-            axes = blocks.axes(part, steps + more)
-            sending = blocks.sending() if rows is None else None
-            self.take_steps(steps, blocks.inputs(part), blocks.outputs(part), axes, sending)
+        """Take steps; see `TaskKernel`. Along an axis that is not cut no halo is read.
 
-    def take_steps(
+        The arguments of a launch take the host longer than a small block's steps: they are kept.
+        """
+        key = steps, more, rows, *(id(block) for state in blocks.both() for block in state)
+        if key not in blocks.bound:
+            blocks.bound[key] = self._bound(blocks, steps, more, rows)
+        blocks.bound[key]()
+
+    def _bound(self, blocks: StepState, steps: int, more: int, rows: Rows | None) -> Callable[[], None]:
+        part = blocks.rows(more) if rows is None else rows
+        if part[0] >= part[1]:
+            return lambda: None
+        axes = blocks.axes(part, steps + more)
+        sending = blocks.sending() if rows is None else None
+        return self.bind_steps(steps, blocks.inputs(part), blocks.outputs(part), axes, sending)
+
+    def bind_steps(
         self,
         steps: int,
         inputs: Sequence[Array],
         outs: Sequence[Array],
         axes: Sequence[Axis],
         sending: Sending | None = None,
-    ) -> None:
-        """Take `steps` steps from the own cells of `inputs`, and write the results to those of `outs`.
+    ) -> Callable[[], None]:
+        """Return what takes `steps` steps from the own cells of `inputs`, and writes the results to those of
+        `outs`, whenever it is called.
 
         Both are views of own cells, in blocks with as many valid cells beside them as `axes` says. sending:
         how the kernel exchanges the halos of `outs`.
@@ -231,7 +244,8 @@ class DeviceKernel:
         vectors = self._takes_vectors([*inputs, *outs])
         kernel, launch, registers = self._step_kernel(steps, vectors, sending is not None)
         call = step_kernel.arguments(kernel, inputs, outs, axes[: self.program.axes], registers, sending)
-        launch(call.grid, call.block, tuple(map(np.int64, call.values)), shared_mem=call.shared)
+        values = tuple(map(np.int64, call.values))
+        return functools.partial(launch, call.grid, call.block, values, shared_mem=call.shared)
 
     def _step_kernel(
         self, steps: int, vectors: bool, sends: bool

@@ -3,8 +3,9 @@ it reads what `axes` say lies beside them, and nothing else."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ class NumpyKernel:
     history: all fields after each number of steps; if given, what the steps need of the cells that `axes`
     say lie beside the own ones must be one of them. passes: own cells and steps of each call of
     `take_steps`. prepared: the numbers of steps that were announced. aligned: whether it insists on aligned
-    rows. copies: the number of blocks of single passes that were copied for it.
+    rows. copies: the number of blocks of single passes that were copied for it. bound: how often it was bound
+    to arrays.
     """
 
     takes_rows = True
     sends = False
     advance: Any = DeviceKernel.advance
+    _bound: Any = DeviceKernel._bound
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class NumpyKernel:
         self.aligned = aligned
         self.passes: list[tuple[tuple[int, ...], int]] = []
         self.prepared: set[int] = set()
-        self.copies = 0
+        self.copies = self.bound = 0
 
     def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
         self.copies += sum(one.flags.owndata for one in blocks)
@@ -64,6 +67,10 @@ class NumpyKernel:
         ):  # the rows of aligned blocks begin whole lines of a GPU's cache apart
             assert array.ndim == 1 or array.strides[-2] % 128 == 0
         self.prepared.add(steps)
+
+    def bind_steps(self, *arguments: Any) -> Callable[[], None]:
+        self.bound += 1
+        return functools.partial(self.take_steps, *arguments)
 
     def take_steps(
         self,

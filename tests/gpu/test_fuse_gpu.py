@@ -94,7 +94,7 @@ def steps_of(kernel: DeviceKernel, field: Any, steps: int) -> Any:
     shape = field.shape
     given, out = (cupy.zeros((shape[0], -(-shape[1] // 32) * 32), field.dtype)[:, : shape[1]] for _ in "ab")
     given[...] = cupy.asarray(field)
-    kernel.take_steps(steps, [given], [out], [Axis(length, 0, length) for length in shape])
+    kernel.bind_steps(steps, [given], [out], [Axis(length, 0, length) for length in shape])()
     return out.get()
 
 

@@ -29,7 +29,7 @@ from runner.system.compiler import NotCompiled
 
 COLUMNS, BLOCKS = (2, 4), (4, 3, 2)  # of the choices
 MEASURED = 4  # choices, the best ones as predicted
-ROUNDS = 3
+ROUNDS, LAUNCHES = 3, 8  # the device waits for the first launch of a round, if it is faster than the host
 WORTH_MEASURING = 100.0  # seconds that a run takes as predicted; measuring takes 20, most of it the compiler
 SAMPLE_BYTES = 2 << 30  # of the fields, at most; a quarter of the free memory if that is less
 ALIGNED = 128  # bytes from row to row of a sample are a multiple
@@ -42,7 +42,8 @@ UNEVEN = 1.35  # instructions of a program with branches over those of its commo
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
 OTHERS = 2  # instructions for each cell beside the operations and the exchange with other lanes
 
-Steps = Callable[[Sequence[Array], Sequence[Array], Sequence[Axis]], None]
+# (own cells of the inputs, of the outputs, what lies beside them): returns what takes the steps.
+BindSteps = Callable[[Sequence[Array], Sequence[Array], Sequence[Axis]], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -127,14 +128,14 @@ def chosen(
     steps: int,
     text: str,
     backend: Backend,
-    taker: Callable[[Choice], Steps],
+    binder: Callable[[Choice], BindSteps],
     folder: Path | None,
 ) -> Choice | None:
     """Return the choice for a run of `steps` steps; None if no kernel takes several.
 
     The fastest of a few if an earlier run or this one measured them, for blocks of about this size; else the
     predicted one. shape: of this rank's own cells. text: what the choice depends on beside the device and the
-    shape. taker: returns what takes a choice's steps. folder: of kept choices.
+    shape. binder: returns what binds a choice's kernel. folder: of kept choices.
     """
     possible = choices(program, feeds, shape[: program.axes])
     if len(possible) < 2:
@@ -150,7 +151,7 @@ def chosen(
     seconds *= math.prod(shape[: program.axes]) * steps
     if seconds < WORTH_MEASURING:
         return possible[0]
-    best = fastest(program, feeds, shape, possible[:MEASURED], backend, taker)
+    best = fastest(program, feeds, shape, possible[:MEASURED], backend, binder)
     if path is not None:
         with suppress(OSError):  # such as a full disk: the next run measures again
             cached_files.write(path, _bytes(best))
@@ -163,7 +164,7 @@ def fastest(
     shape: Shape,
     possible: Sequence[Choice],
     backend: Backend,
-    taker: Callable[[Choice], Steps],
+    binder: Callable[[Choice], BindSteps],
 ) -> Choice:
     """Measure choices on part of a rank's cells, and return the one whose steps take the least time."""
     size = _bytes_of(program.inputs, program.outputs)
@@ -177,16 +178,17 @@ def fastest(
     axes = [Axis(length, 0, length) for length in part]
     times = []
     for one in possible:
-        take = taker(one)
         try:
-            take(inputs, outs, axes)
+            take = binder(one)(inputs, outs, axes)
         except NotCompiled:  # a run with this choice alone would say so
             times.append(math.inf)
             continue
+        take()
         spans = []
         for _ in range(ROUNDS):
             begin = backend.mark()
-            take(inputs, outs, axes)
+            for _ in range(LAUNCHES):
+                take()
             spans.append((begin, backend.mark()))
         backend.synchronize()
         times.append(min(backend.elapsed(*span) for span in spans) / one.steps)

@@ -10,8 +10,9 @@ band to band of rows away from the block that it reads: what it overwrites, no l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ class StepBlocks:
     cut: whether the region is only part of each axis: along these axes, blocks have the halo of several
     steps. feeds: for each output, the number of the input that it feeds. fed: the inputs that are fed.
     fused_steps: the most steps that one kernel takes; 1: the steps are taken one by one. read_layouts: of the
-    parts of the blocks that are read: halos beyond them are not filled. one_copy: see above.
+    parts of the blocks that are read: halos beyond them are not filled. one_copy: see above. bound: kernels
+    of several steps, bound to the blocks as they lie in memory.
     """
 
     world: World
@@ -67,6 +69,7 @@ class StepBlocks:
             edge_copies(replace(one, widths=widths), self.cut, layout.region, layout.widths, task.boundary)
             for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)
         ]
+        self.bound: dict[Any, Callable[[], None]] = {}
         self._pieces: dict[int, list[Piece]] = {}
         self._blocks: list[Array] = []
         self._spare: dict[int, Array] = {}

@@ -31,7 +31,8 @@ def prepare(blocks: StepBlocks, steps: int) -> NotCompiled | None:
 def passes(steps: int, most: int) -> list[int]:
     """Return the steps of each of the fewest kernels: as equal as can be, as each number has a kernel."""
     count = -(-steps // most)
-    return [steps // count + (number < steps % count) for number in range(count)]
+    few, more = divmod(steps, max(count, 1))
+    return [few + 1] * more + [few] * (count - more)
 
 
 def most_fused_steps(task: Task) -> int:

@@ -249,6 +249,19 @@ def test_until_stops_at_the_same_step(tmp_path: Path, monkeypatch: pytest.Monkey
     assert one["steps"]["until"] == other["steps"]["until"]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_arguments_of_a_kernel_are_prepared_once_for_the_two_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """On the host they take longer than the steps of a small block on the device."""
+    kernels = Kernels(monkeypatch, 3)
+    same, _ = run_all(tmp_path, kernels, steps=60, ranks=ranks)
+    assert same
+    for kernel in kernels.made:
+        assert len(kernel.passes) == 20
+        assert kernel.bound == 2
+
+
 @pytest.mark.parametrize(("first", "second"), [(1, 3), (3, 2)])
 def test_a_checkpoint_is_resumed_on_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, second: int
