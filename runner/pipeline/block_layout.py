@@ -14,8 +14,6 @@ from runner.plan.grid import Partition
 from runner.plan.halo import AxisCopy, Slices, Widths, axis_copies
 from runner.region import Array, Region, Shape
 
-LINE = 128  # bytes, of a GPU's cache
-
 
 class Allocator(Protocol):
     """Makes uninitialised arrays on a rank's device."""

@@ -30,6 +30,7 @@ from runner.region import Region
 
 Rows = tuple[int, int]
 BANDS = 16  # of a block in one copy, about
+LINE = 128  # bytes, of a GPU's cache: a multiple lies between rows of blocks that a kernel takes
 
 
 @dataclass(frozen=True)
@@ -201,14 +202,33 @@ def rows_apart(task: Task, region: Region, steps: int = 1) -> int:
 def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:
     """Return the bytes that a rank's blocks take while steps are taken.
 
-    Two of each input that is fed; with `one_copy`, one, with `rows_apart` more rows.
+    Two of each input that is fed; with `one_copy`, one, with `rows_apart` more rows. If a kernel takes them,
+    rows are rounded up to whole lines.
     """
     fed, total = set(task.job.feeds), 0
     for number, field in enumerate(task.fields):
         rows, *others = field.padded(task.field_region(number, region).shape)
+        if others and task.kernel is not None and task.kernel.aligned:
+            unit = max(LINE // field.dtype.itemsize, 1)
+            others[-1] = -(-others[-1] // unit) * unit
         if field.name in fed:
             rows = rows + rows_apart(task, region) if one_copy else 2 * rows
         total += rows * math.prod(others) * field.dtype.itemsize
+    return total
+
+
+def kept_memory(task: Task, region: Region, *, observed: bool) -> int:
+    """Return the bytes that a rank needs beside `step_memory`, for results that feed no input.
+
+    observed: also for the largest change of a step: fields before it, differences, and their magnitudes.
+    """
+    fed, total = set(task.job.feeds), 0
+    for number, (feed, known) in enumerate(zip(task.job.feeds, task.known, strict=True)):
+        if feed is None:
+            total += math.prod(task.output_region(region, number).shape) * known[1].itemsize
+    for number, field in enumerate(task.fields):
+        if observed and field.name in fed:
+            total += 3 * math.prod(task.field_region(number, region).shape) * field.dtype.itemsize
     return total
 
 

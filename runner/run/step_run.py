@@ -27,7 +27,7 @@ from runner.pipeline.streamed.chunk_agreement import (
 )
 from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, Steady, StepOptions
-from runner.plan.steps import step_memory
+from runner.plan.steps import kept_memory, step_memory
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
 from runner.run.map_run import (
@@ -70,11 +70,11 @@ class Additions:
 def in_passes(run: RunContext, task: Task) -> bool:
     """Return whether fields pass through the ranks in chunks instead of staying in memory. Collective.
 
-    True if an option of streamed runs is given, or if a rank's block does not fit its memory.
+    True if an option of streamed runs is given, or if a rank's fields do not fit its memory.
     """
     options = replace(run.options.stream, resume=False)
     serial = serial_file(run.world, task, run.sources, run.targets)
-    if options.named is None and (serial is not None or not is_any_too_large(run.world, task, options)):
+    if options.named is None and (serial is not None or _all_fit(run, task)):
         return False
     steps = run.options.steps
     refused = {
@@ -96,6 +96,19 @@ def in_passes(run: RunContext, task: Task) -> bool:
     if options.named is not None and serial is not None:
         raise not_streamed(options.named, serial)
     return True
+
+
+def _all_fit(run: RunContext, task: Task) -> bool:
+    """Return whether two copies of the fields fit the memory of every rank. Collective.
+
+    On a GPU, a function's own arrays must, too; a kernel has none.
+    """
+    world, options = run.world, replace(run.options.stream, resume=False)
+    if task.kernel is None or not world.backend.asynchronous:
+        return not is_any_too_large(world, task, options)
+    own, observed = task.partition[world.rank], run.options.steps.until is not None
+    needed = step_memory(task, own) + kept_memory(task, own, observed=observed)
+    return all(world.control.allgather(needed <= limits(world, options).device))
 
 
 def _check_additions(run: RunContext, additions: Additions) -> None:

@@ -25,7 +25,6 @@ import numpy as np
 
 from runner.device.api import Mark, NotCapturable, poison
 from runner.fuse.steps.layout import Sending
-from runner.pipeline.block_layout import LINE
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
 from runner.pipeline.halo.direct import DirectHalos, Peers
@@ -34,7 +33,7 @@ from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
 from runner.plan.step_options import HaloChoice
-from runner.plan.steps import most_steps, read_widths, rows_apart, wide_widths
+from runner.plan.steps import LINE, most_steps, read_widths, rows_apart, wide_widths
 from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 from runner.report.phases import Phases

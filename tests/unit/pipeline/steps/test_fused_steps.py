@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy_kernel import NumpyKernel, mixed
 from pairs import pairs_by_day
+from queued_device import QueuedBackend
 from step_runs import plain_loop, stepped
 
 import meshrun
@@ -28,6 +29,7 @@ from runner.pipeline.steps import halo_path
 from runner.pipeline.steps import stepper as stepper_module
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.stepper import Stepper
+from runner.plan.chunking import DEVICE_SHARE
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import SaveInterval
 from runner.plan.steps import read_widths, wide_widths
@@ -284,6 +286,34 @@ def test_a_checkpoint_is_resumed_on_other_ranks(
     assert same
     assert record["steps"]["first"] == 10
     assert [count for _, count in kernels.made[-1].passes] == [3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("copies", "fuse", "until", "stays"),
+    [
+        (2.1, "require", None, True),
+        (1.9, "require", None, False),
+        (2.1, "off", None, False),  # a function's own arrays need memory, too
+        (2.1, "require", 0.0, False),  # a check needs the fields before its step, and their differences
+        (5.3, "require", 0.0, True),
+    ],
+)
+def test_fields_stay_in_the_memory_of_devices_where_two_copies_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copies: float,
+    fuse: str,
+    until: float | None,
+    stays: bool,
+) -> None:
+    kernels = Kernels(monkeypatch, aligned=False)
+    nbytes = copies * 2 * 202 * 102 * 4  # of two fields, with their halos
+    monkeypatch.setattr(QueuedBackend, "free_memory", lambda _: nbytes / DEVICE_SHARE)
+    same, record = run_all(
+        tmp_path, kernels, shape=(200, 100), ranks=1, steps=9, fuse=fuse, until=until, devices=True
+    )
+    assert same
+    assert (record["steps"]["passes"] is None) is stays
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
