@@ -125,7 +125,7 @@ class JobsShown(Jobs):
 
     problem: str
     about: str
-    options: Callable[[], list[click.Option]]
+    options: Callable[[Job], list[click.Option]]
     show: Callable[..., None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
@@ -142,7 +142,7 @@ class JobsShown(Jobs):
             input_option("shape", taken, metavar="RxC", help=shape_help),
             input_option("dtype", taken, metavar="NAME", help="Dtype for --shape, such as float32."),
             order_option(taken),
-            *self.options(),
+            *self.options(job),
             debug_option(),
         ]
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
@@ -326,10 +326,7 @@ def step_options() -> list[click.Option]:
 
     count = click.IntRange(1, STEPS_MOST)
     return [
-        click.Option(
-            ["--steps"], type=click.IntRange(1, STEPS_MOST), metavar="N",
-            help="Take N steps: each result is the next step's input.",
-        ),
+        steps_option("Take N steps: each result is the next step's input."),
         click.Option(
             ["--steps-per-exchange"], type=count, metavar="K",
             help="Exchange halos K times as wide, every K steps.  [default: as one kernel takes, or 1]",
@@ -383,6 +380,13 @@ def stream_options() -> list[click.Option]:
         click.Option(["--static"], is_flag=True, help="Do not move chunks from slower ranks to faster ones."),
         click.Option(["--timeline"], metavar="FILE", help="Write a timeline: .html, or .json for Perfetto."),
     ]
+
+
+def steps_option(text: str) -> click.Option:
+    """Return the option --steps. text: its help."""
+    from runner.plan.step_options import STEPS_MOST
+
+    return click.Option(["--steps"], type=click.IntRange(1, STEPS_MOST), metavar="N", help=text)
 
 
 def copies_option() -> click.Option:

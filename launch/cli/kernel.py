@@ -55,7 +55,7 @@ class Kernels(JobsShown):
     show = staticmethod(show)
 
     @staticmethod
-    def options() -> list[click.Option]:
+    def options(_: Job) -> list[click.Option]:
         return [
             *(option for option in grid_options() if option.name != "grid"),
             fuse_math_option(),

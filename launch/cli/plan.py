@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options
+from launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options, steps_option
 from launch.cli.params import SIZE
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Plans(JobsShown):
     show = staticmethod(forecast)
 
     @staticmethod
-    def options() -> list[click.Option]:
+    def options(job: Job) -> list[click.Option]:
         return [
             click.Option(
                 ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N",
@@ -106,7 +106,7 @@ class Plans(JobsShown):
                 ["--device-memory"], type=SIZE,
                 help="GPU memory for each rank.  [default: 80 % of its GPU's]",
             ),
-            copies_option(),
+            *((steps_option("Take N time steps."), copies_option()) if job.takes_steps else ()),
             click.Option(
                 ["--exchange-rate"], type=RATE, metavar="GB/S",
                 help="Rate at which a rank sends to the others of its host, all to all.  "

@@ -285,8 +285,7 @@ class HostKernel:
 
     @property
     def most_steps(self) -> int:
-        """The steps of one call whose rows stay in a cache while they are computed."""
-        return host.MANY_STEPS if self.kernel.program.axes < 3 else host.MANY_STEPS // 2
+        return host.most_steps(self.kernel.program.axes)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)

@@ -36,6 +36,11 @@ MANY_STEPS = 8  # of one call; more are hardly faster, and need wider halos
 SMALLEST_CACHE = 2**20  # bytes, if the system does not tell
 
 
+def most_steps(axes: int) -> int:
+    """Return the steps of one call whose rows stay in a cache while they are computed."""
+    return MANY_STEPS if axes < 3 else MANY_STEPS // 2
+
+
 def library(text: str, compiler: Compiler, folder: Path | None) -> ctypes.CDLL:
     """Load the library of a source text from the folder, or compile it. Raises NotCompiled.
 

@@ -89,22 +89,27 @@ def _render_steps(record: Mapping[str, Any]) -> str:
     """A plan of time steps."""
     gpu = record["machine"]["kind"] == "cuda"
     where = f"{counted(record['ranks'], 'rank')} on {counted(record['hosts'], 'host')}"
-    wide = "x".join(str(n) for n in reversed(record["shape"]))
+    if "inputs" in record:
+        what = f"{_shape(record['shape'])} {record['dtype']}"
+    else:
+        what = f"{_shape(record['shape'][::-1])} cells of {record['dtype']}"
     enough = record["enough_ranks"] if gpu else record["enough_hosts"]
     least = f"{counted(enough, 'GPU' if gpu else 'host')} would do" if enough else ""
     share = percent_text(record["memory"] / record["memory_limit"])
     copies, other = ("one copy", "two copies") if record["copies"] == 1 else ("two copies", "one copy")
     word = other.split()[0]
+    several = record["steps_per_kernel"]
+    unit = f"{several} steps" if several > 1 else "step"
     rows = [
         ("memory of a rank", bytes_text(record["memory"]), f"{share} of what it may use; {least}"),
         ("bytes of a cell", f"{record['bytes_per_cell']:.1f}", f"with halos, {copies} of what steps change"),
         (f"in {other}", bytes_text(record["memory_by_copies"][word]), f"of a rank: --copies {word}"),
-        ("steps", f"{record['steps']:,}", "without --steps"),
+        ("steps", f"{record['steps']:,}", f"{several} in a kernel" if several > 1 else "one by one"),
     ]
     if record["operations"] is not None:
         rows.append(("operations of a cell and step", f"{record['operations']:,}", "outside branches"))
     rows += [
-        ("bytes of a rank and step", bytes_text(record["moved_bytes"]), "read and written"),
+        (f"bytes of a rank and {unit}", bytes_text(record["moved_bytes"]), "read and written"),
         ("halos of a rank and step", bytes_text(record["exchange_bytes"]), "received from other ranks"),
         (
             "a step",
@@ -117,8 +122,7 @@ def _render_steps(record: Mapping[str, Any]) -> str:
     return (
         "\n".join(
             [
-                f"{record['job']} on {wide} cells of {record['dtype']}: {where}, grid {grid} "
-                f"({record['machine']['name']})",
+                f"{record['job']} on {what}: {where}, grid {grid} ({record['machine']['name']})",
                 "",
                 *table(("", "", ""), rows, left=(0, 2)),
                 *([""] if record.get("notes") else []),

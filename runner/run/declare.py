@@ -176,14 +176,15 @@ class DeclaredJob(Job):
         host_memory: int | str | None = None,
         device_memory: int | str | None = None,
         copies: Copies = "auto",
+        steps: int | None = None,
         **parameters: Any,
     ) -> PlanRecord:
         """Forecast the time and memory of a run, without ranks or a GPU, as `meshrun plan` does.
 
         Returns the record of the plan, a dict that prints as the command's table. inputs: files; or none, and
         input_shape and input_dtype instead. ranks, hosts: how many. gpu: model, such as "h200", or "cpu".
-        chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". The others are as in `run`.
-        Raises UserError where the job cannot be planned or a value is wrong.
+        chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
+        The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
         from runner.run.options import checked
         from runner.run.planned import plan_record
@@ -209,6 +210,7 @@ class DeclaredJob(Job):
                 host_memory=checked("host_memory", host_memory),
                 device_memory=checked("device_memory", device_memory),
                 copies=copies,
+                steps=steps,
             )
         )
 

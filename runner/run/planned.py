@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from runner.report.record import Record
 from runner.report.units import counted
 from runner.run.options import form_of, forms_of_inputs
 from runner.run.planned_job import plan_job
-from runner.run.planned_steps import plan_steps
+from runner.run.planned_steps import plan_map_steps, plan_steps
 from runner.run.record.forecast_record import SCHEMA, record
 from runner.storage.formats.registry import Form, Source, open_source
 from runner.storage.paths import named
@@ -70,6 +71,7 @@ def plan_record(
     exchange_rate: float | None = None,
     network_rate: float | None = None,
     copies: Copies = "auto",
+    steps: int | None = None,
 ) -> Record:
     """Return the forecast of a run as plain values, with notes on what it assumes.
 
@@ -98,8 +100,10 @@ def plan_record(
             },
             gpu is None,
             copies,
+            steps,
         )
-    _refuse(job, {"--copies": None if copies == "auto" else copies})
+    if steps is None:
+        _refuse(job, {"--copies": None if copies == "auto" else copies})
     form = form_of(input_shape, input_dtype, input_order)
     if job.forecast is not None:
         of_maps = {
@@ -129,10 +133,23 @@ def plan_record(
     machine = _machine(gpu)
     given = job.complete(parameters)
     job = with_inferred_halo(job, arrays, given)
-    task = _settled(plan_task(job, given, arrays, ranks, grid=grid, boundary=boundary, cval=cval))
+
+    def cut(count: int, text: str | None) -> Task:
+        return plan_task(job, given, arrays, count, grid=text, boundary=boundary, cval=cval)
+
+    task = _settled(cut(ranks, grid))
     options = StreamOptions(chunk_bytes, host_memory, device_memory, depth)
     _check_memory(machine, options, sources)
     hosts = _hosts(hosts, ranks, machine)
+    if steps is not None:
+        _refuse_chunks(chunk_bytes, depth)
+
+        def settled(count: int, text: str | None) -> Task:
+            return replace(cut(count, text), results=task.results)
+
+        found = plan_map_steps(job, parameters, settled, steps, machine, ranks, hosts, grid, options, copies)
+        found["notes"] = notes + _assumed(found, machine, gpu is None)
+        return found
     if inputs and options.named is not None and not files.parallel:
         raise not_streamed(options.named, inputs[0])
     last = forecast(task, machine, hosts, options, files, grid=grid)
@@ -174,6 +191,7 @@ def _steps_record(
     of_arrays: dict[str, Any],
     unnamed: bool,
     copies: Copies,
+    steps: int | None,
 ) -> Record:
     """Return `plan_record` of a job that takes steps. size: ranks and hosts. of_arrays: options that do not
     apply. unnamed: no GPU is named."""
@@ -182,9 +200,16 @@ def _steps_record(
         raise UserError(f"job {job.name} takes one input", got=f"{len(inputs)}", expected="INPUT")
     ranks, hosts = size[0], _hosts(size[1], size[0], machine)
     _check_memory(machine, options)
-    found = plan_steps(job, inputs[0], parameters, machine, ranks, hosts, grid, options, copies)
+    found = plan_steps(job, inputs[0], parameters, steps, machine, ranks, hosts, grid, options, copies)
     found["notes"] = _assumed(found, machine, unnamed)
     return found
+
+
+def _refuse_chunks(chunk_bytes: int | None, depth: int | None) -> None:
+    """UserError for options with which steps pass through the memory in chunks."""
+    for name, value in (("--chunk-bytes", chunk_bytes), ("--depth", depth)):
+        if value is not None:
+            raise UserError("steps in chunks have no plan", got=f"{name} {value}", hint=f"leave {name} out")
 
 
 def _refuse(job: Job, options: dict[str, Any]) -> None:

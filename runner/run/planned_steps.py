@@ -1,30 +1,37 @@
-"""Plan the time steps of a job that gets the service `simulate`: the job runs up to its steps, without any.
+"""Plan time steps: of a map job, or of a job that gets the service `simulate`, which runs up to its steps.
 
-The floor in time is that of the memory that each step reads and writes: halo exchanges, forces and frames are
-not in it, as their rates are not known.
+The floor in time is that of the memory that a step reads and writes, or the steps of one kernel: halo
+exchanges, arithmetic, forces and frames are not in it, as their rates are not known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner.comm.threads import ThreadComm
 from runner.errors import UserError
+from runner.fuse import host
 from runner.fuse.branches import common_operations
+from runner.fuse.compiled import DeviceKernel
+from runner.fuse.graph import Program
 from runner.fuse.trace import NotTraceable
 from runner.job.declaration import Job
 from runner.pipeline.fusing import reads_of, traced
+from runner.pipeline.steps.fused_steps import most_fused_steps, takes_several
+from runner.plan.chunking import memory_use
 from runner.plan.forecast import limits_on
 from runner.plan.machine import Machine
 from runner.plan.step_options import Copies, StepOptions
-from runner.plan.steps import halo_bytes, step_memory
+from runner.plan.steps import halo_bytes, kept_memory, most_steps, step_memory
 from runner.plan.stream_options import StreamOptions
-from runner.plan.task import Task, plan_task
+from runner.plan.task import Task, check_feeds, plan_task
 from runner.report.record import Record
-from runner.run.record.forecast_record import plan_envelope
+from runner.report.units import counted
+from runner.run.record.forecast_record import plan_envelope, type_record
+from runner.run.step_run import Additions
 from runner.storage.formats.registry import Source
 from runner.world.world import open_world
 
@@ -35,14 +42,25 @@ class _StepsKnownError(Exception):
     """The job has called `simulate`."""
 
 
+@dataclass(frozen=True)
+class _KnownSteps:
+    """What a job calls `simulate` with. one_by_one: cells are set before each step."""
+
+    step: Job
+    parameters: dict[str, Any]
+    sources: Sequence[Source]
+    options: StepOptions
+    one_by_one: bool
+
+
 @dataclass
 class _StepsToPlan:
     """In place of `runner.run.services.simulation.Simulate`: keeps what it is called with, and ends the
     job there. film: none, as a plan has no OUTPUT."""
 
+    options: StepOptions
     film: None = field(default=None, init=False)
-    options: StepOptions = field(default_factory=StepOptions)
-    known: tuple[Job, dict[str, Any], Sequence[Source], int] | None = field(default=None, init=False)
+    known: _KnownSteps | None = field(default=None, init=False)
 
     def __call__(
         self,
@@ -50,9 +68,10 @@ class _StepsToPlan:
         parameters: dict[str, Any],
         sources: Sequence[Source],
         options: StepOptions,
-        _: object,
+        additions: Additions,
     ) -> Record:
-        self.known = step, step.complete(parameters), sources, options.steps or 0
+        one_by_one = additions.before_step is not None
+        self.known = _KnownSteps(step, step.complete(parameters), sources, options, one_by_one)
         raise _StepsKnownError
 
 
@@ -60,6 +79,7 @@ def plan_steps(
     job: Job,
     argument: str,
     parameters: dict[str, Any],
+    steps: int | None,
     machine: Machine,
     ranks: int,
     hosts: int,
@@ -69,85 +89,200 @@ def plan_steps(
 ) -> Record:
     """Return the forecast of a job's time steps as plain values: memory, operations, bytes, a floor in time.
 
-    options: only its limits of memory apply. copies: of the fields, as in a run. Raises UserError for what
-    the job refuses, and for a domain that the memory of so many ranks does not hold.
+    steps: as given; None: as the job says. options: only its limits of memory apply. copies: of the fields,
+    as in a run. Raises UserError for what the job refuses, and for a domain that the memory of so many ranks
+    does not hold.
     """
-    step, given, sources, steps = _steps(job, argument, parameters)
-    types = [(source.shape, source.dtype) for source in sources]
+    known = _steps(job, argument, parameters, steps)
+    types = [(source.shape, source.dtype) for source in known.sources]
 
     def cut(count: int, text: str | None = None) -> Task:
-        return plan_task(step, given, types, count, grid=text)
+        return plan_task(known.step, known.parameters, types, count, grid=text)
 
-    task = cut(ranks, grid)
-    region, gpu = task.partition[0], machine.gpus > 0
+    gpu = machine.gpus > 0
+    task, program = _understood(cut(ranks, grid), gpu=gpu)
     local = min(-(-ranks // hosts), ranks)
     limits = limits_on(machine, options, local)
     limit = limits.device if gpu else limits.host
-    one, two = (step_memory(task, region, one_copy=once) for once in (True, False))
+
+    def least(count: int) -> int:
+        """Return the least bytes of one of so many ranks in these copies of the fields."""
+        one, two = _memory(replace(cut(count), kernel=task.kernel))
+        return {"one": one, "two": two, "auto": min(one, two)}[copies]
+
+    one, two = _memory(task)
     wanted = {"one": one, "two": two, "auto": two if two <= limit else min(one, two)}
     needed = wanted[copies]
     if gpu:
-        enough = next((n for n in range(1, RANKS_MOST) if _least(cut(n), copies) <= limit), None)
+        enough = next((n for n in range(1, RANKS_MOST) if least(n) <= limit), None)
     else:  # ranks of one host share its memory
-        one_host = _least(cut(1), copies)
-        enough = -(-one_host // (limit * local)) if limit else None
-    what = "GPU" if gpu else "host"
+        enough = -(-least(1) // (limit * local)) if limit else None
     if needed > limit:
-        hint = f"at least {enough} {what}s" if enough else f"a {what} with more memory"
-        raise UserError(
-            f"{'x'.join(map(str, reversed(task.shape)))} cells do not fit the memory of {ranks} rank(s)",
-            got=f"{needed:,} bytes a rank",
-            expected=f"at most {limit:,} bytes a rank",
-            hint=hint + (", or --copies one" if copies == "two" and one <= limit else ""),
+        hint = _more(enough, gpu=gpu) + (", or --copies one" if copies == "two" and one <= limit else "")
+        shown = "x".join(map(str, reversed(task.shape)))
+        raise _too_large(f"{shown} cells", ranks, needed, limit, hint)
+    memory = {
+        "memory": needed,
+        "copies": 2 if needed == two and copies != "one" else 1,
+        "memory_limit": limit,
+        "enough_ranks": enough if gpu else None,
+        "enough_hosts": None if gpu else enough,
+    }
+    count = known.options.steps or 0
+    several = 1 if known.one_by_one else _steps_of_kernel(task, program, gpu=gpu)
+    return _record(job, parameters, task, program, count, several, machine, hosts, memory)
+
+
+def plan_map_steps(
+    job: Job,
+    parameters: dict[str, Any],
+    cut: Callable[[int, str | None], Task],
+    steps: int,
+    machine: Machine,
+    ranks: int,
+    hosts: int,
+    grid: str | None,
+    options: StreamOptions,
+    copies: Copies = "auto",
+) -> Record:
+    """Return `plan_steps` of a map job. cut: returns the task for a number of ranks, its results known.
+
+    Raises UserError for results that cannot become inputs, and for fields that the memory of so many ranks
+    does not hold: a run passes these through it in chunks, which is not forecast.
+    """
+    gpu = machine.gpus > 0
+    local = min(-(-ranks // hosts), ranks)
+    limits = limits_on(machine, options, local)
+    limit = limits.device if gpu else limits.host
+    once = copies == "one"
+
+    def needs(task: Task) -> int:
+        """Return the bytes of a rank; of a function that is no kernel, on a GPU, with its own arrays."""
+        region = task.partition[0]
+        blocks = step_memory(task, region, one_copy=once) + kept_memory(task, region, observed=False)
+        if once or task.kernel is not None:
+            return blocks
+        declared = replace(task, results=task.declared(task.shape))
+        use = memory_use(declared, region, asynchronous=gpu)
+        return max(blocks, 2 * use.device if gpu else use.host)
+
+    task, program = _understood(cut(ranks, grid), gpu=gpu)
+    check_feeds(task)
+    needed = needs(task)
+    counts = range(1, RANKS_MOST) if gpu else range(local, RANKS_MOST, local)
+    others = (replace(cut(count, None), kernel=task.kernel) for count in counts)
+    enough = next((number for number, one in enumerate(others, 1) if needs(one) <= limit), None)
+    if needed > limit:
+        hint = _more(enough, gpu=gpu)
+        if not once and _memory(task)[0] <= limit:
+            hint += ", or --copies one"
+        what = f"fields of {'x'.join(map(str, task.shape))}"
+        raise _too_large(
+            what, ranks, needed, limit, hint, "" if once else ", and steps in chunks have no plan"
         )
+    memory = {
+        "inputs": {field.name: type_record((field.shape, field.dtype)) for field in task.fields},
+        "memory": needed,
+        "copies": 1 if once else 2,
+        "memory_limit": limit,
+        "enough_ranks": enough if gpu else None,
+        "enough_hosts": None if gpu else enough,
+    }
+    several = _steps_of_kernel(task, program, gpu=gpu)
+    return _record(job, parameters, task, program, steps, several, machine, hosts, memory)
+
+
+def _record(
+    job: Job,
+    parameters: dict[str, Any],
+    task: Task,
+    program: Program | None,
+    steps: int,
+    several: int,
+    machine: Machine,
+    hosts: int,
+    memory: Record,
+) -> Record:
+    """Return the forecast. several: steps that one kernel takes. memory: the forecast's part about memory."""
+    ranks, region, gpu = task.partition.size, task.partition[0], machine.gpus > 0
+    one, two = _memory(task)
+    several = max(min(several, steps), 1)
     moved = task.input_bytes(region) + task.result_bytes(region)
     rate = machine.rates["kernel"]
     seconds = moved / rate.value
     if not gpu:
-        beside = moved * local / machine.rates["host memory"].value
-        seconds = max(seconds, beside)
-    operations: int | None = None
-    try:
-        program = traced(task)
-        task = replace(task, reads=reads_of(task, program))
-        operations = common_operations(program)
-    except NotTraceable:
-        pass  # the function is called as it is
-    cells = math.prod(task.shape)
-    return plan_envelope(
-        job,
-        parameters,
-        (task.shape, task.dtype),
-        machine,
-        ranks,
-        hosts,
-        {
-            "grid": list(task.partition.grid),
-            "steps": steps,
-            "cells": cells,
-            "bytes_per_cell": needed / max(region.size, 1),
-            "memory": needed,
-            "copies": 2 if needed == two and copies != "one" else 1,
-            "memory_by_copies": {"one": one, "two": two},
-            "memory_limit": limit,
-            "enough_ranks": enough if gpu else None,
-            "enough_hosts": None if gpu else enough,
-            "operations": operations,
-            "moved_bytes": moved,
-            "rate": rate.value,
-            "rate_source": rate.source,
-            "exchange_bytes": halo_bytes(task, region),
-            "step_seconds": seconds,
-            "seconds": seconds * steps,
-        },
+        local = min(-(-ranks // hosts), ranks)
+        seconds = max(seconds, moved * local / machine.rates["host memory"].value)
+    found = {
+        "grid": list(task.partition.grid),
+        "steps": steps,
+        "cells": math.prod(task.shape),
+        "bytes_per_cell": memory["memory"] / max(region.size, 1),
+        "memory_by_copies": {"one": one, "two": two},
+        "operations": None if program is None else common_operations(program),
+        "steps_per_kernel": several,
+        "moved_bytes": moved,
+        "rate": rate.value,
+        "rate_source": rate.source,
+        "exchange_bytes": halo_bytes(task, region),
+        "step_seconds": seconds / several,
+        "seconds": seconds / several * steps,
+    }
+    array = task.shape, task.dtype
+    return plan_envelope(job, parameters, array, machine, ranks, hosts, memory | found)
+
+
+def _memory(task: Task) -> tuple[int, int]:
+    """Return a rank's bytes with one copy of the fields, and with two."""
+    one, two = (step_memory(task, task.partition[0], one_copy=once) for once in (True, False))
+    return one, two
+
+
+def _more(enough: int | None, *, gpu: bool) -> str:
+    what = "GPU" if gpu else "host"
+    return f"at least {enough} {what}s" if enough else f"a {what} with more memory"
+
+
+def _too_large(what: str, ranks: int, needed: int, limit: int, hint: str, more: str = "") -> UserError:
+    return UserError(
+        f"{what} do not fit the memory of {counted(ranks, 'rank')}{more}",
+        got=f"{needed:,} bytes a rank",
+        expected=f"at most {limit:,} bytes a rank",
+        hint=hint,
     )
 
 
-def _steps(
-    job: Job, argument: str, parameters: dict[str, Any]
-) -> tuple[Job, dict[str, Any], Sequence[Source], int]:
+def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
+    """Return the task with what a run learns of its function, and the program that it is; None if it is none.
+
+    gpu: also with the kernel of it, not compiled.
+    """
+    if task.job.fuse == "off":
+        return task, None
+    try:
+        program = traced(task)
+    except NotTraceable:
+        return task, None
+    kernel = None
+    if gpu:
+        names = [field.name for field in task.fields]
+        feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+        widths = task.widths[: program.axes]
+        kernel = DeviceKernel(program, widths, "strict", feeds, task.boundary, task.cval)
+    return replace(task, reads=reads_of(task, program), kernel=kernel), program
+
+
+def _steps_of_kernel(task: Task, program: Program | None, *, gpu: bool) -> int:
+    """Return how many steps one kernel takes."""
+    if program is None or not takes_several(task):
+        return 1
+    most = most_fused_steps(task) if gpu else host.most_steps(program.axes)
+    return min(most, most_steps(task) or most)
+
+
+def _steps(job: Job, argument: str, parameters: dict[str, Any], steps: int | None) -> _KnownSteps:
     """Call the job's function up to its call of `simulate`, in a world of one rank on the CPU."""
-    simulate = _StepsToPlan()
+    simulate = _StepsToPlan(StepOptions(steps))
     world = open_world("cpu", control=ThreadComm())
     services = {"world": world, "argument": argument, "xp": world.xp, "simulate": simulate}
     try:
@@ -162,10 +297,3 @@ def _steps(
     if simulate.known is None:
         raise UserError(f"job {job.name} cannot be planned", got="it takes no steps")
     return simulate.known
-
-
-def _least(task: Task, copies: Copies) -> int:
-    """Return the least bytes of a rank in these copies of the fields."""
-    region = task.partition[0]
-    allowed = [once for once, word in ((True, "one"), (False, "two")) if copies in ("auto", word)]
-    return min(step_memory(task, region, one_copy=once) for once in allowed)

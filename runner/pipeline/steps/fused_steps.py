@@ -37,9 +37,12 @@ def passes(steps: int, most: int) -> list[int]:
 
 def most_fused_steps(task: Task) -> int:
     """Return how many steps of the task one kernel takes; 1 if there is no such kernel."""
-    if task.kernel is None or None in task.job.feeds or _mirrors_from_afar(task):
-        return 1
-    return task.kernel.most_steps
+    return 1 if task.kernel is None or not takes_several(task) else task.kernel.most_steps
+
+
+def takes_several(task: Task) -> bool:
+    """Return whether a kernel can take several steps of the task."""
+    return None not in task.job.feeds and not _mirrors_from_afar(task)
 
 
 def fuses_bands(task: Task) -> bool:

@@ -38,6 +38,19 @@ def clash(block, *, hosts: int = 3):
 @meshrun.reduce_blocks(combine=lambda a, b: a + b)
 def total(block):
     return block.sum()
+
+@meshrun.map_blocks(halo=(1, 1), boundary="wrap")
+def spread(u, *, rate: float = 0.2):
+    sides = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+    return u[1:-1, 1:-1] + rate * (sides - 4 * u[1:-1, 1:-1])
+
+@meshrun.map_blocks(halo=(1, 1), fuse="off")
+def called(u):
+    return u[1:-1, 1:-1] + u[:-2, 1:-1]
+
+@meshrun.map_blocks(halo=(1, 1), feeds=("u", None), outputs=2)
+def watched(u):
+    return u[1:-1, 1:-1] + u[:-2, 1:-1], u[1:-1, 1:-1].astype("f8")
 """
 
 
@@ -179,7 +192,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("airflow --ranks 2", "job airflow takes one input"),
         (
             "airflow sphere --size 2048x2048x1024 --ranks 2 --gpu h200",
-            "2048x2048x1024 cells do not fit the memory of 2 rank(s): got 176,866,415,000 bytes a rank",
+            "2048x2048x1024 cells do not fit the memory of 2 ranks: got 179,555,859,200 bytes a rank",
         ),
         ("airflow sphere --size 2048x2048x1024 --ranks 2 --gpu h200", "Try: at least 4 GPUs"),
         (
@@ -208,6 +221,17 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
         ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
+        ("mine.py:spread in.npy --ranks 2 --steps 0", "'--steps': 0 is not in the range"),
+        (
+            "mine.py:spread in.npy --ranks 2 --steps 9 --depth 2",
+            "steps in chunks have no plan: got --depth 2",
+        ),
+        ("mine.py:halved in.npy --ranks 2 --copies one", "--copies does not apply to job halved"),
+        (
+            "mine.py:halved --shape 9x9 --dtype int32 --ranks 2 --steps 9",
+            "its result cannot become its input block: got float64 of shape 9x9",
+        ),
+        ("fft in.npy --ranks 2 --steps 9", "No such option '--steps'"),
     ],
 )
 def test_a_mistake_is_one_sentence(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +247,7 @@ def test_a_job_that_takes_steps_is_planned_by_its_memory(capsys: pytest.CaptureF
     words = "airflow cylinder --size 1024x512 --ranks 2 --gpu h200 --json plan.json"
     assert main(["plan", *words.split()]) == 0
     plan = json.loads(Path("plan.json").read_text())
-    populations, kinds = 9 * (256 + 2) * (1024 + 2) * 4, (256 + 2) * (1024 + 2)
+    populations, kinds = 9 * (256 + 2) * in_lines(1024 + 2, 4), (256 + 2) * in_lines(1024 + 2, 1)
     assert plan["memory"] == 2 * populations + kinds
     assert plan["copies"] == 2
     assert plan["memory_by_copies"] == {"one": populations * (258 + 17) // 258 + kinds, "two": plan["memory"]}
@@ -315,10 +339,10 @@ def test_where_two_copies_do_not_fit_one_is_planned(capsys: pytest.CaptureFixtur
     words = "airflow sphere --size 2048x2048x1024 --ranks 4 --gpu h200 --json plan.json"
     assert main(["plan", *words.split()]) == 0
     plan = json.loads(Path("plan.json").read_text())
-    planes, cells = 256 + 2, (2048 + 2) * (2048 + 2)
-    assert plan["memory_by_copies"]["two"] == planes * cells * (2 * 19 * 4 + 1) > plan["memory_limit"]
+    planes, plane, kinds = 256 + 2, 19 * 2050 * in_lines(2050, 4), 258 * 2050 * in_lines(2050, 1)
+    assert plan["memory_by_copies"]["two"] == planes * 2 * plane + kinds > plan["memory_limit"]
     apart = 256 // 16 + 1  # planes of a band and one beside it
-    assert plan["memory_by_copies"]["one"] == (planes + apart) * cells * 19 * 4 + planes * cells
+    assert plan["memory_by_copies"]["one"] == (planes + apart) * plane + kinds
     assert plan["memory"] == plan["memory_by_copies"]["one"]
     assert plan["copies"] == 1
     assert plan["enough_ranks"] == 4
@@ -336,6 +360,68 @@ def test_the_copies_that_are_asked_for_are_planned(
     assert plan["memory"] == plan["memory_by_copies"]["one" if copies == 1 else "two"]
     assert plan["bytes_per_cell"] == plan["memory"] / (256 * 1024)
     assert f"with halos, {'one copy' if copies == 1 else 'two copies'} of what" in capsys.readouterr().out
+
+
+def in_lines(cells: int, itemsize: int) -> int:
+    """The bytes of a row that a GPU's kernel takes, rounded up to whole lines of its cache."""
+    return -(-cells * itemsize // 128) * 128
+
+
+def steps_of(words: str) -> dict[str, Any]:
+    assert main(["plan", *words.split(), "--json", "plan.json"]) == 0
+    plan: dict[str, Any] = json.loads(Path("plan.json").read_text())
+    return plan
+
+
+LARGE = "--shape 40000x30000 --dtype float32 --gpu h200"
+
+
+def test_steps_of_a_function_are_planned_as_its_kernel_takes_them() -> None:
+    plan = steps_of(f"mine.py:spread {LARGE} --ranks 2 --steps 1000")
+    several = plan["steps_per_kernel"]
+    assert 4 <= several <= 8
+    assert plan["steps"] == 1000
+    assert plan["memory"] == plan["memory_by_copies"]["two"] == 2 * 20002 * in_lines(30002, 4)
+    assert plan["moved_bytes"] == 2 * 20000 * 30000 * 4
+    assert plan["exchange_bytes"] == 2 * 30000 * 4
+    assert plan["step_seconds"] == pytest.approx(plan["moved_bytes"] / several / 4.8e12)
+    assert plan["seconds"] == pytest.approx(1000 * plan["step_seconds"])
+    assert plan["inputs"] == {"u": {"shape": [40000, 30000], "dtype": "float32"}}
+    assert steps_of(f"mine.py:spread {LARGE} --ranks 2 --steps 3")["steps_per_kernel"] == 3
+    assert steps_of("mine.py:spread in.npy --ranks 50 --steps 9 --gpu h200")["steps_per_kernel"] == 2  # rows
+    assert steps_of("mine.py:spread in.npy --ranks 2 --steps 90 --gpu cpu")["steps_per_kernel"] == 8
+    one = steps_of(f"mine.py:spread {LARGE} --ranks 2 --steps 9 --copies one")
+    assert one["copies"] == 1
+    assert one["memory"] == one["memory_by_copies"]["one"] < 0.6 * plan["memory"]
+
+
+def test_functions_that_are_called_step_by_step_need_more_memory() -> None:
+    kernel, plan = (steps_of(f"mine.py:{name} {LARGE} --ranks 2 --steps 9") for name in ("spread", "called"))
+    assert plan["steps_per_kernel"] == 1
+    assert plan["operations"] is None
+    assert plan["memory"] > 2 * kernel["memory"]  # its own arrays
+    watched = steps_of(f"mine.py:watched {LARGE} --ranks 2 --steps 9")
+    assert watched["steps_per_kernel"] == 1
+    assert watched["memory"] == kernel["memory"] + 20000 * 30000 * 8  # of what feeds no input
+
+
+def test_how_many_gpus_hold_the_fields_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "mine.py:spread --shape 400000x400000 --dtype float32 --gpu h200 --steps 9 --ranks"
+    assert main(["plan", *words.split(), "2"]) == 2
+    line = capsys.readouterr().err
+    assert "400000x400000 do not fit the memory of 2 ranks, and steps in chunks have no plan" in line
+    (enough,) = re.findall(r"Try: at least (\d+) GPUs$", line.strip())
+    assert steps_of(f"{words} {enough}")["enough_ranks"] == int(enough)
+    assert main(["plan", *words.split(), str(int(enough) - 1)]) == 2
+    assert capsys.readouterr().err.rstrip().endswith(f"Try: at least {enough} GPUs, or --copies one")
+
+
+def test_air_past_nothing_takes_several_steps_in_a_kernel() -> None:
+    """Past a body some cells are set before each step."""
+    words = "--size 1024x512 --ranks 2 --gpu h200 --steps 100"
+    body, none = (steps_of(f"airflow {shape} {words}") for shape in ("cylinder", "none"))
+    assert (body["steps_per_kernel"], none["steps_per_kernel"]) == (1, 4)
+    assert body["steps"] == none["steps"] == 100
 
 
 def test_no_ranks_are_started_for_it(capsys: pytest.CaptureFixture[str]) -> None:
