@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 RATE = click.FloatRange(min=0, min_open=True)
-RANKS_MOST = 1 << 17  # planning visits every rank's block, which takes seconds
 
 
 def forecast(
@@ -80,6 +79,8 @@ class Plans(JobsShown):
 
     @staticmethod
     def options(job: Job) -> list[click.Option]:
+        from runner.run.options import RANKS_MOST
+
         return [
             click.Option(
                 ["--ranks"], type=click.IntRange(1, RANKS_MOST), required=True, metavar="N",

@@ -186,33 +186,23 @@ class DeclaredJob(Job):
         chunk_bytes, host_memory, device_memory: bytes, or texts such as "64M". steps: time steps of the run.
         The others are as in `run`. Raises UserError where the job cannot be planned or a value is wrong.
         """
-        from runner.run.options import checked
+        from runner.run.options import as_keywords, checked
         from runner.run.planned import plan_record
         from runner.run.record.run_record import PlanRecord
 
+        keywords: dict[str, Any] = {
+            "input_shape": input_shape, "input_dtype": input_dtype, "input_order": input_order,
+            "ranks": ranks, "hosts": hosts, "gpu": gpu, "grid": grid, "boundary": boundary, "cval": cval,
+            "depth": depth, "chunk_bytes": chunk_bytes, "host_memory": host_memory,
+            "device_memory": device_memory, "copies": copies, "steps": steps,
+        }  # fmt: skip
         self.complete(parameters)
-        return PlanRecord(
-            plan_record(
-                self,
-                [str(path) for path in inputs],
-                parameters,
-                input_shape=checked("input_shape", input_shape),
-                input_dtype=checked("input_dtype", input_dtype),
-                input_order=checked("input_order", input_order),
-                ranks=ranks,
-                hosts=hosts,
-                gpu=gpu,
-                grid=checked("grid", grid),
-                boundary=boundary,
-                cval=cval,
-                depth=depth,
-                chunk_bytes=checked("chunk_bytes", chunk_bytes),
-                host_memory=checked("host_memory", host_memory),
-                device_memory=checked("device_memory", device_memory),
-                copies=copies,
-                steps=steps,
-            )
-        )
+        try:
+            options = {name: checked(name, value) for name, value in keywords.items()}
+            return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, **options))
+        except MeshrunError as failure:
+            as_keywords(failure, keywords)
+            raise
 
     def iterate(self, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
         """Take steps on whole arrays in this process. Returns the results of the last step.

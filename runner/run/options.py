@@ -7,6 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -57,6 +58,7 @@ FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
 FILES = ("json", "timeline", "frames")
 COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
+RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,12 @@ def _depth(name: str, value: Any) -> int:
     return number
 
 
-def _count(name: str, value: Any) -> int:
+def _count(name: str, value: Any, most: int = STEPS_MOST) -> int:
     number = _integer(value)
     if number is None:
         raise _invalid(name, f"{value!r} is not a valid integer")
-    if not 1 <= number <= STEPS_MOST:
-        raise _invalid(name, f"{number} is not in the range 1<=x<={STEPS_MOST}")
+    if not 1 <= number <= most:
+        raise _invalid(name, f"{number} is not in the range 1<=x<={most}")
     return number
 
 
@@ -191,9 +193,10 @@ def _dtype(name: str, value: Any) -> str:
 
 AS_TEXT = ("grid", "input_shape", "input_dtype")  # texts of these are parsed later
 READERS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys(FILES, lambda name, value: str(value)),
+    **dict.fromkeys((*FILES, "gpu"), lambda name, value: str(value)),
     **dict.fromkeys(SIZES, _size),
     **dict.fromkeys(COUNTS, _count),
+    **dict.fromkeys(("ranks", "hosts"), partial(_count, most=RANKS_MOST)),
     **dict.fromkeys(TEXTS, _parsed),
     "cval": _number,
     **dict.fromkeys(("grid", "input_shape"), _joined),

@@ -30,12 +30,11 @@ from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, check_feeds, plan_task
 from runner.report.record import Record
 from runner.report.units import counted
+from runner.run.options import RANKS_MOST
 from runner.run.record.forecast_record import plan_envelope, type_record
 from runner.run.step_run import Additions
 from runner.storage.formats.registry import Source
 from runner.world.world import open_world
-
-RANKS_MOST = 1 << 17  # of those looked at for enough memory
 
 
 class _StepsKnownError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -217,6 +218,35 @@ def test_a_plan_shows_itself_as_the_command_does(tmp_path: Path) -> None:
     small = job.plan(tmp_path / "in.npy", ranks=2, gpu="h200", chunk_bytes="64K")
     assert small["streamed"]
     assert small == job.plan(tmp_path / "in.npy", ranks=2, gpu="h200", chunk_bytes=65536)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ranks": 0}, "Invalid value for 'ranks': 0 is not in the range 1<=x<=131072"),
+        ({"ranks": "2"}, "Invalid value for 'ranks': '2' is not a valid integer"),
+        ({"hosts": 0}, "Invalid value for 'hosts': 0 is not in the range"),
+        ({"gpu": 5}, "unknown GPU: got 5"),
+        ({"depth": 0}, "Invalid value for 'depth': 0 is not in the range"),
+        ({"cval": "a"}, "Invalid value for 'cval': 'a' is not a valid float"),
+        ({"steps": 0}, "Invalid value for 'steps': 0 is not in the range"),
+        ({"copies": "three"}, "Invalid value for 'copies': 'three' is not one of"),
+        ({"steps": 9, "chunk_bytes": "64K"}, "steps in chunks have no plan: got chunk_bytes=65536"),
+        ({"hosts": 3}, "hosts is more than ranks: got 3 hosts, expected at most 2"),
+    ],
+)
+def test_a_wrong_value_of_a_plan_is_named_as_it_was_given(options: dict[str, Any], message: str) -> None:
+    job = meshrun.map_blocks(lambda block: block, name="same")
+    given = {"ranks": 2, "gpu": "h200", "input_shape": "400x400", "input_dtype": "f4"} | options
+    with pytest.raises(meshrun.UserError, match=re.escape(message)):
+        job.plan(**given)
+
+
+def test_steps_are_planned() -> None:
+    job = meshrun.map_blocks(lambda block: block, name="same")
+    plan = job.plan(ranks=2, gpu="h200", input_shape=(400, 400), input_dtype="f4", steps=9)
+    assert plan["steps"] == 9
+    assert str(plan).startswith("same on 400x400 float32")
 
 
 def test_a_plan_that_cannot_be_made_says_why() -> None:
