@@ -157,8 +157,7 @@ def airflow(
 
 def _body(word: str, placement: shapes.Placement, sides: Sides) -> Body:
     body = shapes.read(word, placement)
-    shapes.check(body, ("top", "bottom", "front", "back") if sides != "periodic" else ())
-    return body
+    return shapes.check(body, ("top", "bottom", "front", "back") if sides != "periodic" else ())
 
 
 def _lattice(name: str, body: Body) -> Lattice:
