@@ -107,7 +107,7 @@ def execute(
     parameters = world.collective_call(lambda: job.complete(parameters))
     paths = world.collective_call(lambda: name_files(job, as_list(inputs), as_list(outputs)))
     sources_at, targets = paths
-    folder = world.on_root(lambda: _check_files(job, paths, options, transaction))
+    folder = world.on_root(lambda: _check_files(job, parameters, paths, options, transaction))
     files = dict.fromkeys(split(target)[0] for target in targets)
     added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
     opened = [] if folder or not job.opens_input else sources_at
@@ -237,7 +237,11 @@ def _open(paths: Sequence[Path], options: Options) -> list[Source]:
 
 
 def _check_files(
-    job: Job, paths: tuple[list[Path], list[Path]], options: Options, transaction: OutputTransaction
+    job: Job,
+    parameters: dict[str, Any],
+    paths: tuple[list[Path], list[Path]],
+    options: Options,
+    transaction: OutputTransaction,
 ) -> Folder | None:
     """Refuse files that could not be written, before any work. Returns the input if it is a folder.
 
@@ -257,8 +261,15 @@ def _check_files(
         ("--timeline", options.stream.timeline),
         ("--frames", options.steps.frames),
     )
+    of_job = {
+        f"--{one.name.replace('_', '-')}": Path(parameters[one.name])
+        for one in job.parameters
+        if one.type is Path and parameters[one.name] is not None
+    }
+    read = ("INPUT", *of_job)
     given: list[tuple[str, Path | str]] = [
         *(("INPUT", path) for path in inputs),
+        *of_job.items(),
         *(("OUTPUT", path) for path in targets),
         *((name, path) for name, path in more if path is not None),
     ]
@@ -266,7 +277,7 @@ def _check_files(
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
         # An input may be read twice, and an old file is replaced only when the new one is complete.
-        if one == "INPUT" and other in ("INPUT", "OUTPUT"):
+        if one in read and other in (*read, "OUTPUT"):
             continue
         if one == other == "OUTPUT":
             _check_two_outputs(Path(first), Path(second))
@@ -300,6 +311,12 @@ def _check_two_outputs(first: Path, second: Path) -> None:
 def _result(run: RunContext) -> Record:
     """Run a job whose result is not an array partitioned like its input."""
     options = run.options
+    if options.form is not None and not run.job.opens_input:
+        raise UserError(
+            f"--input-shape, --input-dtype and --input-order do not apply to job {run.job.name}",
+            expected="a job whose INPUT is an array",
+            everywhere=True,
+        )
     of_blocks: tuple[object, ...] = (options.boundary, options.cval)
     if not run.job.takes_steps:
         of_blocks = (*of_blocks, options.grid, options.overlap)

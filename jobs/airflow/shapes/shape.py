@@ -71,7 +71,11 @@ def read(word: str, placement: Placement | None = None) -> Body:
     if placement.length is not None and not (math.isfinite(placement.length) and placement.length > 0):
         raise UserError("the length is no length", got=placement.length, expected="cells, more than 0")
     name, colon, rest = word.partition(":")
+    kind = suffix(split(Path(word))[0])
+    if placement.up != "z" and kind != ".stl":
+        raise UserError("--up does not apply", got=f"--up {placement.up} of {word}", expected="an STL file")
     if word == "none":
+        _fixed("what is not there", placement)
         shape = _domain(placement, FLAT)
         length = placement.length or float(shape[-2])
         return Body("none", shape, length, length * math.prod(shape[:-2]))
@@ -80,7 +84,6 @@ def read(word: str, placement: Placement | None = None) -> Body:
     if name == "airfoil":
         return _airfoil(word, rest if colon else "", placement)
     path = Path(word)
-    kind = suffix(split(path)[0])
     if kind == ".stl":
         return _surface(path, placement)
     if word and path.is_dir() and kind not in registry.FOLDERS:
