@@ -387,7 +387,7 @@ def test_steps_and_frames_have_defaults() -> None:
     assert (options.steps, options.every, options.check_finite) == (4000, 40, 40)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_flow_that_bursts_ends_with_its_step_and_cell_and_keeps_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
