@@ -357,6 +357,12 @@ def plan_task(
     chosen = boundary or job.boundary
     if chosen not in BOUNDARIES:
         raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    if cval is not None and chosen != "constant":
+        raise UserError(
+            "--cval does not apply: it is the constant of --boundary constant",
+            got=f"--cval {cval:g} and the boundary {chosen}",
+            hint="--boundary constant",
+        )
     common = min(len(one) for one, _ in inputs)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])
