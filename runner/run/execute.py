@@ -21,6 +21,7 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
+from runner.plan.task import in_own_byte_order
 from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -360,6 +361,7 @@ def _result(run: RunContext) -> Record:
     if partial is not None:
         _commit(run, partial)
     elif run.targets and run.job.kind == "reduce":
+        value = in_own_byte_order(value)
         _write_array(run, value)
         value = type_record((value.shape, value.dtype))
     result = value if isinstance(value, dict) else {"result": value}
