@@ -251,12 +251,7 @@ def _check_files(
     inputs, targets = paths
     folder = open_folder(inputs[0]) if len(inputs) == 1 and job.opens_input else None
     for target in targets:
-        if "simulate" in job.services:  # a film, whose format is checked with the other options of frames
-            continue
-        if folder is None:
-            check_output(target, alone=job.kind != "map")
-        else:
-            check_output_folder(target, folder.images)
+        _check_target(job, target, folder)
     more: tuple[tuple[str, str | None], ...] = (
         ("--json", options.json),
         ("--timeline", options.stream.timeline),
@@ -292,6 +287,17 @@ def _check_files(
                 with contextlib.suppress(OSError):
                     remove_path(left)
     return folder
+
+
+def _check_target(job: Job, target: Path, folder: Folder | None) -> None:
+    """Refuse an output that could not be written. folder: the input, if it is one of images."""
+    if "simulate" in job.services:  # a film, whose format is checked with the other options of frames
+        if target.name in ("", ".."):
+            raise UserError("OUTPUT has no name of its own", got=target, expected="a file or folder")
+    elif folder is None:
+        check_output(target, alone=job.kind != "map")
+    else:
+        check_output_folder(target, folder.images)
 
 
 def _check_two_outputs(first: Path, second: Path) -> None:

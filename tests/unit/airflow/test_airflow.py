@@ -343,6 +343,17 @@ def test_what_cannot_be_computed_is_refused_before_the_first_step(
     assert not (tmp_path / "film").exists()
 
 
+@pytest.mark.parametrize("name", [".", "/", "..", "sub/.."])
+def test_a_film_without_a_name_of_its_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="OUTPUT has no name of its own") as caught:
+        airflow.run("cylinder", name, device="cpu", **SMALL)
+    assert "rm -r" not in str(caught.value)
+
+
 def test_files_that_would_replace_each_other_are_refused(tmp_path: Path) -> None:
     drawn = np.full((32, 64), 255, np.uint8)
     drawn[10:16, 20:24] = 0
