@@ -93,6 +93,7 @@ def airflow(
     fields: file for velocity, pressure and solid cells: .vtkhdf (for ParaView), .h5 or .zarr.
     fields_every: steps between two snapshots of the fields. Default: only the last step is written.
     """
+    world.collective_call(lambda: _check_files(argument, simulate.film, forces, fields))
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
     chosen = world.collective_call(lambda: _lattice(lattice, body))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
@@ -102,7 +103,12 @@ def airflow(
     assert options.steps is not None
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
     if forces is not None:
-        world.collective_call(lambda: _check_forces(forces, body))
+        world.collective_call(lambda: _check_forces(forces, samples))
+    if samples is not None and body.box.stop[-1] > tunnel.undamped:
+        world.warn(
+            f"{body.name} reaches into the last {body.shape[-1] - tunnel.undamped} columns, which damp "
+            "eddies or lie beside such cells: drag and lift are not those of the whole body"
+        )
     plane = world.collective_call(lambda: _plane(slice, body))
     world.collective_call(lambda: _check_isolines(isolines, isolines_of))
     lined = draw if isolines_of == "drawn" else isolines_of
@@ -112,14 +118,15 @@ def airflow(
     snapshots = None
     if fields is not None or fields_every is not None:
         snapshots = world.collective_call(
-            lambda: _snapshots(fields, fields_every, FlowFields(chosen), body, options, simulate.film)
+            lambda: _snapshots(fields, fields_every, FlowFields(chosen), body, options)
         )
+    observers = [one for one in (samples, snapshots) if one is not None]
     additions = Additions(
         content,
-        [one for one in (samples, snapshots) if one is not None],
+        observers,
         samples.open if samples is not None and samples.interpolated else None,
         [] if fields is None else [fields],
-        [] if snapshots is None else [snapshots],
+        observers,
         FlowVelocity(chosen, max(round(body.length / speed), 1), np.dtype(storage)),
     )
     description = {
@@ -155,10 +162,18 @@ def airflow(
     return result
 
 
+def _check_files(shape: str, film: Path | None, forces: Path | None, fields: Path | None) -> None:
+    """Refuse forces and fields that would replace the shape or the film. film: None in a plan."""
+    others = {"OUTPUT": film, "SHAPE": Path(shape)}
+    for option, path in (("--forces", forces), ("--fields", fields)):
+        for name, other in others.items():
+            if path is not None and other is not None and path.resolve() == other.resolve():
+                raise UserError(f"{option} and {name} name the same file", got=path, expected="two files")
+
+
 def _body(word: str, placement: shapes.Placement, sides: Sides) -> Body:
     body = shapes.read(word, placement)
-    shapes.check(body, ("top", "bottom", "front", "back") if sides != "periodic" else ())
-    return body
+    return shapes.check(body, ("top", "bottom", "front", "back") if sides != "periodic" else ())
 
 
 def _lattice(name: str, body: Body) -> Lattice:
@@ -193,17 +208,32 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     body = tunnel.body
     if every is not None and every < 1:
         raise UserError("--forces-every is no number of steps", got=every, expected="1 or more")
+    exact = not isinstance(body, CellBody) and type(body) is not Body
+    if surface == "interpolated" and not exact:
+        raise UserError(
+            "--surface interpolated needs an exact surface",
+            got=body.name,
+            expected="cylinder, sphere, an airfoil or an .stl file",
+        )
     if type(body) is Body:
+        if every is not None:
+            raise UserError("--forces-every does not apply: there is no body", got=every)
         return None
-    interpolated = surface == "interpolated" or (surface == "auto" and not isinstance(body, CellBody))
+    interpolated = surface == "interpolated" or (surface == "auto" and exact)
     chosen = every or max(round(body.length / tunnel.speed / SAMPLES), 1)
     scale = 1 / SCALE[tunnel.storage]
     return ForceSamples(body, tunnel.lattice, scale, chosen, options.steps or 0, interpolated)
 
 
-def _check_forces(path: Path, body: Body) -> None:
-    if type(body) is Body:
+def _check_forces(path: Path, samples: ForceSamples | None) -> None:
+    if samples is None:
         raise UserError("--forces: there is no body", got="none", expected="a shape")
+    if samples.every >= samples.last:
+        raise UserError(
+            f"--forces: no sample before the last step, {samples.last:,}",
+            got=f"--forces-every {samples.every}",
+            expected=f"at most {samples.last - 1}" if samples.last > 1 else "more steps",
+        )
     suffixes = (".csv", ".png", ".svg", ".html")
     if path.suffix.lower() not in suffixes:
         raise UserError(f"unknown format of forces: {path}", got=path.suffix, expected=", ".join(suffixes))
@@ -247,17 +277,14 @@ def _snapshots(
     content: FlowFields,
     body: Body,
     options: StepOptions,
-    film: Path | None,
 ) -> Snapshots:
-    """Return what writes the fields, whose file is checked. film: None in a plan."""
+    """Return what writes the fields, whose file is checked."""
     if path is None:
         raise UserError(
             "--fields-every does not apply without a file", got=every, hint="--fields FILE.vtkhdf"
         )
     if every is not None and every < 1:
         raise UserError("--fields-every is no number of steps", got=every, expected="1 or more")
-    if film is not None and path.resolve() == film.resolve():
-        raise UserError("--fields and OUTPUT name the same file", got=path, expected="two files")
     steps = options.steps or 0
     check_fields(path, body.shape, content.fields, count_snapshots(0, every, steps))
     return Snapshots(content, path, every, steps)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -68,8 +70,9 @@ class BodyLinks:
 
 @dataclass
 class ForceSamples:
-    """Samples the force on the body: an observer of the steps. every: steps between two samples.
+    """Samples the force on the body: an observer of the steps, whose samples are part of checkpoints.
 
+    every: steps between two samples.
     last: step of the run, which is not sampled, as no halos are exchanged after it. interpolated: whether the
     slots of the links are set before each step. steps: of each sample.
     """
@@ -83,6 +86,32 @@ class ForceSamples:
     steps: list[int] = field(default_factory=list, init=False)
     _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device
     _momentum: list[HostArray] = field(default_factory=list, init=False)  # of all ranks
+    _stepper: Stepper = field(init=False)
+    _resumed: bool = field(default=False, init=False)
+    _earlier: dict[str, Any] = field(default_factory=dict, init=False)
+
+    @property
+    def name(self) -> str:
+        return "forces"
+
+    @property
+    def unfinished(self) -> Sequence[Path]:
+        return []
+
+    def save(self) -> dict[str, Any]:
+        """Return the samples so far, for `restore`."""
+        self._add_up()
+        return {
+            "every": self.every,
+            "steps": self.steps,
+            "momentum": [one.tolist() for one in self._momentum],
+        }
+
+    def restore(self, values: Any) -> None:
+        self._resumed, self._earlier = True, values or {}
+
+    def abandon(self) -> None:
+        """There is no thread to end."""
 
     def open(self, stepper: Stepper) -> Callable[[Sequence[Array]], None]:
         """Find the links of this rank; return what to call before each step."""
@@ -91,8 +120,18 @@ class ForceSamples:
         return self._links.set_slots
 
     def begin(self, stepper: Stepper) -> None:
+        self._stepper = stepper
         if not self.interpolated:
             self.open(stepper)
+        if self._earlier.get("every") == self.every:
+            self.steps = [int(step) for step in self._earlier["steps"]]
+            self._momentum = [np.array(one, np.int64) for one in self._earlier["momentum"]]
+        elif self._resumed:
+            before = self._earlier.get("every")
+            reason = (
+                f"they were sampled every {before} steps before" if before else "no earlier ones are known"
+            )
+            stepper.world.warn(f"the forces begin at step {stepper.done:,}: {reason}")
 
     def next_step(self, done: int) -> int:
         return next_multiple(done, self.every)
@@ -106,17 +145,18 @@ class ForceSamples:
         self.steps.append(stepper.done)
         self._pending.append(self._links.momentum(blocks))
         if len(self._pending) == PENDING:
-            self._add_up(stepper)
+            self._add_up()
         return False
 
     def end(self, stepper: Stepper) -> None:
-        self._add_up(stepper)
+        self._add_up()
 
-    def _add_up(self, stepper: Stepper) -> None:
+    def _add_up(self) -> None:
         """Add up the pending samples of all ranks."""
+        world = self._stepper.world
         if self._pending:
-            own = _on_host(stepper, stepper.world.xp.stack(self._pending))
-            self._momentum += list(np.sum(stepper.world.control.allgather(own), axis=0))
+            own = _on_host(self._stepper, world.xp.stack(self._pending))
+            self._momentum += list(np.sum(world.control.allgather(own), axis=0))
             self._pending = []
 
     @property

@@ -60,6 +60,11 @@ class Tunnel:
         """Number of columns before the outflow in which eddies are damped."""
         return max(min(self.shape[-1] // DAMPED, round(self.body.length)), 1)
 
+    @property
+    def undamped(self) -> int:
+        """The column up to which all neighbours of a cell are neither damped nor outflow."""
+        return self.shape[-1] - 2 - self.damped
+
     @cached_property
     def kinds(self) -> frozenset[Cell]:
         """Kinds of cells that occur."""

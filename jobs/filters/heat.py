@@ -41,8 +41,9 @@ def heat(
     What flows between two cells is their difference times the harmonic mean of their diffusivities: a steady
     flow through layers of several materials is then exact (S. V. Patankar, Numerical Heat Transfer and
     Fluid Flow, 1980, section 4.2). Explicit, of first order in time and second in space. Nothing passes the
-    edges, unless --boundary wraps them. Lengths are in cells. A cell whose diffusivity is negative, or above
-    `largest`, becomes NaN, which --check-finite finds.
+    edges; with --boundary wrap, opposite ones are joined, and with mirror or constant, heat passes them (the
+    constant is also the diffusivity there). Lengths are in cells. A cell whose diffusivity is negative, or
+    above `largest`, becomes NaN, which --check-finite finds.
 
     dt: time of a step; stable up to 1 / (2 * axes * largest).
     largest: diffusivity of any cell, at most, in cells^2 per unit of time.

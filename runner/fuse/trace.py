@@ -53,8 +53,16 @@ WHOLE_AXES: dict[str, Any] = {
     **dict.fromkeys(["fft2", "ifft2", "rfft2", "irfft2"], (-2, -1)),
     **dict.fromkeys(["fftn", "ifftn", "rfftn", "irfftn", "fftshift", "ifftshift", "flip", "unique"]),
     **{"flipud": 0, "fliplr": 1, "rot90": (0, 1), "histogram": None, "roll": None, "gradient": None},
+    **dict.fromkeys(["trace", "diagonal", "diag"], (0, 1)),
+    **dict.fromkeys(
+        ["tril", "triu", "inv", "det", "solve", "svd", "eig", "eigh", "qr", "cholesky"], (-2, -1)
+    ),
+    **dict.fromkeys(["norm", "cov", "corrcoef", "convolve", "correlate"]),
+    **dict.fromkeys(["pad", "matmul", "dot", "inner", "vdot", "tensordot", "einsum"]),  # see _summed_over
 }
-SHIFTS = frozenset(["numpy.roll", "numpy.gradient"])  # of them; right inside a halo
+# Of them, those that are right inside a halo.
+SHIFTS = frozenset(f"numpy.{name}" for name in ("roll", "gradient", "pad", "convolve", "correlate"))
+PLACES = "an array of the block's length"  # that was not made from the block and differs from cell to cell
 COMPARISONS = frozenset(["equal", "not_equal", "less", "less_equal", "greater", "greater_equal"])
 
 
@@ -112,6 +120,10 @@ class _Recorder:
         """Return the grid axis with about this length; None if there is none."""
         near = [axis for axis, own in enumerate(self.lengths) if abs(length - own) <= self._near]
         return near[0] if near else None
+
+    def is_length(self, length: int, axis: int) -> bool:
+        """Return whether a block has this length along a grid axis, with its halo, a part of it or none."""
+        return 0 <= length - self.lengths[axis] <= self._near - NEAR
 
     def filled(self, shape: Any, value: Any, dtype: Any) -> Any:
         """Return numpy.full's result, as a traced array if it is as large as the block."""
@@ -384,6 +396,7 @@ class Traced(NDArrayOperatorsMixin):
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             axes = _along(inputs[0], options.get("axis", 0)) if method in ("reduce", "accumulate") else ()
+            axes = axes or _whole_axes(ufunc, inputs, {}) if name == "matmul" else axes
             raise NotTraceable(f"uses numpy.{name}, which is not traced", whole=(f"numpy.{name}", axes))
         if options.get("where", True) is not True:
             raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
@@ -399,10 +412,7 @@ class Traced(NDArrayOperatorsMixin):
         if known is None:
             hint = "slices of the block with its halo" if function in (np.roll, np.pad) else None
             name = function.__name__
-            axes: tuple[int, ...] = ()
-            if name in WHOLE_AXES and args:
-                given = inspect.signature(function).bind(*args, **kwargs).arguments
-                axes = _along(args[0], given.get("axis", given.get("axes", WHOLE_AXES[name])))
+            axes = _whole_axes(function, args, kwargs) if name in WHOLE_AXES and args else ()
             raise NotTraceable(f"uses numpy.{name}, which is not traced", hint, whole=(f"numpy.{name}", axes))
         return known(*args, **kwargs)
 
@@ -460,10 +470,17 @@ def _operand(recorder: _Recorder, value: Any, like: np.dtype[Any] | None = None)
         array = array.astype(like)
     if array.dtype.kind not in "biuf":
         raise NotTraceable(f"computes with {array.dtype}")
-    if any(recorder.axis_of(length) is not None for length in array.shape):
+    grid = [recorder.axis_of(length) for length in array.shape]
+    if any(axis is not None for axis in grid):
+        varies = {
+            axis
+            for place, axis in enumerate(grid)
+            if axis is not None and recorder.is_length(array.shape[place], axis) and _varies(array, place)
+        }
         raise NotTraceable(
             "uses an array of the block's size that was not made from the block",
             "xp.zeros(shape), or zeros_like(block)",
+            whole=(PLACES, tuple(sorted(varies))),
         )
     if array.size > MOST_COMPONENTS:
         raise NotTraceable(f"uses an array of {array.size} elements beside the block")
@@ -471,6 +488,11 @@ def _operand(recorder: _Recorder, value: Any, like: np.dtype[Any] | None = None)
     for place, element in np.ndenumerate(array):
         nodes[place] = recorder.graph.constant(element, array.dtype)
     return Traced(recorder, nodes, array.shape, (None,) * array.ndim, array.dtype)
+
+
+def _varies(array: np.ndarray[Any, Any], axis: int) -> bool:
+    """Return whether an array's elements differ along an axis."""
+    return bool((array != np.take(array, [0], axis)).any())
 
 
 def _check_broadcast(
@@ -729,6 +751,50 @@ def _along(array: Any, axis: Any) -> tuple[int, ...]:
     axes = range(array.ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
     found = (array._grid[operator.index(one)] for one in axes)
     return tuple(sorted({one for one in found if one is not None}))
+
+
+def _whole_axes(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """Return the grid axes whose cells one result of this call depends on. function: one of WHOLE_AXES."""
+    name = function.__name__
+    if name in ("matmul", "dot", "inner", "vdot", "tensordot", "einsum"):
+        return tuple(
+            sorted(
+                {axis for array, axes in _summed_over(name, *args, **kwargs) for axis in _along(array, axes)}
+            )
+        )
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    if name == "pad":
+        widths = np.broadcast_to(np.asarray(given["pad_width"]), (args[0].ndim, 2))
+        return _along(args[0], np.flatnonzero(widths.any(1)).tolist())
+    return _along(args[0], given.get("axis", given.get("axes", WHOLE_AXES[name])))
+
+
+def _summed_over(
+    name: str, a: Any, b: Any, *others: Any, axes: Any = 2, **options: Any
+) -> list[tuple[Any, Any]]:
+    """Return the operands of a product of arrays, each with those of its axes that it sums over."""
+    if name == "einsum":
+        return _summed_by_einsum(a, [b, *others])
+    if name == "vdot":
+        return [(a, None), (b, None)]
+    if name == "tensordot":
+        axes = others[0] if others else axes
+        pairs = (range(-axes, 0), range(axes)) if isinstance(axes, int) else axes
+        of_a, of_b = (list(one) if isinstance(one, (list, tuple, range)) else [one] for one in pairs)
+        return [(a, of_a), (b, of_b)]
+    return [(a, -1), (b, -1 if name == "inner" or np.ndim(b) < 2 else -2)]
+
+
+def _summed_by_einsum(subscripts: Any, operands: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the operands of numpy.einsum, each with those of its axes that it sums over; [] if unknown."""
+    if not isinstance(subscripts, str) or "." in subscripts:
+        return []
+    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
+    kept = output if arrow else [one for one in inputs if inputs.count(one) == 1]
+    return [
+        (array, [axis for axis, letter in enumerate(letters) if letter not in kept])
+        for array, letters in zip(operands, inputs.split(","), strict=True)
+    ]
 
 
 def _reduce(

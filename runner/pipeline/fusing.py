@@ -17,7 +17,7 @@ from runner.errors import UserError
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
-from runner.fuse.trace import MOST_COMPONENTS, SHIFTS, WHOLE_AXES, NotTraceable, trace
+from runner.fuse.trace import MOST_COMPONENTS, PLACES, SHIFTS, WHOLE_AXES, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
 from runner.plan.task import ArrayType, Task, halo_hint
@@ -35,6 +35,7 @@ _FILTERS = """
     prewitt rank_filter rotate shift sobel uniform_filter wiener zoom
 """
 FILTERS = frozenset(_FILTERS.split())  # their functions that read neighbours along all axes, or along two
+WHOLE_HINT = "compute a value of the whole array first (@meshrun.reduce_blocks)"
 OPERATED = 4  # times as many bytes of results of operations take NumPy as long
 WORTH_TRACING = 1 / 64  # of these bytes: from so many on, the operations are counted
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
@@ -349,19 +350,25 @@ def warn_of_whole_axes(world: World, task: Task, *, chunks: bool = False) -> Non
     if task.job.fuse == "off":
         return
     function = inspect.unwrap(task.job.function)
-    fixed = _takes_fixed_rows(function, task.job.arrays)
-    if not fixed and not _takes_whole_axes(function) and not _takes_steps(function):
+    measured = _takes_lengths(function)
+    fixed = _takes_fixed_rows(function, task.job.arrays) or (measured and not _loops(function))
+    if not (fixed or measured or _takes_whole_axes(function) or _takes_steps(function)):
         return  # it is not called once more, for nothing
-    sentence = world.on_root(lambda: _of_whole_axes(task, cut, fixed))
+    sentence = world.on_root(lambda: _of_whole_axes(task, cut, fixed, measured))
     if sentence is not None:
         world.warn(sentence)
 
 
 def _takes_whole_axes(function: Any) -> bool:
-    """Return whether a function, or one that it names, has an attribute such as mean, sort or reduce."""
+    """Return whether a function, or one that it names, has an attribute such as mean, sort or reduce, or a
+    product by @."""
     return any(
-        one.opname in ("LOAD_ATTR", "LOAD_METHOD")
-        and (one.argval in WHOLE_AXES or one.argval in ("reduce", "accumulate"))
+        (
+            one.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            and (one.argval in WHOLE_AXES or one.argval in ("reduce", "accumulate"))
+        )
+        or one.opname == "BINARY_MATRIX_MULTIPLY"
+        or (one.opname == "BINARY_OP" and one.argrepr in ("@", "@="))
         for code in _codes(function, set())
         for one in _instructions(code)
     )
@@ -384,6 +391,23 @@ def _takes_fixed_rows(function: Any, arrays: Sequence[str]) -> bool:
     return any(
         one.opname.startswith("LOAD_FAST") and _last(one) in arrays and _is_fixed(found[place + 1 :])
         for place, one in enumerate(found)
+    )
+
+
+def _takes_lengths(function: Any) -> bool:
+    """Return whether a function reads the lengths of its blocks."""
+    code = getattr(function, "__code__", None)
+    return code is not None and any(
+        one.argval in ("shape", "len", "size") for one in _instructions(code) if one.opname.startswith("LOAD")
+    )
+
+
+def _loops(function: Any) -> bool:
+    """Return whether a function, or one that it names, loops or makes functions, such as those for `map`."""
+    return any(
+        one.opname in ("FOR_ITER", "MAKE_FUNCTION") or "JUMP_BACKWARD" in one.opname
+        for code in _codes(function, set())
+        for one in _instructions(code)
     )
 
 
@@ -447,26 +471,32 @@ def _scipy_filter(function: Any) -> str | None:
     return None
 
 
-def _of_whole_axes(task: Task, cut: Sequence[bool], fixed: bool) -> str | None:
+def _of_whole_axes(task: Task, cut: Sequence[bool], fixed: bool, measured: bool) -> str | None:
     """Return the warning, or None.
 
-    fixed: the function takes rows by constants. Other rows may be those of a loop over all.
+    fixed: the function takes rows by constants or by lengths. Other rows may be those of a loop over all.
+    measured: it reads its blocks' lengths. Other arrays may have such a length by chance.
     """
     try:
         with hide_output(failures=False):
             _trace(task)
     except NotTraceable as reason:
         name, along = reason.whole
-        if name.startswith("the index") and not fixed:
+        if (name.startswith("the index") and not fixed) or (name == PLACES and not measured):
             return None
         inside = {one for one in along if name in SHIFTS and task.widths[one] != (0, 0)}
         axis = next((one for one in along if cut[one] and one not in inside), None)
         if axis is not None:
+            takes, hint = "takes the cells of one block", f"{WHOLE_HINT} and pass it as a parameter"
+            if name == PLACES:
+                takes, hint = (
+                    "begins anew in each block",
+                    "the parameter `here`: here.offset is the block's place",
+                )
             return (
-                f"job {task.job.name}: {_place(task, reason.line)}{name} takes the cells of one block, "
+                f"job {task.job.name}: {_place(task, reason.line)}{name} {takes}, "
                 f"and axis {axis} is cut into blocks: the result depends on the number of ranks and chunks. "
-                f"Try: compute a value of the whole array first (@meshrun.reduce_blocks) and pass it as a "
-                f"parameter, or cut another axis (--grid)"
+                f"Try: {hint}, or cut another axis (--grid)"
             )
     return None
 

@@ -104,10 +104,13 @@ class ImageEngine:
             task = slot.task = self._endpoints.plan_task(source.shape, source.dtype)
             self._check_room(source.decoded_bytes + image_memory(task))
             window = Window(task.partition[0], task.shape, task.widths, task.boundary, task.cval)
-            assert window.inside is not None
             slot.block = np.empty(window.shape, task.dtype)
-            source.read(window.region, slot.block[window.inside])
-            window.fill(slot.block)
+            if task.partition[0].size:
+                assert window.inside is not None
+                source.read(window.region, slot.block[window.inside])
+                window.fill(slot.block)
+            else:  # an empty array has no cell that a boundary could repeat
+                slot.block.fill(task.cval)
             found = path.stat()
             if (found.st_size, found.st_mtime_ns) != (image.size, image.changed):
                 raise RunError(f"{path} has changed since the run began", hint="the command with --resume")

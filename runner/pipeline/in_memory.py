@@ -315,13 +315,22 @@ def check_types(task: Task, results: Results) -> None:
                 got=f"{result.shape[task.leading :]} after the first {task.leading} axes",
                 expected=f"{shape[task.leading :]}, as declared or as the first call returned",
             )
-        if result.dtype != dtype:
+        if result.dtype == dtype:
+            continue
+        hint = f"return result.astype({str(dtype)!r})"
+        if task.job.out is not None:
             raise RunError(
-                f"job {task.job.name} returned two dtypes",
+                f"job {task.job.name} returned another dtype than out= declares",
                 got=result.dtype,
-                expected=f"{dtype}, as declared or as the first call returned",
-                hint="return result.astype(...), or declare out=",
+                expected=dtype,
+                hint=hint,
             )
+        raise RunError(
+            f"job {task.job.name} returned two dtypes",
+            got=result.dtype,
+            expected=f"{dtype}, as the first call returned",
+            hint=f"{hint}, or declare out=",
+        )
 
 
 def windows(blocks: Blocks, ranges: Iterable[Rows], halo: int) -> Iterator[tuple[Rows, list[Array]]]:

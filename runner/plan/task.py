@@ -213,7 +213,7 @@ class Task:
         if job.out is not None:
             found = job.out(shape, self.dtype, **self.parameters)
             pairs = [found] if len(job.output_names) == 1 else found
-            return tuple((tuple(out_shape), np.dtype(out_dtype)) for out_shape, out_dtype in pairs)
+            return tuple((tuple(shape), np.dtype(dtype).newbyteorder("=")) for shape, dtype in pairs)
         if not self.fills:
             return None
         return tuple(self._like_input(name, shape) for name in job.feeds or (None,))
@@ -261,7 +261,7 @@ class Task:
         returned = self.job.function(*blocks, **wanted, **self.parameters)
         if returned is None and outs is not None:
             returned = tuple(outs)
-        results = self._separate(returned)
+        results = tuple(map(in_own_byte_order, self._separate(returned)))
         declared = self.declared(here.block) or (None,) * len(results)
         for number, (result, expected) in enumerate(zip(results, declared, strict=True)):
             self._check(result, here, None if expected is None else expected[0], number)
@@ -325,6 +325,20 @@ class Task:
         return "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant"
 
 
+def in_own_byte_order(result: Any) -> Any:
+    """Return a result in the machine's byte order, in which outputs are written."""
+    if not isinstance(result, np.ndarray) or result.dtype.isnative:
+        return result
+    return result.astype(result.dtype.newbyteorder("="))
+
+
+def check_numbers(name: str, inputs: int, dtype: np.dtype[Any]) -> None:
+    """Raise UserError for an input whose dtype is none of numbers. inputs: of the job."""
+    if dtype.kind not in NUMBERS:
+        which = f"the input {name}" if inputs > 1 else "the input"
+        raise UserError(f"{which} holds no numbers", got=f"dtype {dtype}", expected="a numeric dtype")
+
+
 def halo_hint(needed: Sequence[int]) -> str:
     """Return the halo to declare. needed: cells before and after the own ones together, per axis."""
     widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n}) or ({n}, 0)" for n in needed)
@@ -349,14 +363,19 @@ def plan_task(
         which = f"the input {name}" if len(inputs) > 1 else "the input"
         if not shape:
             raise UserError(f"{which} is a scalar", got="no axes", expected="an array")
-        if dtype.kind not in NUMBERS:
-            raise UserError(f"{which} holds no numbers", got=f"dtype {dtype}", expected="a numeric dtype")
+        check_numbers(name, len(inputs), dtype)
     shape, dtype = inputs[0]
     if job.check is not None:
         job.check(shape, dtype, **parameters)
     chosen = boundary or job.boundary
     if chosen not in BOUNDARIES:
         raise UserError("unknown boundary", got=chosen, expected=", ".join(BOUNDARIES))
+    if cval is not None and chosen != "constant":
+        raise UserError(
+            "--cval does not apply: it is the constant of --boundary constant",
+            got=f"--cval {cval:g} and the boundary {chosen}",
+            hint="--boundary constant",
+        )
     common = min(len(one) for one, _ in inputs)
     widths = normalize(job.halo_for(parameters), common)
     check_widths(widths, shape[:common])

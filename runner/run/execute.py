@@ -21,6 +21,7 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
+from runner.plan.task import in_own_byte_order
 from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -107,7 +108,7 @@ def execute(
     parameters = world.collective_call(lambda: job.complete(parameters))
     paths = world.collective_call(lambda: name_files(job, as_list(inputs), as_list(outputs)))
     sources_at, targets = paths
-    folder = world.on_root(lambda: _check_files(job, paths, options, transaction))
+    folder = world.on_root(lambda: _check_files(job, parameters, paths, options, transaction))
     files = dict.fromkeys(split(target)[0] for target in targets)
     added_to = [file for file in files if job.kind == "map" and suffix(file) in CONTAINERS]
     opened = [] if folder or not job.opens_input else sources_at
@@ -237,7 +238,11 @@ def _open(paths: Sequence[Path], options: Options) -> list[Source]:
 
 
 def _check_files(
-    job: Job, paths: tuple[list[Path], list[Path]], options: Options, transaction: OutputTransaction
+    job: Job,
+    parameters: dict[str, Any],
+    paths: tuple[list[Path], list[Path]],
+    options: Options,
+    transaction: OutputTransaction,
 ) -> Folder | None:
     """Refuse files that could not be written, before any work. Returns the input if it is a folder.
 
@@ -246,19 +251,21 @@ def _check_files(
     inputs, targets = paths
     folder = open_folder(inputs[0]) if len(inputs) == 1 and job.opens_input else None
     for target in targets:
-        if "simulate" in job.services:  # a film, whose format is checked with the other options of frames
-            continue
-        if folder is None:
-            check_output(target, alone=job.kind != "map")
-        else:
-            check_output_folder(target, folder.images)
+        _check_target(job, target, folder)
     more: tuple[tuple[str, str | None], ...] = (
         ("--json", options.json),
         ("--timeline", options.stream.timeline),
         ("--frames", options.steps.frames),
     )
+    of_job = {
+        f"--{one.name.replace('_', '-')}": Path(parameters[one.name])
+        for one in job.parameters
+        if one.type is Path and parameters[one.name] is not None
+    }
+    read = ("INPUT", *of_job)
     given: list[tuple[str, Path | str]] = [
         *(("INPUT", path) for path in inputs),
+        *of_job.items(),
         *(("OUTPUT", path) for path in targets),
         *((name, path) for name, path in more if path is not None),
     ]
@@ -266,7 +273,7 @@ def _check_files(
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
         # An input may be read twice, and an old file is replaced only when the new one is complete.
-        if one == "INPUT" and other in ("INPUT", "OUTPUT"):
+        if one in read and other in (*read, "OUTPUT"):
             continue
         if one == other == "OUTPUT":
             _check_two_outputs(Path(first), Path(second))
@@ -280,6 +287,17 @@ def _check_files(
                 with contextlib.suppress(OSError):
                     remove_path(left)
     return folder
+
+
+def _check_target(job: Job, target: Path, folder: Folder | None) -> None:
+    """Refuse an output that could not be written. folder: the input, if it is one of images."""
+    if "simulate" in job.services:  # a film, whose format is checked with the other options of frames
+        if target.name in ("", ".."):
+            raise UserError("OUTPUT has no name of its own", got=target, expected="a file or folder")
+    elif folder is None:
+        check_output(target, alone=job.kind != "map")
+    else:
+        check_output_folder(target, folder.images)
 
 
 def _check_two_outputs(first: Path, second: Path) -> None:
@@ -300,6 +318,12 @@ def _check_two_outputs(first: Path, second: Path) -> None:
 def _result(run: RunContext) -> Record:
     """Run a job whose result is not an array partitioned like its input."""
     options = run.options
+    if options.form is not None and not run.job.opens_input:
+        raise UserError(
+            f"--input-shape, --input-dtype and --input-order do not apply to job {run.job.name}",
+            expected="a job whose INPUT is an array",
+            everywhere=True,
+        )
     of_blocks: tuple[object, ...] = (options.boundary, options.cval)
     if not run.job.takes_steps:
         of_blocks = (*of_blocks, options.grid, options.overlap)
@@ -343,6 +367,7 @@ def _result(run: RunContext) -> Record:
     if partial is not None:
         _commit(run, partial)
     elif run.targets and run.job.kind == "reduce":
+        value = in_own_byte_order(value)
         _write_array(run, value)
         value = type_record((value.shape, value.dtype))
     result = value if isinstance(value, dict) else {"result": value}

@@ -38,7 +38,8 @@ class FolderRun:
         world = run.world
         world.collective_call(self._check)
         if self.folder.others:
-            world.warn(f"{self.folder.path}: skipped, because not images: {listing(self.folder.others)}")
+            others = listing(self.folder.others)
+            world.warn(f"{self.folder.path}: skipped, because not read as images: {others}")
         streamed = StreamedFolder(
             world,
             self.folder,

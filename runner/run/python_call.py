@@ -27,6 +27,7 @@ from runner import lock
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.job.pickling import dumps
+from runner.plan.task import check_numbers
 from runner.report.record import Record
 from runner.run.array_call import host_array
 from runner.run.options import Options
@@ -94,7 +95,9 @@ def files_of(
         for name, value in zip(job.arrays, inputs, strict=False):
             ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
             if is_array(value):
-                np.save(ins[-1], value.get() if hasattr(value, "get") else host_array(value))
+                array = value.get() if hasattr(value, "get") else host_array(value)
+                check_numbers(name, len(job.arrays), array.dtype)
+                np.save(ins[-1], array)
         for name, value in zip(job.output_names, outputs, strict=False):
             outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
         yield ins + [str(value) for value in inputs[len(ins) :]], outs

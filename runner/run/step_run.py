@@ -79,7 +79,6 @@ def in_passes(run: RunContext, task: Task) -> bool:
     steps = run.options.steps
     refused = {
         f"--frames {steps.frames}": steps.frames is not None and Path(steps.frames).suffix.lower() in ARRAYS,
-        "--timeline": options.timeline is not None,
         "--grid": run.options.grid is not None,
         "--overlap": run.options.overlap is not None,
         "--halo": steps.halo != "auto",
@@ -91,8 +90,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
         if options.named is None:
             reason = "a block that does not fit the memory of its rank"
             raise UserError(what, got=reason, hint="more ranks", everywhere=True)
-        hint = f"leave {options.named} out" if options.named != named else None
-        raise UserError(what, got=options.named, hint=hint, everywhere=True)
+        raise UserError(what, got=options.named, hint=f"leave {options.named} out", everywhere=True)
     if options.named is not None and serial is not None:
         raise not_streamed(options.named, serial)
     return True
@@ -234,7 +232,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     """Take the steps and write the outputs; return this part of the run's record. Collective."""
     world, options, steps = run.world, run.options, run.options.steps
     assert steps.steps is not None
-    world.collective_call(lambda: _check_until(run, additions))
+    world.collective_call(lambda: _check_options(run, additions))
     task = world.collective_call(lambda: planned(run, world.size, options.grid))
     check_nothing_unfinished(run)
     task = known_results(world, fuse(run, task, steps.steps), run.sources)
@@ -388,8 +386,11 @@ def _sources(task: Task, sources: Sequence[Source], saved: dict[str, Source]) ->
     return [saved.get(field.name, source) for field, source in zip(task.fields, sources, strict=True)]
 
 
-def _check_until(run: RunContext, additions: Additions | None) -> None:
-    """Raise UserError for --until steady if nothing tells when the state is steady."""
+def _check_options(run: RunContext, additions: Additions | None) -> None:
+    """Raise UserError for --timeline, and for --until steady if nothing tells when the state is steady."""
+    timeline = run.options.stream.timeline
+    if timeline is not None:
+        raise UserError("--timeline does not apply to time steps", got=timeline)
     if isinstance(run.options.steps.until, Steady) and (additions is None or additions.steady is None):
         raise UserError(
             "--until steady applies to a flow, as of job airflow",
@@ -403,7 +404,7 @@ def _until(steps: StepOptions, steady: SteadyField | None, state: SavedState | N
     """Return what stops the run before its last step; None if nothing does."""
     if not isinstance(steps.until, Steady):
         return _until_change(steps)
-    assert steady is not None  # see _check_until
+    assert steady is not None  # see _check_options
     return UntilSteady(steady, steps.until.tolerance or steady.tolerance, state.fields if state else {})
 
 

@@ -184,6 +184,8 @@ CASES: list[tuple[str, ...]] = [
     (f"{WORK} --gain 3", "No such option '--gain'", "Try:"),
     (f"{WORK} --dtype uint3", "'--dtype'", "'uint3' is not one of", "'float32'"),
     (f"{WORK} --boundary edge", "'--boundary'", "'edge' is not one of", "'reflect'", "Try:"),
+    (f"{WORK} --cval 3", "--cval does not apply", "got --cval 3 and the boundary ", "--boundary constant"),
+    (f"{WORK} --boundary wrap --cval 3", "--cval does not apply", "the boundary wrap"),
     (f"{WORK} --boundary constant --cval 300", "--cval does not fit", "got 300", "from 0 to 255 (uint8)"),
     (f"{WORK} --grid two", "--grid does not parse", "got 'two'", "expected numbers joined by x", "Try:"),
     (f"{WORK} --grid 2x2", "every rank exactly once", "got 2x2 on 1 rank", "multiply to 1", "Try:"),

@@ -71,7 +71,11 @@ def read(word: str, placement: Placement | None = None) -> Body:
     if placement.length is not None and not (math.isfinite(placement.length) and placement.length > 0):
         raise UserError("the length is no length", got=placement.length, expected="cells, more than 0")
     name, colon, rest = word.partition(":")
+    kind = suffix(split(Path(word))[0])
+    if placement.up != "z" and kind != ".stl":
+        raise UserError("--up does not apply", got=f"--up {placement.up} of {word}", expected="an STL file")
     if word == "none":
+        _fixed("what is not there", placement)
         shape = _domain(placement, FLAT)
         length = placement.length or float(shape[-2])
         return Body("none", shape, length, length * math.prod(shape[:-2]))
@@ -80,7 +84,6 @@ def read(word: str, placement: Placement | None = None) -> Body:
     if name == "airfoil":
         return _airfoil(word, rest if colon else "", placement)
     path = Path(word)
-    kind = suffix(split(path)[0])
     if kind == ".stl":
         return _surface(path, placement)
     if word and path.is_dir() and kind not in registry.FOLDERS:
@@ -92,22 +95,34 @@ def read(word: str, placement: Placement | None = None) -> Body:
     return _picture(path, placement) if _is_picture(path) else _array(path, placement)
 
 
-def check(body: Body, walls: Collection[str] = ()) -> None:
+def check(body: Body, walls: Collection[str] = ()) -> Body:
     """Refuse, with a UserError, a body of no cell, one that is cut by the frame and one that blocks the flow.
 
-    walls: edges of the domain that are walls, on which a body may rest: top, bottom, front, back.
+    Returns the body, whose force coefficients refer only to what is in the flow. walls: edges of the domain
+    that are walls, a cell thick, on which a body may rest: top, bottom, front, back.
     """
+    if min(body.shape) < SHORTEST:
+        raise UserError(
+            f"the domain of {body.name} is too thin",
+            got=f"{_size(body.shape)} cells",
+            expected=f"at least {SHORTEST} along each axis",
+        )
     if type(body) is Body:
-        return
+        return body
     seen = silhouette(body)
-    if not seen.frontal:
+    edges = EDGES[-len(body.shape) :]
+    between_walls = tuple(
+        slice(int(first in walls), length - (last in walls))
+        for (first, last), length in zip(edges, body.shape[:-1], strict=False)
+    )
+    in_flow = seen.lines[between_walls]
+    if not in_flow.any():
         raise UserError(
             f"{body.name} has no solid cell",
             got=f"a length of {body.length:g} cells in {_size(body.shape)}",
             expected="a body of some cells within the domain",
             hint="--length and --place, or a larger --size",
         )
-    edges = EDGES[-len(body.shape) :]
     touched = [
         names[end]
         for names, first, last, length in zip(edges, seen.box.start, seen.box.stop, body.shape, strict=True)
@@ -122,7 +137,7 @@ def check(body: Body, walls: Collection[str] = ()) -> None:
             expected="none there",
             hint=hint,
         )
-    if seen.lines.all() and not _passes(body):
+    if in_flow.all() and not _passes(body, between_walls):
         raise UserError(
             f"{body.name} blocks the whole channel", got="no way for the flow from left to right", hint=hint
         )
@@ -136,6 +151,7 @@ def check(body: Body, walls: Collection[str] = ()) -> None:
             expected=expected,
             hint=hint,
         )
+    return replace(body, reference=body.reference * (np.count_nonzero(in_flow) / seen.frontal))
 
 
 def _size(shape: Shape) -> str:
@@ -366,10 +382,10 @@ def _folder(path: Path, placement: Placement) -> CellBody:
     return body
 
 
-def _passes(body: Body) -> bool:
+def _passes(body: Body, between_walls: tuple[slice, ...]) -> bool:
     """Whether there is a way between solid cells, from side to side of cells, from the left to the right
-    edge."""
-    fluid = ~body.solid(Region((0,) * len(body.shape), body.shape))
+    edge. between_walls: the part of each axis across the flow that is no wall."""
+    fluid = ~body.solid(Region((0,) * len(body.shape), body.shape))[between_walls]
     begins = fluid.copy()
     begins[..., 1:] &= ~fluid[..., :-1]
     run = np.cumsum(begins.reshape(-1)).reshape(fluid.shape) - 1  # of fluid cells along the flow

@@ -200,7 +200,7 @@ class Checkpoints:
 
     def keep_unfinished(self) -> None:
         """Have a failure leave the observers' unfinished files, with which a resumed run goes on."""
-        kept = {path for one in self.observers for path in one.unfinished}
+        kept = {path.absolute() for one in self.observers for path in one.unfinished}
         if kept:
             partials = self.transaction.partials
             self.transaction.track_partial(*(path for path in partials if path not in kept))

@@ -6,6 +6,8 @@ A writer is called by one thread. `write` takes frames in order; `close` complet
 from __future__ import annotations
 
 import io
+import re
+import shlex
 import shutil
 import struct
 import subprocess
@@ -17,12 +19,13 @@ import numpy as np
 from runner import files
 from runner.errors import RunError, UserError
 from runner.region import HostArray, Region, Shape
-from runner.storage.file_errors import write_error
+from runner.storage.file_errors import listing, write_error
 from runner.storage.formats.npy import NpySink
 from runner.storage.formats.registry import Sink, check_output, check_place, open_sink, rename
 from runner.storage.paths import partial_path
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
+FRAME = re.compile(r"\.?frame-[0-9]{6,}\.png(\..*\.partial)?")  # the name of a picture in a folder
 FILM = ".mp4"  # encoded by the program ffmpeg
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
@@ -47,9 +50,13 @@ def check_frames(path: Path, *, resume: bool) -> None:
             expected=f"a folder, {', '.join((*ANIMATIONS, FILM, *ARRAYS))}",
         )
     elif path.is_dir():
-        if any(path.iterdir()) and not resume:
+        found = sorted(one.name for one in path.iterdir())
+        if found and not resume:
+            removal = (
+                f"{shlex.join(['rm', '-r', str(path)])}, or " if all(map(FRAME.fullmatch, found)) else ""
+            )
             raise UserError(
-                f"the folder of frames {path} is not empty", hint=f"rm -r {path}, or another name"
+                f"the folder of frames {path} is not empty", got=listing(found), hint=f"{removal}another name"
             )
     else:
         check_place(path, "folder of frames", folder=True)

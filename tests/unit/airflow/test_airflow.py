@@ -165,6 +165,33 @@ def test_a_domain_that_fits_only_once_is_in_memory_once(
     assert frames(tmp_path / "film") == frames(tmp_path / "all")
 
 
+@pytest.mark.parametrize("surface", ["interpolated", "cells"])
+def test_a_resumed_run_has_the_forces_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surface: str
+) -> None:
+    whole = blow(tmp_path, "whole", forces=tmp_path / "whole.csv", surface=surface)
+    options = {"forces": tmp_path / "film.csv", "surface": surface, "checkpoint": 25}
+    with power_lost_at(40, monkeypatch), pytest.raises(RunError, match="lost power"):
+        blow(tmp_path, "film", **options)
+    again = blow(tmp_path, "film", **options, resume=True, ranks=3)
+    assert again["steps"]["first"] == 25
+    assert (tmp_path / "film.csv").read_text() == (tmp_path / "whole.csv").read_text()
+    assert again["result"] == whole["result"]
+    assert again["warnings"] == []
+
+
+def test_a_resumed_run_of_other_samples_says_where_its_forces_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with power_lost_at(40, monkeypatch), pytest.raises(RunError, match="lost power"):
+        blow(tmp_path, "film", checkpoint=20)
+    options = {"checkpoint": 20, "resume": True, "forces": tmp_path / "film.csv", "forces_every": 5}
+    (warning,) = blow(tmp_path, "film", **options)["warnings"]
+    assert warning == "the forces begin at step 20: they were sampled every 10 steps before"
+    rows = list(csv.reader((tmp_path / "film.csv").open()))
+    assert [int(row[0]) for row in rows[1:]] == list(range(25, 60, 5))
+
+
 def test_vorticity_is_counter_clockwise_and_twice_the_turn() -> None:
     """A turn of 0.001 radians a step, counter-clockwise as seen in the picture, whose rows count down."""
     rows, columns = np.mgrid[0:9, 0:9].astype(float)
@@ -288,6 +315,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"boundary": "wrap"}, "boundary"),
     ({"steps_per_exchange": 4}, "steps_per_exchange"),
     ({"forces_every": 0}, "forces"),
+    ({"forces_every": 60, "forces": Path("forces.csv")}, "no sample.*at most 59"),
+    ({"shape": "none", "forces_every": 5}, "--forces-every does not apply"),
+    ({"shape": "none", "forces_every": None, "place": "0.5,0.5"}, "--place does not move"),
+    ({"shape": "none", "forces_every": None, "surface": "interpolated"}, "--surface interpolated"),
+    ({"up": "y"}, "--up does not apply.*STL"),
+    ({"input_shape": "3x3"}, "--input-shape.*not apply|input_shape.*not apply"),
     ({"slice": "z=0.5"}, "two axes"),
     ({"slice": "w=0.5", "size": "32x32x32"}, "no plane"),
     ({"slice": "z=1.5", "size": "32x32x32"}, "no plane"),
@@ -310,6 +343,46 @@ def test_what_cannot_be_computed_is_refused_before_the_first_step(
     assert not (tmp_path / "film").exists()
 
 
+@pytest.mark.parametrize("name", [".", "/", "..", "sub/.."])
+def test_a_film_without_a_name_of_its_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="OUTPUT has no name of its own") as caught:
+        airflow.run("cylinder", name, device="cpu", **SMALL)
+    assert "rm -r" not in str(caught.value)
+
+
+def test_files_that_would_replace_each_other_are_refused(tmp_path: Path) -> None:
+    drawn = np.full((32, 64), 255, np.uint8)
+    drawn[10:16, 20:24] = 0
+    shape = tmp_path / "body.png"
+    Image.fromarray(drawn).save(shape)
+    before = shape.read_bytes()
+    size: dict[str, Any] = {"size": None, "length": None}
+    with pytest.raises(UserError, match="forces and OUTPUT name the same file"):
+        blow(tmp_path, "film.png", forces=tmp_path / "film.png")
+    with pytest.raises(UserError, match="forces and SHAPE name the same file"):
+        blow(tmp_path, "film", shape=str(shape), forces=shape, **size)
+    with pytest.raises(UserError, match="fields and json name the same file"):
+        blow(tmp_path, "film", fields=tmp_path / "out.h5", json=tmp_path / "out.h5")
+    with pytest.raises(UserError, match="surface interpolated"):
+        blow(tmp_path, "film", shape=str(shape), surface="interpolated", **size)
+    assert shape.read_bytes() == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["body.png"]
+
+
+def test_a_body_among_the_damped_columns_is_warned_of(tmp_path: Path) -> None:
+    """Forces are those of links from fluid cells. Columns 59 to 62 are damped, 58 is beside them."""
+    options = {"length": 6.0, "surface": "cells"}
+    near = blow(tmp_path, "near", place=f"{55 / 64},0.5", **options)
+    assert near["warnings"] == []
+    over = blow(tmp_path, "over", place=f"{57 / 64},0.5", **options)
+    (warning,) = over["warnings"]
+    assert "the last 6 columns" in warning
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("film.bmp", "unknown format of frames"), ("film.npy", "pictures")]
 )
@@ -325,7 +398,7 @@ def test_steps_and_frames_have_defaults() -> None:
     assert (options.steps, options.every, options.check_finite) == (4000, 40, 40)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_flow_that_bursts_ends_with_its_step_and_cell_and_keeps_the_last_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

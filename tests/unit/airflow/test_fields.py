@@ -198,6 +198,20 @@ def test_a_run_that_fails_changes_no_file_and_goes_on_with_its_series(
     assert not list(tmp_path.glob(".*.partial"))
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".zarr"])
+def test_a_file_in_the_working_folder_is_left_for_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"fields_every": 10, "checkpoint": 15}
+    with monkeypatch.context() as patch:
+        lose_power(patch, 40)
+        with pytest.raises(RunError, match="lost power"):
+            blow(Path(), f"f{suffix}", **options)
+    assert len(list(tmp_path.glob(f".f{suffix}.*.partial"))) == 1
+    assert blow(Path(), f"f{suffix}", **options, resume=True)["first_snapshot"] == 0
+
+
 @pytest.mark.parametrize(
     ("change", "first", "words"),
     [

@@ -308,7 +308,7 @@ def test_pictures_and_arrays_that_are_refused(tmp_path: Path) -> None:
 
 def test_a_body_that_touches_no_edge_passes() -> None:
     check(body_of(blob()))
-    check(body_of(np.pad(np.ones((1, 1, 1), bool), 1)))
+    check(body_of(np.pad(np.ones((1, 1, 1), bool), 2)))
     check(read("none"))
 
 
@@ -352,6 +352,11 @@ def test_edges_of_three_axes() -> None:
     check(body_of(solid), ["bottom", "front"])
 
 
+def between_walls(solid: np.ndarray[Any, Any]) -> Any:
+    """Return a body with a row (and a plane) more on each side, for walls to stand in."""
+    return body_of(np.pad(solid, [(1, 1)] * (solid.ndim - 1) + [(0, 0)]))
+
+
 def test_a_channel_that_is_blocked_is_refused_but_no_winding_one() -> None:
     solid = np.zeros((20, 30), bool)
     # A slanted wall: links would pass its corners, sides of cells do not.
@@ -360,20 +365,53 @@ def test_a_channel_that_is_blocked_is_refused_but_no_winding_one() -> None:
         check(body_of(solid), EVERY_WALL)
     winding = np.zeros((20, 30), bool)
     winding[:-1, 8] = winding[1:, 12] = winding[:-1, 16] = True
-    check(body_of(winding), EVERY_WALL)
+    check(between_walls(winding), EVERY_WALL)
     winding[-1, 16] = True
     with pytest.raises(UserError, match="blocks the whole channel"):
-        check(body_of(winding), EVERY_WALL)
+        check(between_walls(winding), EVERY_WALL)
     spiral = np.zeros((21, 40), bool)
     spiral[:20, 5] = spiral[19, 5:30] = spiral[4:20, 30] = spiral[4, 10:30] = spiral[4:15, 10] = True
     spiral[20, 35] = spiral[2, 35] = True
-    check(body_of(spiral), EVERY_WALL)
+    check(between_walls(spiral), EVERY_WALL)
     deep = np.zeros((6, 7, 8), bool)
     deep[:, :, 4] = True
     with pytest.raises(UserError, match="blocks the whole channel"):
-        check(body_of(deep), EVERY_WALL)
+        check(between_walls(deep), EVERY_WALL)
     deep[2, 3, 4], deep[2, 3, 6] = False, True
-    check(body_of(deep), EVERY_WALL)
+    check(between_walls(deep), EVERY_WALL)
+
+
+def test_no_flow_passes_through_the_cells_of_walls() -> None:
+    solid = np.zeros((20, 30), bool)
+    solid[1:-1, 8] = True
+    with pytest.raises(UserError, match="blocks the whole channel"):
+        check(body_of(solid), EVERY_WALL)
+    check(body_of(solid))  # in a periodic domain, two rows are open
+    solid[:] = False
+    solid[0, 8] = True
+    with pytest.raises(UserError, match="no solid cell"):
+        check(body_of(solid), EVERY_WALL)
+
+
+def test_coefficients_refer_to_what_is_in_the_flow_not_in_walls() -> None:
+    deep = read("cylinder", Placement(size="64x32x10", length=6))
+    assert deep.reference == 60
+    assert check(deep, EVERY_WALL).reference == pytest.approx(48)
+    assert check(deep, ["front", "back", "top", "bottom"]).length == 6
+    bump = np.zeros((20, 30), bool)
+    bump[15:, 10] = True
+    assert check(body_of(bump), EVERY_WALL).reference == 4
+    ball = read("sphere", Placement(size="64x32x32", length=8))
+    assert check(ball, EVERY_WALL).reference == ball.reference
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (40, 3), (8, 3, 40)])
+def test_a_domain_too_thin_for_a_flow_is_refused(shape: tuple[int, ...]) -> None:
+    solid = np.zeros(shape, bool)
+    solid[(*(n // 2 for n in shape[:-1]), 1)] = True
+    with pytest.raises(UserError, match="too thin") as caught:
+        check(body_of(solid))
+    assert "at least 4" in str(caught.value.expected)
 
 
 def test_a_body_of_no_cell_is_refused() -> None:

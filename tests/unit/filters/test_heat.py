@@ -46,6 +46,15 @@ def test_a_sine_decays_at_the_rate_of_the_heat_equation_with_second_order() -> N
     assert errors[1] / errors[2] == pytest.approx(4, abs=0.2)
 
 
+@pytest.mark.parametrize(("boundary", "kept"), [("reflect", True), ("nearest", True), ("mirror", False)])
+def test_nothing_passes_the_edges_of_two_boundaries(boundary: str, kept: bool) -> None:
+    field = np.random.default_rng(0).random((6, 7))
+    found = replace(heat, boundary=boundary).iterate(
+        field, np.ones_like(field), np.zeros_like(field), steps=20, dt=0.2
+    )
+    assert (abs(found.sum() - field.sum()) < 1e-12) == kept
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_a_source_between_layers_becomes_steady(axis: int) -> None:
     """Layers between a source and a sink: the flow through every face is known."""

@@ -351,6 +351,86 @@ def every_second(block: Any) -> Any:
     return block[:, ::2]
 
 
+def padded(block: Any) -> Any:
+    return np.pad(block, 1)[2:, 1:-1]
+
+
+def padded_across(block: Any) -> Any:
+    return np.pad(block, ((0, 0), (1, 0)))[:, 1:]
+
+
+def padded_in_a_halo(block: Any) -> Any:
+    return np.pad(block, 1)[2:-2, 1:-1]
+
+
+def gram(block: Any) -> Any:
+    return block + (block.T @ block).trace()
+
+
+def dotted(block: Any) -> Any:
+    return block + np.dot(block[:, 0], block[:, 0])
+
+
+def multiplied(block: Any) -> Any:
+    return block @ np.ones((3, 3), np.float32)
+
+
+def summed(block: Any) -> Any:
+    return block + np.einsum("ij,ij->j", block, block)
+
+
+def contracted(block: Any) -> Any:
+    return block - np.tensordot(block, block, ([0, 1], [0, 1]))
+
+
+def diagonal(block: Any) -> Any:
+    return block - block.trace()
+
+
+def triangle(block: Any) -> Any:
+    return np.triu(block)
+
+
+def by_place(block: Any) -> Any:
+    return block + np.arange(block.shape[0], dtype=np.float32)[:, None]
+
+
+def by_place_across(block: Any) -> Any:
+    return block + np.arange(block.shape[1], dtype=np.float32)
+
+
+def by_indices(block: Any) -> Any:
+    return block + np.indices(block.shape)[0]
+
+
+def ramp(block: Any) -> Any:
+    return np.linspace(0, 1, len(block))[:, np.newaxis] * block
+
+
+def noisy(block: Any) -> Any:
+    return block + np.random.default_rng(0).random(block.shape)
+
+
+def by_chance(block: Any) -> Any:
+    return block * np.arange(33, dtype=np.float32)[:, None]  # as long as the stand-in for a block
+
+
+def shorter_by_chance(block: Any) -> Any:
+    return block.shape[0] * block * np.arange(30, dtype=np.float32)
+
+
+def ones_of_its_shape(block: Any) -> Any:
+    return block + np.ones(block.shape)
+
+
+def middle_row(block: Any) -> Any:
+    return block - block[block.shape[0] // 2]
+
+
+def middle_rows(block: Any) -> Any:
+    return block - block[block.shape[0] // 2 : block.shape[0] // 2 + 1]
+
+
 def channels(block: Any) -> Any:
     return block - block.max(axis=-1, keepdims=True)
 
@@ -381,6 +461,31 @@ def channels(block: Any) -> Any:
         (every_second, "2x1", None),
         (named_otherwise, "2x1", None),
         (row_by_row, "2x1", None),
+        (padded, "2x1", "pad"),
+        (padded_across, "2x1", None),
+        (padded_across, "1x2", "pad"),
+        (meshrun.map_blocks(halo=(1, 0))(padded_in_a_halo), "2x1", None),
+        (gram, "2x1", "matmul"),
+        (multiplied, "2x1", None),
+        (summed, "2x1", "einsum"),
+        (summed, "1x2", None),
+        (contracted, "1x2", "tensordot"),
+        (diagonal, "2x1", "trace"),
+        (triangle, "2x1", "triu"),
+        (by_place, "2x1", "an array of the block's length"),
+        (by_place, "1x2", None),
+        (by_place_across, "2x1", None),
+        (by_place_across, "1x2", "an array of the block's length"),
+        (by_indices, "2x1", "an array of the block's length"),
+        (by_indices, "1x2", None),
+        (ramp, "2x1", "an array of the block's length"),
+        (noisy, "1x2", "an array of the block's length"),
+        (ones_of_its_shape, "2x1", None),
+        (by_chance, "2x1", None),
+        (shorter_by_chance, "2x1", None),
+        (middle_row, "2x1", "the index [16]"),
+        (middle_row, "1x2", None),
+        (middle_rows, "2x1", "the index [16:17]"),
         (meshrun.map_blocks(halo=(1, 0))(rolled_in_a_halo), "2x1", None),
         (plus_one, "2x1", None),
         (sorts, "2x1", None),  # along the last axis
@@ -398,12 +503,15 @@ def test_a_value_of_a_whole_axis_that_is_cut_is_warned_of(
     assert said.count("\n") == len(world.warnings) == (name is not None)
     if name is not None:
         axis = int(columns > 1)
-        numpy = "" if name.startswith("the ") else "numpy."
-        assert f"{numpy}{name} takes the cells of one block, and axis {axis} is cut into blocks" in said
+        numpy = "" if name.startswith(("the ", "an ")) else "numpy."
+        takes = "begins anew in each block" if name.startswith("an ") else "takes the cells of one block"
+        assert f"{numpy}{name} {takes}, and axis {axis} is cut into blocks" in said
         assert f"{Path(__file__).name}, line {function.__code__.co_firstlineno + 1}: " in said
     before = len(world.warnings)
     fusing.warn_of_whole_axes(world, task, chunks=True)
-    rows_first = (centred, by_column, reversed_rows, spectrum, first_rows)  # depend on the cut of axis 0
+    rows_first = (  # depend on the cut of axis 0
+        centred, by_column, reversed_rows, spectrum, first_rows, summed, by_place, by_indices, middle_row
+    )  # fmt: skip
     assert len(world.warnings) - before == (name is not None or function in rows_first)
 
 

@@ -16,8 +16,11 @@ import meshrun
 from runner.comm.threads import run_ranks
 from runner.errors import MeshrunError, RunError, UserError
 from runner.plan.halo import BOUNDARIES
+from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, run
 from runner.world.world import open_world
+
+CHUNKS = StreamOptions(chunk_bytes=64)
 
 
 def run_simulated(job: Any, ranks: int, source: Path, target: Path | None, **options: Any) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def test_every_cut_gives_what_scipy_gives(case: tuple[Any, ...]) -> None:
             target,
             grid=grid,
             boundary=boundary,
-            cval=7.0,
+            cval=7.0 if boundary == "constant" else None,
             overlap=overlap,
             verify="full",
         )
@@ -177,6 +180,50 @@ def test_two_dtypes_from_one_function_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.ones((8, 2)))
     with pytest.raises(MeshrunError, match=r"different results on different ranks|two dtypes"):
         run_simulated(moody, 2, tmp_path / "in.npy", tmp_path / "out.npy")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_another_dtype_than_declared_is_refused_without_asking_for_a_declaration(
+    tmp_path: Path, declared: bool
+) -> None:
+    def moody(block: Any, *, here: meshrun.BlockContext) -> Any:
+        return block.astype(np.float32 if here.offset[0] else np.float64)
+
+    out = (lambda shape, dtype: (shape, np.float64)) if declared else None
+    np.save(tmp_path / "in.npy", np.ones((8, 2)))
+    with pytest.raises(MeshrunError, match=r"two dtypes|another dtype") as caught:
+        run_simulated(
+            meshrun.map_blocks(out=out)(moody), 1, tmp_path / "in.npy", tmp_path / "o.npy", stream=CHUNKS
+        )
+    assert ("than out= declares" in str(caught.value)) == declared
+    assert ("or declare out=" in str(caught.value)) == (not declared)
+    assert ("as the first call returned" in str(caught.value)) == (not declared)
+
+
+def test_a_reduction_in_another_byte_order_is_written_in_the_machines(tmp_path: Path) -> None:
+    job = meshrun.reduce_blocks(combine=lambda a, b: a + b, whole_rows=True)(
+        lambda block: block.sum(axis=0).astype(">f8")
+    )
+    np.save(tmp_path / "in.npy", np.ones((40, 5)))
+    record = run_simulated(job, 2, tmp_path / "in.npy", tmp_path / "out.npy")
+    assert np.load(tmp_path / "out.npy").dtype.isnative
+    assert record["result"]["dtype"] == "float64"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("stream", [StreamOptions(), StreamOptions(chunk_bytes=1024)])
+def test_a_result_in_another_byte_order_is_written_in_the_machines(
+    tmp_path: Path, declared: bool, stream: StreamOptions
+) -> None:
+    values = np.arange(200.0).reshape(40, 5)
+    job = meshrun.map_blocks(out=(lambda shape, dtype: (shape, ">f8")) if declared else None)(
+        lambda block: block.astype(">f8")
+    )
+    np.save(tmp_path / "in.npy", values)
+    run_simulated(job, 2, tmp_path / "in.npy", tmp_path / "out.npy", stream=stream)
+    for found in (np.load(tmp_path / "out.npy"), job(values)):
+        assert found.dtype.isnative
+        np.testing.assert_array_equal(found, values)
 
 
 @pytest.mark.parametrize(

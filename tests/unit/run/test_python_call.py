@@ -128,6 +128,16 @@ def test_arrays_stand_for_files(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result, smear(smear(smear(array))))
 
 
+def test_an_array_without_numbers_is_refused_without_naming_a_file_of_ours(tmp_path: Path) -> None:
+    both = meshrun.map_blocks(lambda now, before: (now, before))
+    records = np.zeros((4, 4), [("a", "f4"), ("b", "i4")])
+    one = meshrun.map_blocks(lambda block: block)
+    with pytest.raises(meshrun.UserError, match=r"^the input holds no numbers: got dtype \[\('a'"):
+        one.run(records, tmp_path / "out.npy")
+    with pytest.raises(meshrun.UserError, match=r"^the input before holds no numbers: got dtype object"):
+        both.run([np.zeros(3), np.array([None])], tmp_path / "out.npy")
+
+
 def test_an_array_that_a_result_does_not_fit_is_refused() -> None:
     with pytest.raises(
         meshrun.UserError, match="the array for the result output does not fit: got float32 of"

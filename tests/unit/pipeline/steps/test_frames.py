@@ -235,6 +235,22 @@ def test_frames_and_an_output_of_one_name_are_refused(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b.npy"}
 
 
+@pytest.mark.parametrize("other", [None, "thesis.tex", "frame-000001.txt", "data"])
+def test_only_a_folder_of_frames_alone_may_be_suggested_for_removal(
+    tmp_path: Path, other: str | None
+) -> None:
+    folder = tmp_path / "my film"
+    folder.mkdir()
+    (folder / "frame-000010.png").touch()
+    if other is not None:
+        (folder / other).mkdir() if other == "data" else (folder / other).touch()
+    with pytest.raises(meshrun.UserError, match="is not empty") as caught:
+        frame_files.check_frames(folder, resume=False)
+    assert ("rm -r" in str(caught.value)) == (other is None)
+    assert other is None or other in str(caught.value)
+    assert other is not None or f"rm -r '{folder}'" in str(caught.value)
+
+
 def test_a_folder_of_other_frames_is_refused(tmp_path: Path) -> None:
     (tmp_path / "film").mkdir()
     (tmp_path / "film" / "frame-000000.png").write_bytes(b"an earlier run's")

@@ -191,7 +191,7 @@ def test_resume_where_nothing_is_unfinished_begins(source: Path) -> None:
     [
         ({"parameters": {"gain": 4}}, "parameters.gain 4, expected parameters.gain 3"),
         ({"boundary": "nearest"}, 'boundary "nearest", expected boundary "wrap"'),
-        ({"cval": 1.0}, "cval 1.0, expected cval 0.0"),
+        ({"boundary": "constant", "cval": 1.0}, 'cval 1.0, expected boundary "wrap", cval 0.0'),
         ({"grid": "1x1x1"}, "more axes"),
         ({"grid": "2", "ranks": 2}, "grid "),
     ],
