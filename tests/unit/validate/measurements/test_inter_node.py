@@ -259,3 +259,24 @@ def test_flows_inside_groups_have_controls_among_many_hosts() -> None:
         assert len(found) == CONTROLS
         assert all(not flows.far[topology.host[a], topology.host[b]] for a, b in found)
     assert flows.of_classes([], [(0, 2)]) == []
+
+
+@pytest.mark.parametrize("subrounds", [2, 8])
+def test_flows_between_known_groups_share_no_uplinks(subrounds: int) -> None:
+    """Of eight hosts behind a switch, as many send at once as in a part of a split round."""
+    topology, random = topology_of(ToyFleet([2] * 64)), np.random.default_rng(1)
+    flows = InterNode(ToyFleet([2] * 64), topology, Plan(), {})
+    group = np.arange(64) // 8
+    flows.far, flows.subrounds = group[:, None] != group, subrounds
+    ranks = np.array([random.choice(topology.rail(rail), 2, replace=False) for rail in (0, 1) * 400])
+    wanted = {tuple(sorted(pair)) for pair in ranks.tolist()}
+    for with_controls in (False, True):
+        rounds = list(flows.separate_rounds(ranks, with_controls))
+        found = {tuple(sorted(flow)) for each in rounds for flow in each.tolist()}
+        assert found >= wanted if with_controls else found == wanted
+        for each in rounds:
+            there = each[: len(each) // 2]
+            assert len(np.unique(there)) == there.size  # one flow each way of a NIC
+            far = there[group[topology.host[there[:, 0]]] != group[topology.host[there[:, 1]]]]
+            on = group[topology.host[far]] * 2 + topology.gpu[far]
+            assert not far.size or np.bincount(on.ravel()).max() <= 8 // subrounds
