@@ -17,6 +17,7 @@ from jobs.measure.outliers import (
     group_medians,
     healthy_pairs,
     is_erratic,
+    is_mild,
     row_medians,
     samples_to_clear,
 )
@@ -871,20 +872,54 @@ def slow_leaves(
             np.add.at(slow, (host[one[rows]], host[other[rows]]), table.level[rows] > table.threshold[rows])
         # Only flows over uplinks show them; those among a switch's hosts tell it from its rail.
         across, late = (known * far, slow * far) if far.any() else (known, slow)
-        most = late.sum(axis=1) >= 0.5 * np.maximum(across.sum(axis=1), 1)
-        starts = {"most": most, "sides": two_sides(slow, known)}
-        best = 0.0
-        for name, start in starts.items():
-            inside = slow_side(start, late, across)
-            cut = float((2 * late - across)[np.ix_(inside, ~inside)].sum())
-            flows = known[np.ix_(inside, inside)].sum()
-            within = slow[np.ix_(inside, inside)].sum() / max(flows, 1)
-            if name == "sides" and not flows:
-                continue  # all of the rail is slow, as far as is known
-            if cut > best and 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
-                here, best = topology.at[:, rail] >= 0, cut
-                apart = (known * far)[np.ix_(here, here)]
-                found[rail] = ranks_of_sides(inside[here], topology.at[here, rail], apart)
+        inside = slow_group(table, rows, topology, far, plan)
+        if not inside.any():
+            inside = slow_hosts(slow, known, across, late, plan)
+        if inside.any():
+            here = topology.at[:, rail] >= 0
+            found[rail] = ranks_of_sides(
+                inside[here], topology.at[here, rail], (known * far)[np.ix_(here, here)]
+            )
+    return found
+
+
+def slow_group(table: Observations, rows: Ints, topology: Topology, far: Mask, plan: Plan) -> Mask:
+    """Return the hosts of the known group whose uplinks are the slowest; none if those of no group are slow.
+
+    rows: flows of one rail. That noise hides a mild loss in each of them hides none in all of them
+    (`is_mild`). Flows that do not leave or enter the group do not have it.
+    """
+    found, slowest = np.zeros(topology.hosts, bool), 0.0
+    group = np.argmin(far, axis=1)  # the first host of each
+    a, b = (group[topology.host[side[rows]]] for side in (table.a, table.b))
+    for first in np.unique(group).tolist() if far.any() else ():
+        through = (a != b) & ((a == first) | (b == first))
+        level, others = table.level[rows[through]], table.level[rows[~through]]
+        if not len(others) or not is_mild(level, plan.tolerance, plan.slow_share):
+            continue
+        several = 2 <= np.count_nonzero(group == first) <= topology.hosts / 2
+        if several and np.median(others) < plan.tolerance / 2 and np.median(level) > slowest:
+            found, slowest = group == first, float(np.median(level))
+    return np.asarray(found)
+
+
+def slow_hosts(slow: Floats, known: Floats, across: Floats, late: Floats, plan: Plan) -> Mask:
+    """Return the hosts that are slow with most others, but not with each other; none if there are no such.
+
+    slow, known: (hosts, hosts), slow flows and all flows. late, across: of those over uplinks.
+    """
+    best, found = 0.0, np.zeros(len(slow), bool)
+    most = late.sum(axis=1) >= 0.5 * np.maximum(across.sum(axis=1), 1)
+    starts = {"most": most, "sides": two_sides(slow, known)}
+    for name, start in starts.items():
+        inside = slow_side(start, late, across)
+        cut = float((2 * late - across)[np.ix_(inside, ~inside)].sum())
+        flows = known[np.ix_(inside, inside)].sum()
+        within = slow[np.ix_(inside, inside)].sum() / max(flows, 1)
+        if name == "sides" and not flows:
+            continue  # all of the rail is slow, as far as is known
+        if cut > best and 2 <= inside.sum() <= len(slow) / 2 and within < 1 - plan.slow_share:
+            found, best = inside, cut
     return found
 
 

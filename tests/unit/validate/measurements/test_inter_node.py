@@ -280,3 +280,12 @@ def test_flows_between_known_groups_share_no_uplinks(subrounds: int) -> None:
             far = there[group[topology.host[there[:, 0]]] != group[topology.host[there[:, 1]]]]
             on = group[topology.host[far]] * 2 + topology.gpu[far]
             assert not far.size or np.bincount(on.ravel()).max() <= 8 // subrounds
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_uplinks_that_are_slow_by_less_than_the_noise_of_a_flow(seed: int) -> None:
+    """All flows of the group have the loss, whether or not each of them is slow by itself."""
+    conditions = "oversubscription=2,ecmp=8,spread=0.02,noise=0.06,hostnoise=0.03,neighbours=0.03"
+    fleet = f"hosts=128,gpus=4,leaf=8,drift=0.005,seed={seed},{conditions},fault=leaf:21:0.85"
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(fleet)), Plan(seed=seed, rungs=("host pairs",)))
+    assert parts(verdict) == [("leaf", tuple(f"h{host}" for host in range(40, 48)), (1,))]
