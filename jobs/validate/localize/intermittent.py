@@ -40,6 +40,7 @@ class SlowShares:
         (a, shows_a), (b, shows_b) = self.sides
         met, place = np.unique(np.concatenate([a * ranks + b, b * ranks + a]), return_inverse=True)
         self.nic = met // ranks  # of each NIC and partner, in order
+        self.first = np.flatnonzero(np.diff(self.nic, prepend=-1))  # of each NIC
         self.met = [(place.reshape(-1)[: len(a)], shows_a), (place.reshape(-1)[len(a) :], shows_b)]
         self.slow_with, self.count_with = np.zeros(len(met)), np.zeros(len(met))
         self.seen = np.zeros(len(cover.table), bool)
@@ -77,14 +78,20 @@ class SlowShares:
 
     def of_partners(self) -> tuple[Floats, Floats]:
         """Return (ranks,): slow samples and all samples of each NIC, without one of SEVERAL partners."""
+        if not len(self.nic):
+            return np.zeros(self.ranks), np.zeros(self.ranks)
+        first = self.first
+        sums = [np.add.reduceat(some, first) for some in (self.slow_with, self.count_with)]
         known = self.count_with > 0
-        nic, slow, count = self.nic[known], self.slow_with[known], self.count_with[known]
-        order = np.lexsort((slow, nic))
-        worst = order[np.flatnonzero(np.diff(nic[order], append=-1))]  # the last of each NIC
-        keep = np.ones(len(nic), bool)
-        keep[worst[np.bincount(nic, minlength=self.ranks)[nic[worst]] >= SEVERAL]] = False
-        sums = [np.bincount(nic[keep], some[keep], self.ranks) for some in (slow, count)]
-        return np.asarray(sums[0], np.float64), np.asarray(sums[1], np.float64)
+        several = np.add.reduceat(known, first, dtype=np.int64) >= SEVERAL
+        most = np.where(several, np.maximum.reduceat(self.slow_with, first), np.inf)
+        worst = np.flatnonzero(known & (self.slow_with == np.repeat(most, np.diff(first, append=len(known)))))
+        worst = worst[np.flatnonzero(np.diff(self.nic[worst], append=-1))]  # one of each NIC
+        slow, count = np.zeros(self.ranks), np.zeros(self.ranks)
+        slow[self.nic[first]], count[self.nic[first]] = sums
+        slow[self.nic[worst]] -= self.slow_with[worst]
+        count[self.nic[worst]] -= self.count_with[worst]
+        return slow, count
 
 
 def slow_throughout(table: Observations) -> Mask:

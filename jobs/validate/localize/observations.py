@@ -10,7 +10,6 @@ import numpy as np
 from jobs.measure.outliers import (
     ALWAYS,
     Floats,
-    column_quantiles,
     group_medians,
     row_medians,
     sample_noise,
@@ -204,9 +203,16 @@ def common_slowness(level: Floats, together: Ints) -> Floats:
     found = np.zeros(level.shape)
     order = np.argsort(together.ravel(), kind="stable")
     starts = np.flatnonzero(np.diff(together.ravel()[order], prepend=-1))
-    for rows in np.split(order // 2, starts[1:]):
-        if len(rows) >= LEAST_TOGETHER:
-            found[rows] = np.fmax(found[rows], column_quantiles(level[rows], 0.5))
+    sizes = np.diff(starts, append=len(order))
+    for size in np.unique(sizes[sizes >= LEAST_TOGETHER]).tolist():  # all groups of a size at once
+        ends = order[starts[sizes == size][:, None] + np.arange(size)]  # (groups, size), of the ends of rows
+        ordered = np.sort(level[ends // 2].swapaxes(1, 2), axis=2)  # NaN last
+        middle = np.maximum(np.count_nonzero(~np.isnan(ordered), axis=2) - 1, 0) // 2  # the lower one
+        usual = np.take_along_axis(ordered, middle[:, :, None], axis=2)[:, :, 0]
+        for side in (0, 1):
+            group, place = np.nonzero(ends % 2 == side)
+            rows = ends[group, place] // 2
+            found[rows] = np.fmax(found[rows], usual[group])
     return found
 
 
