@@ -192,12 +192,12 @@ class Ladder:
                 rates[what] = float(np.median(work / rated.siblings))
                 if isinstance(measurement, SingleGpu | IntraNode | InterNode):
                     self.look_again(name, what, measurement, rated, work, found)
+        if name == "all" and self.topology.hosts >= LEAST_HOSTS:
+            found += self.leaf_switches(rates)
         if name in ("node", "all"):
             self.measure_curve(name)
-        if name == "all":
-            rates |= {"ring": points[-1][1]} if (points := self.curves[-1].points) else {}
-            if self.topology.hosts >= LEAST_HOSTS:
-                found += self.leaf_switches(rates)
+        if name == "all" and (points := self.curves[-1].points):
+            rates = {"ring": points[-1][1], **rates}
         new = merge(found, self.topology)
         self.findings += new
         wrong = self.probe.wrong_data()
@@ -319,7 +319,7 @@ class Ladder:
     def measure_curve(self, name: RungName) -> None:
         """Measure bus bandwidth by size: all ranks, or the median of the hosts. Reported, not judged.
 
-        From the largest size down, for CURVE_SECONDS at most.
+        From the largest size down, for CURVE_SECONDS at most, or until the time is up.
         """
         topology = self.topology
         groups = [topology.on(host).tolist() for host in range(topology.hosts)] if name == "node" else []
@@ -333,7 +333,8 @@ class Ladder:
             try:
                 seconds = self.probe.rings(groups, nbytes, samples)
             except TimeUpError:
-                self.note_time_up(name, "ring")
+                if not points:
+                    self.note_time_up(name, "ring")
                 break
             if np.isnan(seconds).any():
                 self.note_not_judged(f"{name}: some of the measurements failed")

@@ -20,6 +20,8 @@ from jobs.measure.outliers import (
 from jobs.validate.plan import Plan
 from jobs.validate.topology import Ints
 
+LEAST_TOGETHER = 8  # rows whose median shows what slows them all: four pairs, both ways
+
 
 @dataclass(frozen=True, eq=False)
 class Observations:
@@ -128,10 +130,14 @@ def tabulate(
     retested: bool = False,
     looks: Sequence[int] | None = None,
     known: float = 0.0,
+    together: Ints | None = None,
 ) -> Observations:
     """Combine several rounds into one table. looks: of each round; None: all are one.
 
     known: noise of a sample, if repeats show more of it than the samples of one do.
+
+    together: (all rows, 2), a number for each end of a row; rows with the same one are measured at the same
+    moments. What slows most of them at once is a load, so it makes no sample of one of them slow.
 
     flows: (rows, 2) int64 for each round. seconds: (rows, samples) float64 for each round, NaN for a failed
     sample; rounds may have different numbers of them. siblings: returns the siblings of rows between ranks a
@@ -161,7 +167,10 @@ def tabulate(
     noise = sample_noise(samples if trusted is None or not trusted.any() else samples[trusted])
     threshold = slow_threshold(level, count, max(noise, known), plan.tolerance)
     slow_above = slow_sample_threshold(noise, plan.tolerance)
-    late = samples > np.exp(base + slow_above)[:, None]
+    usual = base[:, None]
+    if together is not None:
+        usual = usual + common_slowness(np.log(samples) - usual, together[good])
+    late = samples > np.exp(usual + slow_above)
     slow = late.sum(axis=1)
     fast = (samples < np.exp(base)[:, None]).sum(axis=1)
     some = np.flatnonzero(slow)
@@ -183,6 +192,28 @@ def tabulate(
         threshold,
         failed,
     )
+
+
+def common_slowness(level: Floats, together: Ints) -> Floats:
+    """Return (rows, samples): how much slower than siblings more than half of the rows are that are measured
+    together with a row, at each moment; of its two ends, the slower one. 0 if these are few.
+
+    level: (rows, samples), of each sample. together: as of `tabulate`.
+    """
+    found = np.zeros(level.shape)
+    order = np.argsort(together.ravel(), kind="stable")
+    starts = np.flatnonzero(np.diff(together.ravel()[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    for size in np.unique(sizes[sizes >= LEAST_TOGETHER]).tolist():  # all groups of a size at once
+        ends = order[starts[sizes == size][:, None] + np.arange(size)]  # (groups, size), of the ends of rows
+        ordered = np.sort(level[ends // 2].swapaxes(1, 2), axis=2)  # NaN last
+        middle = np.maximum(np.count_nonzero(~np.isnan(ordered), axis=2) - 1, 0) // 2  # the lower one
+        usual = np.take_along_axis(ordered, middle[:, :, None], axis=2)[:, :, 0]
+        for side in (0, 1):
+            group, place = np.nonzero(ends % 2 == side)
+            rows = ends[group, place] // 2
+            found[rows] = np.fmax(found[rows], usual[group])
+    return found
 
 
 def sibling_logs(logs: Floats, siblings: Siblings, tolerance: float) -> Floats:

@@ -1,10 +1,10 @@
 """Ring all-reduces over each host or rail: finds slow parts that only show under joint load.
 
 A ring is as slow as its slowest hop, so the longer it is, the more often others load one of its hops: of a
-rail of 128 hosts, 40 % of the time, if 3 % of each uplink's. A load passes, a fault stays. So slow rails are
-looked at again as several shorter rings (arcs), and the arc of the same hosts on other rails, in their
-fastest look, is the reference. A fast arc clears its hosts. What no arc has cleared is slow, after as many
-separate looks as loads do not last for (`outliers.looks_of_loaded`).
+rail of 128 hosts, 40 % of the time, if 3 % of each uplink's. A load passes, a fault stays. So slow rails,
+and long ones that loads hide, are looked at again as several shorter rings (arcs), and the arc of the same
+hosts on other rails, in their fastest look, is the reference. A fast arc clears its hosts. What no arc has
+cleared is slow, after as many separate looks as loads do not last for (`outliers.looks_of_loaded`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class AllReduce(RungMeasurement):
         self.table: Observations | None = None  # of retests
         self.slow_hosts: dict[int, Mask] = {}  # by retested rail, those that no fast arc has cleared
         self.loaded: list[int] = []  # rails that were slow in all looks, as loaded ones may be
+        self.is_long = kind == "rail" and len(self.groups) > 1 and topology.hosts >= 2 * ARC
 
     @property
     def gaps(self) -> Sequence[str]:
@@ -83,8 +84,14 @@ class AllReduce(RungMeasurement):
         return (f"{rings} slow in all looks, and others so often that a load of all looks is possible",)
 
     def measure(self, longer: bool = False) -> Observations:
-        """Measure all rings at once. longer: rails in several looks, of which the fastest counts."""
+        """Measure all rings at once. longer: rails in several looks, of which the fastest counts.
+
+        Long rails are then measured as arcs, because in nearly all looks some host of a long ring is loaded.
+        """
         keys = list(self.groups)
+        if longer and self.is_long:
+            table, _ = self.look_at_rails(keys, keys)
+            return replace(table, retested=np.zeros(len(table), bool))
         groups = [self.groups[key] for key in keys]
         longer_call = longer and self.kind != "rail"
         seconds, self.noise = measure_first(self.sample, [groups], self.plan.samples, self.plan, longer_call)
@@ -117,18 +124,27 @@ class AllReduce(RungMeasurement):
         return self.table, left
 
     def retest_rails(self, suspects: Sequence[PartName]) -> tuple[Observations, Collection[PartName]]:
-        """Look at suspects and a few others until all hosts of each suspect are clear, or slow often enough.
-
-        An arc is fast if it is nearer to the usual one of the other rails, in their fastest look, than to the
-        critical share of it.
-        """
+        """Look at suspects, and at all others to compare them with: rails do not wait for each other."""
         own = [key for _, key in suspects]
         self.retested += [key for key in own if key not in self.retested]
-        others = self.others(self.retested)
-        keys, samples = [*own, *others], LOOK_SAMPLES * samples_of_look(self.plan)
+        table, left = self.look_at_rails(own, self.others(self.retested, len(self.groups)))
+        self.loaded += [key for key in left if not left[key]]
+        self.table = joined(self.table, table.of(np.isin(table.a, own)))
+        return self.table, [name for name in suspects if name[1] in left]
+
+    def look_at_rails(
+        self, own: Sequence[int], siblings: Sequence[int]
+    ) -> tuple[Observations, dict[int, bool]]:
+        """Look at rails until all hosts of each are clear, or slow often enough.
+
+        siblings: rails to compare them with, and to count how often loads slow them. An arc is fast if it is
+        nearer to the usual one of these, in their fastest look, than to the critical share of it. Returns the
+        table, and the rails with hosts that no fast arc has cleared: whether that is no load.
+        """
+        keys, samples = [*dict.fromkeys([*own, *siblings])], LOOK_SAMPLES * samples_of_look(self.plan)
         arcs, begin = list[Arc](), self.probe.clock()
-        enough, looks = math.inf if others else RETEST_REPEATS, 0
-        left, fast, late = own, -math.log(self.plan.critical) / 2, self.plan.tolerance
+        enough, looks = math.inf if siblings else RETEST_REPEATS, 0
+        left, fast, late = [*own], -math.log(self.plan.critical) / 2, self.plan.tolerance
         while left and looks < min(enough, MOST_LOOKS):
             due = begin + looks * self.plan.retest_span / RETEST_REPEATS
             if due > self.probe.clock():
@@ -137,19 +153,26 @@ class AllReduce(RungMeasurement):
             looks += 1
             if looks < LEAST_LOOKS:
                 continue
-            levels = levels_of(arcs, others or own)
-            self.slow_hosts |= {key: unclear_hosts(key, arcs, levels, fast, self.topology) for key in own}
+            levels = levels_of(arcs, siblings or own)
+            self.slow_hosts |= {key: unclear_hosts(key, arcs, levels, fast, self.topology) for key in keys}
             left = [key for key in own if self.slow_hosts[key].any()]
-            of_others = [level > late for one, level in zip(arcs, levels, strict=True) if one.key in others]
+            alike = [level > late for one, level in zip(arcs, levels, strict=True) if one.key in siblings]
             figures = len(self.groups) * len({one.place for one in arcs})
-            if others:
-                enough = max(looks_of_loaded(sum(of_others), len(of_others), figures), RETEST_REPEATS)
-        self.loaded += left if enough > looks else []
-        levels = levels_of(arcs, others or own)
+            if siblings:
+                enough = max(looks_of_loaded(sum(alike), len(alike), figures), RETEST_REPEATS)
         shown = [self.usual_arc(key, arcs, levels, fast) for key in keys]
         table = tabulate([pairs_of(keys)], [np.array(shown)], self.siblings, self.plan, retested=True)
-        self.table = joined(self.table, table.of(np.isin(table.a, own)))
-        return self.table, [name for name in suspects if name[1] in left]
+        return table, dict.fromkeys(left, enough <= looks)
+
+    def visible(self, table: Observations) -> float:
+        """Return the share below which a rail is detectable. Arcs show long ones that loads hide."""
+        known = self.is_long and all(key in self.cleared or key in self.retested for key in self.groups)
+        return max(table.visible, self.plan.critical) if known else table.visible
+
+    @property
+    def cleared(self) -> set[int]:
+        """Rails of which each host was in a fast arc."""
+        return {key for key, hosts in self.slow_hosts.items() if not hosts.any()}
 
     def look_at_arcs(self, keys: Sequence[int], samples: int, number: int) -> list[Arc]:
         """Measure the arcs of these rails: every other one at once, then the others. number: of the look.
@@ -181,12 +204,12 @@ class AllReduce(RungMeasurement):
         ordered = sorted(some or own, key=lambda both: both[0])
         return ordered[(len(ordered) - 1) // 2][1].seconds
 
-    def others(self, suspects: Sequence[int]) -> list[int]:
-        """Return a few groups to compare the suspects with."""
+    def others(self, suspects: Sequence[int], most: int = OTHERS) -> list[int]:
+        """Return up to `most` groups of each class to compare the suspects with."""
         found = []
         for one in sorted({self.classes[key] for key in suspects}):
             siblings = [key for key, kind in self.classes.items() if kind == one and key not in suspects]
-            found += siblings[:OTHERS]
+            found += siblings[:most]
         return found
 
     def sample(self, groups: Sequence[Ints], samples: int) -> Seconds:

@@ -17,9 +17,11 @@ from jobs.measure.outliers import (
     group_medians,
     healthy_pairs,
     is_erratic,
+    is_mild,
     row_medians,
     samples_to_clear,
 )
+from jobs.validate.localize.findings import gpu_of_nic
 from jobs.validate.localize.intermittent import SlowShares
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks, nic_of
@@ -168,7 +170,7 @@ class InterNode(RungMeasurement):
         as_many = self.subrounds * self.topology.hosts
         again = self.subrounds == 1 or as_many < self.plan.all_pairs_hosts
         seconds, self.noise = measure_first(self.sample, rounds, samples, self.plan, longer, repeats, again)
-        self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
+        self.first = self.tabulated(rounds, seconds)
         self.far = far_hosts(self.first, self.topology, self.plan)
         self.near = np.asarray(np.count_nonzero(~self.far, axis=1) > LEAST_NEAR)
         if self.far.any():
@@ -180,9 +182,17 @@ class InterNode(RungMeasurement):
             more, noise = measure_first(self.sample, inside, samples, plan, longer, repeats)
             rounds, seconds = self.without(inside, rounds, seconds)
             rounds, seconds, self.noise = rounds + inside, seconds + more, max(self.noise, noise)
-            self.first = tabulate(rounds, seconds, self.siblings, self.plan, known=self.noise)
+            self.first = self.tabulated(rounds, seconds)
         self.leaves = slow_leaves(self.first, self.topology, self.far, self.plan)
         return self.first
+
+    def tabulated(self, rounds: Sequence[Ints], seconds: Sequence[Seconds]) -> Observations:
+        """Return the table of a first measurement. A host's flows of a round are measured together."""
+        hosts = self.topology.hosts
+        together = [number * hosts + self.topology.host[flows] for number, flows in enumerate(rounds)]
+        return tabulate(
+            rounds, seconds, self.siblings, self.plan, known=self.noise, together=np.concatenate(together)
+        )
 
     def near_rounds(self, rounds: Sequence[Ints]) -> Iterator[Ints]:
         """Yield rounds of flows inside the groups of hosts, of pairs of ranks that have not met in `rounds`.
@@ -199,7 +209,7 @@ class InterNode(RungMeasurement):
         size = topology.ranks
         if len(rounds):
             wanted = wanted[~np.isin(wanted @ [size, 1], np.concatenate(rounds) @ [size, 1])]
-        for each in islice(matched_rounds(wanted, size, self.random), NEAR_ROUNDS):
+        for each in islice(matched_rounds(wanted, np.arange(size), self.random), NEAR_ROUNDS):
             yield from one_rank_per_nic(both_ways(each), topology)
 
     def without(
@@ -415,9 +425,7 @@ class InterNode(RungMeasurement):
                 break
             wanted = np.array([flow for name in left for flow in flows[name]], np.int64)
             controls = np.array(self.control_flows(self.suspects, wanted.tolist()), np.int64)
-            pairs = [*matched_rounds(controls, size, self.random)]
-            pairs += [self.with_controls(each) for each in matched_rounds(wanted, size, self.random)]
-            rounds = [part for each in pairs for part in self.split(both_ways(each))]
+            rounds = [*self.separate_rounds(controls), *self.separate_rounds(wanted, with_controls=True)]
             seconds = [self.sample(each, samples) for each in rounds]
             suspected = {a * size + b for a, b in wanted.tolist()}
 
@@ -435,12 +443,45 @@ class InterNode(RungMeasurement):
                 break
         return left
 
-    def with_controls(self, pairs: Ints) -> Ints:
-        """Return pairs with pairs of other ranks to compare them with."""
-        idle = np.ones(self.topology.ranks, bool)
-        idle[pairs] = False
+    def separate_rounds(self, pairs: Ints, with_controls: bool = False) -> Iterator[Ints]:
+        """Yield rounds of these pairs of ranks, both ways, whose flows neither NICs nor uplinks limit.
+
+        If groups of hosts are known, so are the flows that share uplinks: then each group has as many at once
+        as a subround of the first measurement has on average, and pairs inside groups need no uplinks.
+        """
+        everything = np.arange(self.topology.ranks)
+        if not self.far.any():
+            for met in matched_rounds(pairs, everything, self.random):
+                flows = self.with_controls(met, everything) if with_controls else met
+                yield from self.split(both_ways(flows))
+            return
+        far = self.far[tuple(self.topology.host[pairs].T)]
+        for met in matched_rounds(pairs[~far], self.topology.owner, self.random):
+            yield both_ways(met)
+        uplink = self.uplinks()
+        for met in matched_rounds(pairs[far], uplink, self.random):
+            yield both_ways(self.with_controls(met, uplink) if with_controls else met)
+
+    def uplinks(self) -> Ints:
+        """Return (ranks,): a number of the uplinks that the hosts of each rank's group have on its rail.
+
+        As many hosts as there are subrounds share a number.
+        """
+        hosts = np.arange(self.topology.hosts)
+        first = np.argmin(self.far, axis=1)  # host of each group
+        place = np.array([np.count_nonzero(first[:host] == first[host]) for host in hosts])
+        part = first * self.topology.hosts + place // max(self.subrounds, 1)
+        return np.unique(
+            part[self.topology.host] * self.topology.rails + gpu_of_nic(self.topology), return_inverse=True
+        )[1].reshape(-1)
+
+    def with_controls(self, pairs: Ints, place: Ints) -> Ints:
+        """Return pairs with pairs of other ranks to compare them with. place: as of `matched_rounds`."""
+        idle = ~np.isin(place, place[pairs])
         idle[list(self.suspects)] = False
         ranks = self.random.permutation(np.flatnonzero(idle))
+        ranks = ranks[np.unique(place[ranks], return_index=True)[1]]  # one of each place
+        ranks = self.random.permutation(ranks)
         ranks = ranks[np.argsort(self.topology.gpu[ranks], kind="stable")]
         others = np.stack([ranks[:-1], ranks[1:]], axis=1)[::2]  # of one rail, nearly all
         others = others[self.topology.gpu[others[:, 0]] == self.topology.gpu[others[:, 1]]]
@@ -449,7 +490,7 @@ class InterNode(RungMeasurement):
 
     def again(self, pairs: Ints, samples: int) -> Iterable[tuple[Ints, Seconds]]:
         """Measure these pairs, both ways, in rounds of distinct pairs as at first."""
-        for met in matched_rounds(pairs, self.topology.ranks, self.random):
+        for met in matched_rounds(pairs, np.arange(self.topology.ranks), self.random):
             for flows in self.split(both_ways(met)):
                 yield flows, self.sample(flows, samples)
 
@@ -831,20 +872,54 @@ def slow_leaves(
             np.add.at(slow, (host[one[rows]], host[other[rows]]), table.level[rows] > table.threshold[rows])
         # Only flows over uplinks show them; those among a switch's hosts tell it from its rail.
         across, late = (known * far, slow * far) if far.any() else (known, slow)
-        most = late.sum(axis=1) >= 0.5 * np.maximum(across.sum(axis=1), 1)
-        starts = {"most": most, "sides": two_sides(slow, known)}
-        best = 0.0
-        for name, start in starts.items():
-            inside = slow_side(start, late, across)
-            cut = float((2 * late - across)[np.ix_(inside, ~inside)].sum())
-            flows = known[np.ix_(inside, inside)].sum()
-            within = slow[np.ix_(inside, inside)].sum() / max(flows, 1)
-            if name == "sides" and not flows:
-                continue  # all of the rail is slow, as far as is known
-            if cut > best and 2 <= inside.sum() <= topology.hosts / 2 and within < 1 - plan.slow_share:
-                here, best = topology.at[:, rail] >= 0, cut
-                apart = (known * far)[np.ix_(here, here)]
-                found[rail] = ranks_of_sides(inside[here], topology.at[here, rail], apart)
+        inside = slow_group(table, rows, topology, far, plan)
+        if not inside.any():
+            inside = slow_hosts(slow, known, across, late, plan)
+        if inside.any():
+            here = topology.at[:, rail] >= 0
+            found[rail] = ranks_of_sides(
+                inside[here], topology.at[here, rail], (known * far)[np.ix_(here, here)]
+            )
+    return found
+
+
+def slow_group(table: Observations, rows: Ints, topology: Topology, far: Mask, plan: Plan) -> Mask:
+    """Return the hosts of the known group whose uplinks are the slowest; none if those of no group are slow.
+
+    rows: flows of one rail. That noise hides a mild loss in each of them hides none in all of them
+    (`is_mild`). Flows that do not leave or enter the group do not have it.
+    """
+    found, slowest = np.zeros(topology.hosts, bool), 0.0
+    group = np.argmin(far, axis=1)  # the first host of each
+    a, b = (group[topology.host[side[rows]]] for side in (table.a, table.b))
+    for first in np.unique(group).tolist() if far.any() else ():
+        through = (a != b) & ((a == first) | (b == first))
+        level, others = table.level[rows[through]], table.level[rows[~through]]
+        if not len(others) or not is_mild(level, plan.tolerance, plan.slow_share):
+            continue
+        several = 2 <= np.count_nonzero(group == first) <= topology.hosts / 2
+        if several and np.median(others) < plan.tolerance / 2 and np.median(level) > slowest:
+            found, slowest = group == first, float(np.median(level))
+    return np.asarray(found)
+
+
+def slow_hosts(slow: Floats, known: Floats, across: Floats, late: Floats, plan: Plan) -> Mask:
+    """Return the hosts that are slow with most others, but not with each other; none if there are no such.
+
+    slow, known: (hosts, hosts), slow flows and all flows. late, across: of those over uplinks.
+    """
+    best, found = 0.0, np.zeros(len(slow), bool)
+    most = late.sum(axis=1) >= 0.5 * np.maximum(across.sum(axis=1), 1)
+    starts = {"most": most, "sides": two_sides(slow, known)}
+    for name, start in starts.items():
+        inside = slow_side(start, late, across)
+        cut = float((2 * late - across)[np.ix_(inside, ~inside)].sum())
+        flows = known[np.ix_(inside, inside)].sum()
+        within = slow[np.ix_(inside, inside)].sum() / max(flows, 1)
+        if name == "sides" and not flows:
+            continue  # all of the rail is slow, as far as is known
+        if cut > best and 2 <= inside.sum() <= len(slow) / 2 and within < 1 - plan.slow_share:
+            found, best = inside, cut
     return found
 
 

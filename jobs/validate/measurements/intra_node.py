@@ -71,7 +71,7 @@ class IntraNode(RungMeasurement):
 
     def again(self, pairs: Ints, samples: int) -> Iterable[tuple[Ints, Seconds]]:
         """Measure these pairs, both ways, in rounds of distinct pairs as at first."""
-        for met in matched_rounds(pairs, self.topology.ranks, self.random):
+        for met in matched_rounds(pairs, np.arange(self.topology.ranks), self.random):
             for flows in one_pcie_pair_a_host(met, self.topology):
                 yield flows, self.sample(flows, samples)
 

@@ -42,6 +42,7 @@ CONTAINED = 0.5  # share of the hosts that are slow together, in each look: most
 FULL = 0.9  # of the flows between two sides in the fullest round: their uplinks are in use
 RETESTED_HOSTS = 8  # of a cluster, one at a time
 SLOW_RAIL = 0.25  # share of a rail's flows, above the usual share, that makes the rail slow
+TWO_SWITCHES = 512  # hosts of a rail: more need three leaf switches or more, whose slow one shows by itself
 STEPS = 8  # iterations of the search for a cluster, at most
 
 
@@ -312,6 +313,8 @@ def slow_sides(load: FullLoad, rail: int) -> Mask:
     Slow where nearly all of them send to the other side: with fewer flows, uplinks have bandwidth to spare.
     """
     level, partner = load.level[rail], load.partner[rail]
+    if level.shape[1] > TWO_SWITCHES:
+        return np.zeros(level.shape[1], bool)
     good, late = ~np.isnan(level), level > load.limit
     # In other rounds flows between the sides are fast as well.
     busy = late.sum(axis=1) >= late.sum(axis=1).max() / 2

@@ -100,24 +100,26 @@ def random_pairs(count: int, random: np.random.Generator) -> Pairs:
     return order[: count - count % 2].reshape(-1, 2)
 
 
-def matched_rounds(flows: Pairs, ranks: int, random: np.random.Generator) -> Iterator[Pairs]:
-    """Distribute the pairs of ranks of these flows over rounds in which each rank is in one pair at most.
+def matched_rounds(flows: Pairs, place: Ints, random: np.random.Generator) -> Iterator[Pairs]:
+    """Distribute the pairs of ranks of these flows over rounds in which each place is in one pair at most.
+
+    place: (ranks,), a number of what each rank uses alone; the rank itself, or what several share.
 
     Rounds are maximal matchings: of a random order, each takes the pairs that are first at both of their
-    ranks, again and again (Luby 1986).
+    places, again and again (Luby 1986).
     """
-    low, high = flows.min(axis=1), flows.max(axis=1)
+    low, high, ranks = flows.min(axis=1), flows.max(axis=1), len(place)
     left = random.permutation(np.unique(low * ranks + high))
     while len(left):
-        taken, free = np.zeros(len(left), bool), np.ones(ranks, bool)
-        a, b = np.divmod(left, ranks)
+        taken, free = np.zeros(len(left), bool), np.ones(1 + place.max(), bool)
+        a, b = (place[side] for side in np.divmod(left, ranks))
         while len(some := np.flatnonzero(free[a] & free[b])):
-            first = np.full(ranks, len(left))
+            first = np.full(len(free), len(left))
             np.minimum.at(first, a[some], some)
             np.minimum.at(first, b[some], some)
             now = some[(first[a[some]] == some) & (first[b[some]] == some)]
             taken[now], free[a[now]], free[b[now]] = True, False, False
-        yield np.stack([a[taken], b[taken]], axis=1)
+        yield np.stack(np.divmod(left[taken], ranks), axis=1)
         left = left[~taken]
 
 

@@ -16,6 +16,7 @@ from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.run import measure_simulated
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
+from jobs.validate.verdict import Finding
 from runner.errors import UserError
 
 BUSY = "oversubscription=2,ecmp=8,spread=0.02,hostnoise=0.05,noise=0.08,neighbours=0.1"
@@ -104,3 +105,24 @@ def test_a_healthy_fleet_waits_for_nothing() -> None:
     fleet, report = validated("hosts=16,gpus=8,fault=nic:h3:1:0.6")
     assert report.verdict.status == "critical"
     assert fleet.waited > 0
+
+
+class CutShort(Ladder):
+    """After the full load, there is time for so many calls."""
+
+    calls = 0
+
+    def leaf_switches(self, rates: dict[str, float]) -> list[Finding]:
+        found = super().leaf_switches(rates)
+        self.probe.reset()
+        self.probe.left = lambda: self.calls - self.probe.rounds
+        return found
+
+
+@pytest.mark.parametrize(("calls", "status"), [(0, "unknown"), (1, "ok"), (3, "ok")])
+def test_a_curve_of_its_largest_size_only_is_enough(calls: int, status: str) -> None:
+    """Rates by size are reported, not judged, so what is judged is measured before them."""
+    ladder = CutShort(SimulatedFleet(parse_fleet("hosts=8,gpus=8")), Plan(rungs=("all",)))
+    ladder.calls = calls
+    assert ladder.climb().status == status
+    assert len(ladder.curves[-1].points) == calls

@@ -39,3 +39,18 @@ def test_slow_samples_of_an_earlier_table_are_kept_unless_all_were_slow() -> Non
     later = table([(2, 3), (0, 1), (1, 2), (7, 8)], [1, 1, 0, 0]).with_slow_samples(earlier)
     assert later.slow.tolist() == [1, 5, 0, 0]
     assert later.count.tolist() == [20, 20, 10, 10]
+
+
+def test_what_slows_most_rows_that_are_measured_together_makes_no_sample_slow() -> None:
+    """Host 0 is loaded for six of ten moments; one of its rows is slow in all of them, for another reason."""
+    flows = np.array([(number, 10 + number) for number in range(20)])
+    hosts = np.stack([np.arange(20) // 8, 5 + np.arange(20)], axis=1)  # 8, 8 and 4 rows
+    seconds = np.ones((20, 10))
+    seconds[:8, :6] = 1.3
+    seconds[7] = 1.9
+    seconds[16:, :6] = 1.3
+    alone = tabulate([flows], [seconds], one_class, Plan())
+    table = tabulate([flows], [seconds], one_class, Plan(), together=hosts)
+    assert alone.slow.tolist() == [6] * 7 + [10] + [0] * 8 + [6] * 4
+    assert table.slow.tolist() == [0] * 7 + [10] + [0] * 8 + [6] * 4  # four rows are too few to tell
+    np.testing.assert_array_equal(table.level, alone.level)

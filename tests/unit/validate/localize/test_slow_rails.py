@@ -92,8 +92,8 @@ def test_the_slow_part_of_a_long_rail(slow: set[int], hosts: tuple[int, ...]) ->
     assert (found.kind, found.gpus, found.hosts) == ("rail", (1,), tuple(f"n{host}" for host in hosts))
 
 
-def climbed(seed: int, fault: str = "") -> Verdict:
-    fleet = SimulatedFleet(parse_fleet(f"hosts=128,gpus=8,leaf=8,seed={seed},{ALL}{fault}"))
+def climbed(seed: int, fault: str = "", hosts: int = 128) -> Verdict:
+    fleet = SimulatedFleet(parse_fleet(f"hosts={hosts},gpus=8,leaf=8,seed={seed},{ALL}{fault}"))
     return climb_ladder(fleet, Plan(seed=seed, rungs=("rails",)))
 
 
@@ -105,4 +105,17 @@ def test_a_long_rail_that_others_load_in_most_looks_is_not_slow(seed: int) -> No
 @pytest.mark.parametrize("seed", [8, 24, 29])
 def test_a_slow_rail_among_loaded_ones(seed: int) -> None:
     (found,) = climbed(seed, ",fault=rail:3:0.6").findings
+    assert (found.kind, found.gpus, found.hosts) == ("rail", (3,), ())
+
+
+@pytest.mark.parametrize("seed", [1, 5])
+def test_rails_so_long_that_some_host_is_always_loaded_are_judged(seed: int) -> None:
+    """Rings through all hosts differ too much; shorter ones are clear, each in some look."""
+    verdict = climbed(seed, hosts=256)
+    assert (verdict.status, verdict.findings, verdict.not_judged) == ("ok", (), ())
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_a_mild_loss_of_a_long_rail(seed: int) -> None:
+    (found,) = climbed(seed, ",fault=rail:3:0.75", hosts=256).findings
     assert (found.kind, found.gpus, found.hosts) == ("rail", (3,), ())

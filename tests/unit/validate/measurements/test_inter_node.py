@@ -259,3 +259,33 @@ def test_flows_inside_groups_have_controls_among_many_hosts() -> None:
         assert len(found) == CONTROLS
         assert all(not flows.far[topology.host[a], topology.host[b]] for a, b in found)
     assert flows.of_classes([], [(0, 2)]) == []
+
+
+@pytest.mark.parametrize("subrounds", [2, 8])
+def test_flows_between_known_groups_share_no_uplinks(subrounds: int) -> None:
+    """Of eight hosts behind a switch, as many send at once as in a part of a split round."""
+    topology, random = topology_of(ToyFleet([2] * 64)), np.random.default_rng(1)
+    flows = InterNode(ToyFleet([2] * 64), topology, Plan(), {})
+    group = np.arange(64) // 8
+    flows.far, flows.subrounds = group[:, None] != group, subrounds
+    ranks = np.array([random.choice(topology.rail(rail), 2, replace=False) for rail in (0, 1) * 400])
+    wanted = {tuple(sorted(pair)) for pair in ranks.tolist()}
+    for with_controls in (False, True):
+        rounds = list(flows.separate_rounds(ranks, with_controls))
+        found = {tuple(sorted(flow)) for each in rounds for flow in each.tolist()}
+        assert found >= wanted if with_controls else found == wanted
+        for each in rounds:
+            there = each[: len(each) // 2]
+            assert len(np.unique(there)) == there.size  # one flow each way of a NIC
+            far = there[group[topology.host[there[:, 0]]] != group[topology.host[there[:, 1]]]]
+            on = group[topology.host[far]] * 2 + topology.gpu[far]
+            assert not far.size or np.bincount(on.ravel()).max() <= 8 // subrounds
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_uplinks_that_are_slow_by_less_than_the_noise_of_a_flow(seed: int) -> None:
+    """All flows of the group have the loss, whether or not each of them is slow by itself."""
+    conditions = "oversubscription=2,ecmp=8,spread=0.02,noise=0.06,hostnoise=0.03,neighbours=0.03"
+    fleet = f"hosts=128,gpus=4,leaf=8,drift=0.005,seed={seed},{conditions},fault=leaf:21:0.85"
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(fleet)), Plan(seed=seed, rungs=("host pairs",)))
+    assert parts(verdict) == [("leaf", tuple(f"h{host}" for host in range(40, 48)), (1,))]

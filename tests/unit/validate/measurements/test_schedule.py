@@ -99,16 +99,21 @@ def test_apart_is_one_flow_a_host() -> None:
         assert len(hosts) == len(set(hosts)) <= 4
 
 
+@pytest.mark.parametrize("shared", [1, 3])
 @pytest.mark.parametrize(("ranks", "count"), [(8, 5), (64, 300), (6, 15)])
-def test_matched_rounds_have_each_pair_once_and_each_rank_once_a_round(ranks: int, count: int) -> None:
+def test_matched_rounds_have_each_pair_once_and_each_place_once_a_round(
+    ranks: int, count: int, shared: int
+) -> None:
     random = np.random.default_rng(1)
     flows = np.array([random.choice(ranks, 2, replace=False) for _ in range(count)])
-    rounds = list(matched_rounds(both_ways(flows), ranks, random))
+    place = np.arange(ranks) // shared
+    rounds = list(matched_rounds(both_ways(flows), place, random))
     for pairs in rounds:
-        assert len(np.unique(pairs)) == pairs.size
+        used = [one for pair in place[pairs].tolist() for one in set(pair)]
+        assert len(set(used)) == len(used)
     found = [tuple(pair) for pairs in rounds for pair in pairs.tolist()]
     assert sorted(found) == sorted({tuple(sorted(flow)) for flow in flows.tolist()})
-    most = max(np.bincount(np.array(found).ravel()))
+    most = max(np.bincount([one for pair in place[found].tolist() for one in set(pair)]))
     assert most <= len(rounds) <= 2 * most
 
 
