@@ -93,6 +93,14 @@ def column_quantiles(values: Floats, share: float) -> Floats:
     )
 
 
+def column_middles(values: Floats) -> tuple[Floats, Floats]:
+    """Return the lower and the upper middle of each column, (columns,), ignoring NaN; NaN if all are NaN."""
+    ordered = np.sort(values, axis=0)
+    last = np.maximum((~np.isnan(ordered)).sum(axis=0) - 1, 0)
+    columns = np.arange(values.shape[1])
+    return ordered[last // 2, columns], ordered[(last + 1) // 2, columns]
+
+
 def group_medians(values: Floats, group: Ints) -> Floats:
     """Return the median (the lower of two) of each group's values, in the order of group numbers."""
     order = np.lexsort((values, group))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import ALWAYS, BURST, Floats, intermittent_threshold
+from jobs.measure.outliers import ALWAYS, BURST, intermittent_threshold
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import Cover, Mask, Suspect
 from jobs.validate.topology import Ints
@@ -39,22 +39,49 @@ class SlowShares:
         self.both, self.number = slow_both_ways(table, ranks) * changing, table.count * changing
         (a, shows_a), (b, shows_b) = self.sides
         met, place = np.unique(np.concatenate([a * ranks + b, b * ranks + a]), return_inverse=True)
-        self.nic = met // ranks  # of each NIC and partner, in order
-        self.first = np.flatnonzero(np.diff(self.nic, prepend=-1))  # of each NIC
+        # `met` has each NIC and partner in order: the partners of a NIC follow each other.
+        self.nics, self.first, self.partners = np.unique(met // ranks, return_index=True, return_counts=True)
+        self.of = np.repeat(np.arange(len(self.nics)), self.partners)
         self.met = [(place.reshape(-1)[: len(a)], shows_a), (place.reshape(-1)[len(a) :], shows_b)]
         self.slow_with, self.count_with = np.zeros(len(met)), np.zeros(len(met))
-        self.seen = np.zeros(len(cover.table), bool)
-        self.update()
+        self.seen = cover.open.copy()
+        for where, mask in self.met:
+            some = np.flatnonzero(self.seen & mask)
+            self.slow_with += np.bincount(where[some], self.both[some], len(met))
+            self.count_with += np.bincount(where[some], self.number[some], len(met))
+        self.slow, self.count = np.zeros(ranks), np.zeros(ranks)
+        self.add_up(np.arange(len(self.nics)))
 
     def update(self) -> None:
-        """Subtract the rows closed since the last call; the first call counts all open rows."""
-        sign = -1 if self.seen.any() else 1
-        rows = np.flatnonzero(self.seen ^ self.cover.open)
-        for place, mask in self.met:
-            some = rows[mask[rows]]
-            self.slow_with += sign * np.bincount(place[some], self.both[some], len(self.nic))
-            self.count_with += sign * np.bincount(place[some], self.number[some], len(self.nic))
-        self.seen = self.cover.open.copy()
+        """Subtract the rows closed since the last call."""
+        closed = np.flatnonzero(self.seen & ~self.cover.open)
+        self.seen[closed] = False
+        changed = []
+        for where, mask in self.met:
+            some = closed[mask[closed]]
+            np.subtract.at(self.slow_with, where[some], self.both[some])
+            np.subtract.at(self.count_with, where[some], self.number[some])
+            changed.append(self.of[where[some]])
+        self.add_up(np.unique(np.concatenate(changed)))
+
+    def add_up(self, which: Ints) -> None:
+        """Add up the samples of these NICs (of `nics`), without one of SEVERAL partners."""
+        if not len(which):
+            return
+        sizes = self.partners[which]
+        begin = np.cumsum(sizes) - sizes
+        of = np.repeat(np.arange(len(which)), sizes)
+        places = np.arange(len(of)) + (self.first[which] - begin)[of]
+        slow_with, count_with = self.slow_with[places], self.count_with[places]
+        slow, count = (np.add.reduceat(some, begin) for some in (slow_with, count_with))
+        known = count_with > 0
+        several = np.add.reduceat(known, begin, dtype=np.int64) >= SEVERAL
+        most = np.where(several, np.maximum.reduceat(slow_with, begin), np.inf)
+        worst = np.flatnonzero(known & (slow_with == most[of]))
+        worst = worst[np.flatnonzero(np.diff(of[worst], append=-1))]  # one of each NIC
+        slow[of[worst]] -= slow_with[worst]
+        count[of[worst]] -= count_with[worst]
+        self.slow[self.nics[which]], self.count[self.nics[which]] = slow, count
 
     def suspect(self, most: int, proven: Sequence[int] = ()) -> Suspect | None:
         """Return the rank with the largest share of slow samples, if that is far above the usual share.
@@ -62,7 +89,7 @@ class SlowShares:
         most: ties (ranks with nearly as large a share) to return. proven: ranks that need no large share.
         """
         self.update()
-        slow, count = self.of_partners()
+        slow, count = self.slow.copy(), self.count
         slow[[key for kind, key in self.cover.excluded if kind == "flap"]] = 0
         share = np.divide(slow, count, out=np.zeros(self.ranks), where=count > 0)
         large = share > intermittent_threshold(share, count)
@@ -75,23 +102,6 @@ class SlowShares:
         ties = tuple(("flap", int(other)) for other in close[close != rank][:most])
         through = np.logical_or.reduce([(side == rank) & mask for side, mask in self.sides])
         return Suspect("flap", rank, through, np.inf, ties)
-
-    def of_partners(self) -> tuple[Floats, Floats]:
-        """Return (ranks,): slow samples and all samples of each NIC, without one of SEVERAL partners."""
-        if not len(self.nic):
-            return np.zeros(self.ranks), np.zeros(self.ranks)
-        first = self.first
-        sums = [np.add.reduceat(some, first) for some in (self.slow_with, self.count_with)]
-        known = self.count_with > 0
-        several = np.add.reduceat(known, first, dtype=np.int64) >= SEVERAL
-        most = np.where(several, np.maximum.reduceat(self.slow_with, first), np.inf)
-        worst = np.flatnonzero(known & (self.slow_with == np.repeat(most, np.diff(first, append=len(known)))))
-        worst = worst[np.flatnonzero(np.diff(self.nic[worst], append=-1))]  # one of each NIC
-        slow, count = np.zeros(self.ranks), np.zeros(self.ranks)
-        slow[self.nic[first]], count[self.nic[first]] = sums
-        slow[self.nic[worst]] -= self.slow_with[worst]
-        count[self.nic[worst]] -= self.count_with[worst]
-        return slow, count
 
 
 def slow_throughout(table: Observations) -> Mask:

@@ -200,20 +200,20 @@ def common_slowness(level: Floats, together: Ints) -> Floats:
 
     level: (rows, samples), of each sample. together: as of `tabulate`.
     """
-    found = np.zeros(level.shape)
     order = np.argsort(together.ravel(), kind="stable")
     starts = np.flatnonzero(np.diff(together.ravel()[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
+    usual = np.zeros((len(starts), level.shape[1]))  # of each group
     for size in np.unique(sizes[sizes >= LEAST_TOGETHER]).tolist():  # all groups of a size at once
-        ends = order[starts[sizes == size][:, None] + np.arange(size)]  # (groups, size), of the ends of rows
-        ordered = np.sort(level[ends // 2].swapaxes(1, 2), axis=2)  # NaN last
-        middle = np.maximum(np.count_nonzero(~np.isnan(ordered), axis=2) - 1, 0) // 2  # the lower one
-        usual = np.take_along_axis(ordered, middle[:, :, None], axis=2)[:, :, 0]
-        for side in (0, 1):
-            group, place = np.nonzero(ends % 2 == side)
-            rows = ends[group, place] // 2
-            found[rows] = np.fmax(found[rows], usual[group])
-    return found
+        groups = np.flatnonzero(sizes == size)
+        ends = order[starts[groups][:, None] + np.arange(size)]  # (groups, size), of the ends of rows
+        ordered = np.sort(level[ends // 2], axis=1)  # NaN last
+        middle = np.maximum(np.count_nonzero(~np.isnan(ordered), axis=1) - 1, 0) // 2  # the lower one
+        usual[groups] = np.take_along_axis(ordered, middle[:, None], axis=1)[:, 0]
+    group = np.empty(len(order), np.int64)
+    group[order] = np.repeat(np.arange(len(starts)), sizes)
+    one, other = usual[group.reshape(together.shape).T]
+    return np.asarray(np.fmax(np.fmax(one, other), 0))
 
 
 def sibling_logs(logs: Floats, siblings: Siblings, tolerance: float) -> Floats:

@@ -15,7 +15,7 @@ import numpy as np
 from jobs.measure.outliers import (
     MEDIAN_ERROR,
     clear_threshold,
-    column_quantiles,
+    column_middles,
     row_medians,
     sample_noise,
     samples_needed,
@@ -104,7 +104,7 @@ def without_common(seconds: Seconds) -> Seconds:
         return seconds
     logs = np.log(seconds)
     moments = logs - row_medians(logs)[:, None]
-    slow, fast = column_quantiles(moments, 0.5), -column_quantiles(-moments, 0.5)  # either of two middles
+    slow, fast = column_middles(moments)
     return np.asarray(np.exp(logs - np.maximum(slow, 0) - np.minimum(fast, 0)))
 
 

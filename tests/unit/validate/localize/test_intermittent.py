@@ -144,6 +144,19 @@ def test_one_of_several_partners_makes_no_nic_a_suspect(slow_with: tuple[int, ..
     assert [one and one.name for one in [found.suspect(4)]] == [("flap", 7) if suspected else None]
 
 
+def test_shares_of_open_rows_are_kept_up_while_rows_are_closed() -> None:
+    random = np.random.default_rng(0)
+    cover = first_measurement(lambda *_: int(random.integers(0, 46)))
+    kept = shares(cover)
+    for closed in np.array_split(random.permutation(len(cover.table)), 9):
+        cover.open[closed] = False
+        kept.update()
+        anew = shares(cover)
+        np.testing.assert_array_equal(kept.slow, anew.slow)
+        np.testing.assert_array_equal(kept.count, anew.count)
+    assert kept.count.sum() == 0
+
+
 def ends(cover: Cover, rows: Ints) -> tuple[Ints, Ints]:
     return cover.table.a[rows], cover.table.b[rows]
 
