@@ -116,14 +116,12 @@ def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusi
         program = traced(task)
         typed = replace(task, results=result_types(task, program))
         inexact = tuple(sorted({node.op for node in program.nodes} & INEXACT))
-        names = [field.name for field in task.fields]
-        feeds = [None if name is None else names.index(name) for name in task.job.feeds]
         kernel, compiler = compile_for(
             device,
             program,
             task.widths[: program.axes],
             arithmetic,
-            feeds,
+            task.feed_numbers,
             task.boundary,
             task.cval,
             typed.known[0][0],

@@ -61,8 +61,7 @@ def read_widths(task: Task, steps: int) -> list[Widths]:
     wide = [wide_widths(field, steps) for field in task.fields]
     if task.reads is None:
         return wide
-    names = [field.name for field in task.fields]
-    feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+    feeds = task.feed_numbers
     zero = [tuple((0, 0) for _ in field.widths) for field in task.fields]
     one = [_widest(of_input) for of_input in zip(zero, *task.reads, strict=True)]
     needed = one

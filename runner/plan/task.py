@@ -118,6 +118,12 @@ class Task:
         assert self.results is not None
         return self.results
 
+    @property
+    def feed_numbers(self) -> list[int | None]:
+        """For each output, the number of the input that it becomes in the next step; None: of none."""
+        names = [field.name for field in self.fields]
+        return [None if name is None else names.index(name) for name in self.job.feeds]
+
     @cached_property
     def cut_axes(self) -> tuple[bool, ...]:
         """Whether each axis may be computed in parts: axis 0, split axes and axes with a halo."""

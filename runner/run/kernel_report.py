@@ -54,8 +54,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         ]
         return KernelReport(kernel.source, facts + _registers(kernel.source, kernel.name, options))
     check_feeds(replace(task, results=result_types(task, program)))
-    names = [field.name for field in task.fields]
-    feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+    feeds = task.feed_numbers
     predicted = next(iter(step_choice.choices(program, feeds)), None)
     chosen = predicted.tuning if predicted else step_kernel.suggested(program, vectors=True)
     try:

@@ -264,10 +264,8 @@ def _understood(task: Task, *, gpu: bool) -> tuple[Task, Program | None]:
         return task, None
     kernel = None
     if gpu:
-        names = [field.name for field in task.fields]
-        feeds = [None if name is None else names.index(name) for name in task.job.feeds]
         widths = task.widths[: program.axes]
-        kernel = DeviceKernel(program, widths, "strict", feeds, task.boundary, task.cval)
+        kernel = DeviceKernel(program, widths, "strict", task.feed_numbers, task.boundary, task.cval)
     return replace(task, reads=reads_of(task, program), kernel=kernel), program
 
 

@@ -60,8 +60,7 @@ class StepBlocks:
         self._read = [a.inside(b) for a, b in zip(self.read_layouts, self.layouts, strict=True)]
         self.cut = tuple(cut)
         self.region = self.layouts[0].region
-        names = [one.name for one in task.fields]
-        self.feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+        self.feeds = task.feed_numbers
         self.fed = sorted(place for place in self.feeds if place is not None)
         self._apart = "here" in task.job.services
         self.fused_steps = most_fused_steps(task)

@@ -114,8 +114,7 @@ class StreamedSteps:
         longest = max(b - a for a, b in pairwise((self.first, *ends)))
         wide, chunks = self._plan(min(each if each > 1 else STEPS, longest), wanted=min(each, longest))
         lengths = [n for a, b in pairwise((self.first, *ends)) for n in passes(b - a, wide.steps)]
-        names = [one.name for one in task.fields]
-        feeds = [None if name is None else names.index(name) for name in task.job.feeds]
+        feeds = task.feed_numbers
         between = self._between(feeds, len(lengths))
         sources = list(self.sources)
         nbytes = sum(task.input_bytes(region) for region in task.partition)
