@@ -92,14 +92,20 @@ def fills_pipeline(task: Task) -> bool:
 
 
 def is_too_large(task: Task, block: Region, limits: MemoryUse, *, asynchronous: bool) -> bool:
-    """Return whether a rank's block, whole in memory, needs more than the rank may use.
+    """Return whether a rank's block, whole in memory, needs more than the rank may use."""
+    limit = limits.device if asynchronous else limits.host
+    return block_memory(task, block, asynchronous=asynchronous) > limit
+
+
+def block_memory(task: Task, block: Region, *, asynchronous: bool) -> int:
+    """Return the bytes that a rank's block, whole in memory, needs with a function that is called on it.
 
     A result that is not declared is assumed to be as large as the input, even if its type is already known.
     """
     use = memory_use(replace(task, results=task.declared(task.shape)), block, asynchronous=asynchronous)
     if asynchronous:  # the function's own arrays are as large as its block
-        return 2 * use.device > limits.device
-    return use.host > limits.host
+        return 2 * use.device
+    return use.host
 
 
 def memory_limits(

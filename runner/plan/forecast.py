@@ -99,6 +99,11 @@ class Forecast:
         return self.start + self.seconds
 
 
+def ranks_of_host(ranks: int, hosts: int) -> int:
+    """Return the most ranks of a host."""
+    return min(-(-ranks // hosts), ranks)
+
+
 def limits_on(machine: Machine, options: StreamOptions, local: int) -> MemoryUse:
     """Return the memory that a rank may use. local: ranks of its host."""
     return memory_limits(
@@ -129,7 +134,7 @@ def forecast(
     Raises UserError if the run is streamed and not even a chunk of one row fits.
     """
     ranks, gpu = task.partition.size, machine.gpus > 0
-    local = min(-(-ranks // hosts), ranks)
+    local = ranks_of_host(ranks, hosts)
     limits = limits_on(machine, options, local)
     facts = Facts(ranks, gpu, limits, files)
     too_large = is_too_large(task, task.partition[0], limits, asynchronous=gpu)  # the largest block

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from runner.plan.chunking import block_memory
 from runner.plan.halo import AxisCopy, Widths, copies_beyond
 from runner.plan.task import Field, Task
 from runner.region import Region
@@ -214,6 +215,16 @@ def step_memory(task: Task, region: Region, *, one_copy: bool = False) -> int:
             rows = rows + rows_apart(task, region) if one_copy else 2 * rows
         total += rows * math.prod(others) * field.dtype.itemsize
     return total
+
+
+def fields_memory(task: Task, region: Region, *, asynchronous: bool, observed: bool = False) -> int:
+    """Return the bytes that a rank needs for steps of two copies of the fields.
+
+    On a device, a function's own arrays need memory, too; a kernel has none. observed: as of `kept_memory`.
+    """
+    if task.kernel is None or not asynchronous:
+        return block_memory(task, region, asynchronous=asynchronous)
+    return step_memory(task, region) + kept_memory(task, region, observed=observed)
 
 
 def kept_memory(task: Task, region: Region, *, observed: bool) -> int:

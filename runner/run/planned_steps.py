@@ -21,11 +21,10 @@ from runner.fuse.trace import NotTraceable
 from runner.job.declaration import Job
 from runner.pipeline.fusing import reads_of, traced
 from runner.pipeline.steps.fused_steps import most_fused_steps, takes_several
-from runner.plan.chunking import memory_use
-from runner.plan.forecast import limits_on
+from runner.plan.forecast import limits_on, ranks_of_host
 from runner.plan.machine import Machine
 from runner.plan.step_options import Copies, StepOptions
-from runner.plan.steps import halo_bytes, kept_memory, most_steps, step_memory
+from runner.plan.steps import fields_memory, halo_bytes, kept_memory, most_steps, step_memory
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task, check_feeds, plan_task
 from runner.report.record import Record
@@ -100,9 +99,8 @@ def plan_steps(
 
     gpu = machine.gpus > 0
     task, program = _understood(cut(ranks, grid), gpu=gpu)
-    local = min(-(-ranks // hosts), ranks)
-    limits = limits_on(machine, options, local)
-    limit = limits.device if gpu else limits.host
+    local = ranks_of_host(ranks, hosts)
+    limit = _limit(machine, options, local)
 
     def least(count: int) -> int:
         """Return the least bytes of one of so many ranks in these copies of the fields."""
@@ -124,8 +122,7 @@ def plan_steps(
         "memory": needed,
         "copies": 2 if needed == two and copies != "one" else 1,
         "memory_limit": limit,
-        "enough_ranks": enough if gpu else None,
-        "enough_hosts": None if gpu else enough,
+        **_enough(enough, gpu=gpu),
     }
     count = known.options.steps or 0
     several = 1 if known.one_by_one else _steps_of_kernel(task, program, gpu=gpu)
@@ -150,20 +147,16 @@ def plan_map_steps(
     does not hold: a run passes these through it in chunks, which is not forecast.
     """
     gpu = machine.gpus > 0
-    local = min(-(-ranks // hosts), ranks)
-    limits = limits_on(machine, options, local)
-    limit = limits.device if gpu else limits.host
+    local = ranks_of_host(ranks, hosts)
+    limit = _limit(machine, options, local)
     once = copies == "one"
 
     def needs(task: Task) -> int:
-        """Return the bytes of a rank; of a function that is no kernel, on a GPU, with its own arrays."""
+        """Return the bytes of a rank."""
         region = task.partition[0]
-        blocks = step_memory(task, region, one_copy=once) + kept_memory(task, region, observed=False)
-        if once or task.kernel is not None:
-            return blocks
-        declared = replace(task, results=task.declared(task.shape))
-        use = memory_use(declared, region, asynchronous=gpu)
-        return max(blocks, 2 * use.device if gpu else use.host)
+        if once:
+            return step_memory(task, region, one_copy=True) + kept_memory(task, region, observed=False)
+        return fields_memory(task, region, asynchronous=gpu)
 
     task, program = _understood(cut(ranks, grid), gpu=gpu)
     check_feeds(task)
@@ -184,8 +177,7 @@ def plan_map_steps(
         "memory": needed,
         "copies": 1 if once else 2,
         "memory_limit": limit,
-        "enough_ranks": enough if gpu else None,
-        "enough_hosts": None if gpu else enough,
+        **_enough(enough, gpu=gpu),
     }
     several = _steps_of_kernel(task, program, gpu=gpu)
     return _record(job, parameters, task, program, steps, several, machine, hosts, memory)
@@ -210,8 +202,7 @@ def _record(
     rate = machine.rates["kernel"]
     seconds = moved / rate.value
     if not gpu:
-        local = min(-(-ranks // hosts), ranks)
-        seconds = max(seconds, moved * local / machine.rates["host memory"].value)
+        seconds = max(seconds, moved * ranks_of_host(ranks, hosts) / machine.rates["host memory"].value)
     found = {
         "grid": list(task.partition.grid),
         "steps": steps,
@@ -231,10 +222,20 @@ def _record(
     return plan_envelope(job, parameters, array, machine, ranks, hosts, memory | found)
 
 
+def _limit(machine: Machine, options: StreamOptions, local: int) -> int:
+    """Return the bytes that one of `local` ranks of a host may use, where its blocks are."""
+    limits = limits_on(machine, options, local)
+    return limits.device if machine.gpus > 0 else limits.host
+
+
 def _memory(task: Task) -> tuple[int, int]:
     """Return a rank's bytes with one copy of the fields, and with two."""
     one, two = (step_memory(task, task.partition[0], one_copy=once) for once in (True, False))
     return one, two
+
+
+def _enough(enough: int | None, *, gpu: bool) -> Record:
+    return {"enough_ranks": enough if gpu else None, "enough_hosts": None if gpu else enough}
 
 
 def _more(enough: int | None, *, gpu: bool) -> str:

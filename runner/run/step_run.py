@@ -20,14 +20,13 @@ from runner.pipeline.steps.stepper import BeforeStep, Stepper
 from runner.pipeline.steps.streamed_steps import StreamedSteps
 from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import (
-    is_any_too_large,
     known_results,
     limits,
     serial_file,
 )
 from runner.plan.chunking import not_streamed
 from runner.plan.step_options import EVERY, Steady, StepOptions
-from runner.plan.steps import kept_memory, step_memory
+from runner.plan.steps import fields_memory, step_memory
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
 from runner.run.map_run import (
@@ -97,16 +96,11 @@ def in_passes(run: RunContext, task: Task) -> bool:
 
 
 def _all_fit(run: RunContext, task: Task) -> bool:
-    """Return whether two copies of the fields fit the memory of every rank. Collective.
-
-    On a GPU, a function's own arrays must, too; a kernel has none.
-    """
-    world, options = run.world, replace(run.options.stream, resume=False)
-    if task.kernel is None or not world.backend.asynchronous:
-        return not is_any_too_large(world, task, options)
-    own, observed = task.partition[world.rank], run.options.steps.until is not None
-    needed = step_memory(task, own) + kept_memory(task, own, observed=observed)
-    return all(world.control.allgather(needed <= limits(world, options).device))
+    """Return whether two copies of the fields fit the memory of every rank. Collective."""
+    world, gpu, observed = run.world, run.world.backend.asynchronous, run.options.steps.until is not None
+    limit = limits(world, replace(run.options.stream, resume=False))
+    needed = fields_memory(task, task.partition[world.rank], asynchronous=gpu, observed=observed)
+    return all(world.control.allgather(needed <= (limit.device if gpu else limit.host)))
 
 
 def _check_additions(run: RunContext, additions: Additions) -> None:

@@ -696,7 +696,7 @@ def test_what_needs_fields_in_memory_is_refused_where_they_do_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], named: str
 ) -> None:
     """It is not left out without a word."""
-    monkeypatch.setattr("runner.run.step_run.is_any_too_large", lambda *_: True)
+    monkeypatch.setattr("runner.run.step_run.fields_memory", lambda *_, **__: 1 << 62)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(meshrun.UserError) as failure:
         stepped(tmp_path, relax, [np.ones((9, 9))], 20, ranks=2, **options)
