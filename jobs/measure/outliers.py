@@ -86,19 +86,21 @@ def row_medians(values: Floats) -> Floats:
 
 def column_quantiles(values: Floats, share: float) -> Floats:
     """Return the quantile of each column, (columns,), ignoring NaN, the lower of two; NaN if all are NaN."""
-    ordered = np.sort(values, axis=0)
-    count = (~np.isnan(ordered)).sum(axis=0)
-    return np.asarray(
-        ordered[(share * np.maximum(count - 1, 0)).astype(np.int64), np.arange(values.shape[1])]
-    )
+    ordered, last = _ordered_columns(values)
+    return np.asarray(ordered[(share * last).astype(np.int64), np.arange(values.shape[1])])
 
 
 def column_middles(values: Floats) -> tuple[Floats, Floats]:
     """Return the lower and the upper middle of each column, (columns,), ignoring NaN; NaN if all are NaN."""
-    ordered = np.sort(values, axis=0)
-    last = np.maximum((~np.isnan(ordered)).sum(axis=0) - 1, 0)
+    ordered, last = _ordered_columns(values)
     columns = np.arange(values.shape[1])
     return ordered[last // 2, columns], ordered[(last + 1) // 2, columns]
+
+
+def _ordered_columns(values: Floats) -> tuple[Floats, Ints]:
+    """Return the columns in order, and the place of the largest value of each, ignoring NaN."""
+    ordered = np.sort(values, axis=0)
+    return ordered, np.maximum((~np.isnan(ordered)).sum(axis=0) - 1, 0)
 
 
 def group_medians(values: Floats, group: Ints) -> Floats:

@@ -396,7 +396,8 @@ class Traced(NDArrayOperatorsMixin):
         if method != "__call__" or ufunc.__name__ not in UFUNCS:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             axes = _along(inputs[0], options.get("axis", 0)) if method in ("reduce", "accumulate") else ()
-            axes = axes or _whole_axes(ufunc, inputs, {}) if name == "matmul" else axes
+            if name == "matmul":
+                axes = _whole_axes(ufunc, inputs, {})
             raise NotTraceable(f"uses numpy.{name}, which is not traced", whole=(f"numpy.{name}", axes))
         if options.get("where", True) is not True:
             raise NotTraceable(f"uses where= of numpy.{ufunc.__name__}", "xp.where(condition, a, b)")
@@ -757,11 +758,8 @@ def _whole_axes(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[
     """Return the grid axes whose cells one result of this call depends on. function: one of WHOLE_AXES."""
     name = function.__name__
     if name in ("matmul", "dot", "inner", "vdot", "tensordot", "einsum"):
-        return tuple(
-            sorted(
-                {axis for array, axes in _summed_over(name, *args, **kwargs) for axis in _along(array, axes)}
-            )
-        )
+        summed = _summed_over(name, *args, **kwargs)
+        return tuple(sorted({axis for array, axes in summed for axis in _along(array, axes)}))
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     if name == "pad":
         widths = np.broadcast_to(np.asarray(given["pad_width"]), (args[0].ndim, 2))
