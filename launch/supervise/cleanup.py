@@ -20,18 +20,19 @@ DAEMON = "hydra_pmi_proxy"  # of MPICH's launcher, on each host
 RUN_MARK = "MESHRUN_RUN"  # environment variable that identifies the processes of a run
 
 
-def clean_up(mark: str, folder: str, seconds: float, token: str) -> None:
+def clean_up(mark: str, folder: str, seconds: float, token: str, shared: Path = Path("/dev/shm")) -> None:
+    """Remove what the run left. shared: the folder of shared memory."""
     from launch.supervise.shared_memory import remove_orphans, segments
     from runner.world.run_status import RunLines
 
     end_strays(mark)
     begun = time.time() - seconds
     older = set()
-    for path in segments():
+    for path in segments(shared):
         with contextlib.suppress(OSError):  # removed in between
             if path.stat().st_mtime < begun:
                 older.add(path)
-    remove_orphans(older)
+    remove_orphans(older, shared)
     remove_topologies()
     shutil.rmtree(folder, ignore_errors=True)
     RunLines(token).remove_claim()

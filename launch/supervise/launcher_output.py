@@ -183,7 +183,8 @@ class OutputFilter:
         self._in_stack = bool(START_FAILURE.match(line) or (self._in_stack and CALL.match(line)))
         if self._in_stack or LINE.match(line):
             self.withheld += line
-            return ruler
+            self._ruler = ruler  # the launcher's threads write lines between those of a banner
+            return b""
         if line == b"\n":
             self._ruler = line
             return ruler

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-ATTEMPTS = 20  # while a process still maps a segment; one second in total
+ATTEMPTS = 20  # looks at segments that a process still maps; one second in total
+LOOK_INTERVAL = 0.05  # seconds between two looks
 OF_MPI = ("mpich_shm_", "mpich_shar_", "ucx_shm_", "sm_segment.", "vader_segment.")
 NEW = 60.0  # seconds for which a segment that no process maps stays
 NAMES = (*OF_MPI, "meshrun_")  # the last: flight recorders
@@ -30,15 +31,21 @@ def segments(folder: Path = FOLDER) -> set[Path]:
 
 
 def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
-    """Remove the segments created since `before`, except those mapped by another run."""
+    """Remove the segments created since `before` that no process maps at two successive looks.
+
+    One look is not enough: a rank of another run maps a segment a moment after it creates it.
+    """
+    unmapped: set[Path] = set()
     for _ in range(ATTEMPTS):
         new = segments(folder) - before
-        mapped = _mapped(new) if new else set()
-        for path in new - mapped:
-            path.unlink(missing_ok=True)
-        if not mapped:
+        if not new:
             return
-        time.sleep(0.05)  # mapped, most likely, by a killed rank that is still exiting
+        unmapped_before, unmapped = unmapped, new - _mapped(new)
+        for path in unmapped & unmapped_before:
+            path.unlink(missing_ok=True)
+        if unmapped_before == new:
+            return
+        time.sleep(LOOK_INTERVAL)  # a killed rank that is still exiting may map some
 
 
 def remove_stale(found: set[Path]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from launch.mpi.mpirun import CLEANUP
 from launch.supervise import shared_memory
-from launch.supervise.cleanup import RUN_MARK, remove_topologies, strays
+from launch.supervise.cleanup import RUN_MARK, clean_up, remove_topologies, strays
 from runner.world.run_status import RunLines
 
 DEADLINE = 60.0  # seconds
@@ -56,17 +56,13 @@ def process(mark: str) -> Iterator[subprocess.Popen[bytes]]:
             made.kill()
 
 
-@contextlib.contextmanager
-def segment(age: float = 0.0) -> Iterator[Path]:
+def segment(folder: Path, age: float = 0.0) -> Path:
     """A segment of shared memory, as MPICH names them, that many seconds old."""
-    path = shared_memory.FOLDER / f"mpich_shm_test_{secrets.token_hex(4)}"
+    path = folder / f"mpich_shm_test_{secrets.token_hex(4)}"
     path.write_bytes(bytes(4096))
     then = time.time() - age
     os.utime(path, (then, then))
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+    return path
 
 
 def test_processes_of_the_run_end_and_others_do_not(mark: str, token: str, tmp_path: Path) -> None:
@@ -86,11 +82,21 @@ def test_the_launchers_folder_goes_with_all_that_is_in_it(mark: str, token: str,
 
 
 @pytest.mark.skipif(not os.access(shared_memory.FOLDER, os.W_OK), reason="no /dev/shm")
-def test_shared_memory_that_is_newer_than_the_run_goes(mark: str, token: str, tmp_path: Path) -> None:
-    with segment() as new, segment(age=3600.0) as old:
+def test_shared_memory_of_the_run_goes(mark: str, token: str, tmp_path: Path) -> None:
+    new = segment(shared_memory.FOLDER)
+    try:
         sweep(mark, tmp_path / "nosuch", 600, token)
         assert not new.exists()
-        assert old.exists()
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def test_shared_memory_that_is_older_than_the_run_stays(mark: str, token: str, tmp_path: Path) -> None:
+    """In a folder of its own: in /dev/shm, runs of other tests remove what they find."""
+    new, old = segment(tmp_path), segment(tmp_path, age=3600.0)
+    clean_up(mark, str(tmp_path / "nosuch"), 600, token, shared=tmp_path)
+    assert not new.exists()
+    assert old.exists()
 
 
 def test_the_note_of_a_failure_that_a_killed_rank_left_goes(mark: str, token: str, tmp_path: Path) -> None:

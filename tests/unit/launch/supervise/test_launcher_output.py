@@ -10,6 +10,7 @@ from launch.supervise.launcher_output import OutputFilter, ProcessEnd, no_space,
 
 RULER = "-" * 74 + "\n"
 BOX = "=" * 83 + "\n"
+PMIX_ERROR = "[vm:20125] PMIX ERROR: PMIX_ERR_UNREACH in file pmix_server.c at line 3146\n"
 OPEN_MPI_5_KILLED = (
     RULER
     + "prterun noticed that process rank 1 with PID 6410 on node vm exited on\nsignal 9 (Killed).\n"
@@ -166,6 +167,20 @@ def test_a_ranks_sentence_inside_a_banner_passes() -> None:
     before, after = OPEN_MPI_5_KILLED.split("signal 9")
     mixed = f"{before}meshrun: [rank 0] no good\nsignal 9{after}"
     assert passed(mixed, pieces=10_000)[0] == "meshrun: [rank 0] no good\n"
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 10_000])
+def test_a_launchers_line_between_a_ruler_and_its_banner_is_withheld(pieces: int) -> None:
+    """Another thread of Open MPI's launcher writes it."""
+    rest = OPEN_MPI_5_STATUS.removeprefix(RULER)
+    text = f"before\n{RULER}{PMIX_ERROR}{rest}after\n"
+    assert passed(text, pieces=pieces) == ("before\nafter\n", PMIX_ERROR + OPEN_MPI_5_STATUS)
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 10_000])
+@pytest.mark.parametrize("before", [RULER, "\n", "results\n"])
+def test_output_before_a_launchers_line_passes(before: str, pieces: int) -> None:
+    assert passed(f"{before}{PMIX_ERROR}after\n", pieces=pieces) == (f"{before}after\n", PMIX_ERROR)
 
 
 def test_a_banner_that_never_closes_is_shown() -> None:

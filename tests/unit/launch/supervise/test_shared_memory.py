@@ -77,3 +77,18 @@ def test_a_segment_of_a_rank_that_is_going_is_waited_for(folder: Path) -> None:
         threading.Timer(0.2, mapped.close).start()
         shared_memory.remove_orphans(before, folder)
     assert not leaving.exists()
+
+
+def test_a_segment_that_another_run_maps_a_moment_after_creation_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = shared_memory.segments(folder)
+    left, theirs = segment(folder, "mpich_shm_left"), segment(folder, "mpich_shm_theirs")
+    with theirs.open("r+b") as file:
+        mapped: list[mmap.mmap] = []
+        monkeypatch.setattr(time, "sleep", lambda _: mapped.append(mmap.mmap(file.fileno(), 0)))
+        shared_memory.remove_orphans(before, folder)
+        assert theirs.exists()
+        assert not left.exists()
+        for one in mapped:
+            one.close()
