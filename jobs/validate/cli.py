@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
-from jobs.validate.ladder.budget import parse_duration
+from jobs.validate.ladder.budget import load_seconds, parse_duration
 from jobs.validate.ladder.budget import quick as quick_plan
 from jobs.validate.plan import RUNGS, Plan, RungName
 from jobs.validate.run.options import ValidateOptions
@@ -141,6 +141,8 @@ def validate(
     """
     files = {name: words.pop(name) for name in FILES}
     plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
+    if words["simulate"] is None:  # a model has no tensor cores
+        plan = replace(plan, tensor_seconds=load_seconds(quick, words["budget"], words["soak"]))
     ranks = cli_context.started.ranks
     typed = (*(() if ranks is None else ("-n", str(ranks))), *cli_context.words)
     options = ValidateOptions(plan, outputs=Outputs(**files), words=typed, **words)

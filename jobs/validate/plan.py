@@ -22,6 +22,8 @@ class Plan:
     keep_going: bool = True  # continue after a broken rung
     memory_bytes: int = 1 << 30
     product_bytes: int = 256 << 20
+    tensor_bytes: int = 128 << 20  # of one operand; at most 9,500 rows, so that results are exact
+    tensor_seconds: float = 0.0  # of a sustained load on tensor cores in each climb; 0: none
     copy_bytes: int = 256 << 20
     pair_bytes: int = 256 << 20
     nic_bytes: int = 64 << 20
@@ -72,6 +74,7 @@ def for_cpus(plan: Plan) -> Plan:
         max_repeats=max(plan.max_repeats // CPU_REPEATS, 1),
         transfer_seconds=math.inf,  # a sample on CPUs lasts longer than a transfer
         retest_span=CPU_SPAN,
+        tensor_seconds=0.0,
         quick_looks=0,  # ranks that share cores are fast or slow for a whole look
     )
 

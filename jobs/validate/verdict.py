@@ -40,7 +40,7 @@ RateUnit = Literal["B/s", "FLOP/s"]
 
 def unit_of(what: str) -> RateUnit:
     """Return the unit of a measurement's rates: FLOP/s for a matrix product, otherwise B/s."""
-    return "FLOP/s" if what == "product" else "B/s"
+    return "FLOP/s" if what in ("product", "tensor") else "B/s"
 
 
 @dataclass(frozen=True)

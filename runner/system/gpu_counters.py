@@ -9,6 +9,7 @@ from typing import Any
 from runner.errors import UserError
 from runner.system.links import nvlink_states
 from runner.system.nvml import handle
+from runner.system.xid_errors import xid_errors
 
 Part = tuple[str, str]  # part such as "GPU 3" or "GPU 3, NVLink 11", counter
 
@@ -97,7 +98,10 @@ def gpu_counters(uuid: str, local: int) -> dict[Part, float | str]:
     except UserError:
         return {}
     name = f"GPU {local}"
+    errors = xid_errors(nvml, uuid)
     found: dict[Part, float | str] = {(name, counter): value for counter, value in _own(gpu, nvml).items()}
+    if errors is not None:
+        found[name, "Xid errors"] = ", ".join(map(str, errors)) or "none"
     states: list[bool] = []
     with suppress(nvml.NVMLError):
         states.extend(nvlink_states(gpu, nvml))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jobs.validate.plan import RUNGS, RungName
-from jobs.validate.probe.api import WrongData
+from jobs.validate.probe.api import LoadReadings, WrongData
 from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, RateCurve, RateMatrix, Report
 from jobs.validate.verdict import Alarm, Evidence, Finding, RungResult, Verdict
 
@@ -180,6 +180,14 @@ def healthy() -> Report:
     )
 
 
+# Rank 26 is a GPU whose clocks are low; of rank 9, little could be read.
+LOADS = (
+    *(LoadReadings(rank, 689.6, 701.2, 1684.0, 1590.0, 63.0, 72.0) for rank in (0, 1)),
+    LoadReadings(9, clock=1710.0, lowest_clock=1695.0),
+    LoadReadings(26, 512.0, 540.3, 1211.0, 1140.0, 88.0, 95.0),
+)
+
+
 def critical() -> Report:
     """A NIC, a GPU, a pair and a flapping NIC of eight hosts; wrong data, counters and a baseline besides."""
     found = (GPU, PAIR, NIC, FLAP)
@@ -207,6 +215,7 @@ def critical() -> Report:
         baseline="fleet.json",
         drifts=DRIFTS,
         changed=("driver 570.86.15 -> 580.95.05",),
+        loads=LOADS,
     )
 
 

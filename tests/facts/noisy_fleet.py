@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jobs.validate.plan import CPU_BLIND, Plan
-from jobs.validate.probe.api import RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.api import LoadReadings, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
 RATES = {"memory": 8e9, "product": 2e9, "to_device": 8e9, "to_host": 8e9}
@@ -57,6 +57,9 @@ class NoisyFleet:
     @property
     def unavailable(self) -> Mapping[Any, str]:
         return {"host": "the ranks are CPUs"}
+
+    def loads(self) -> Sequence[LoadReadings]:
+        return ()
 
     def counters(self) -> Mapping[tuple[str, str, str], float | str]:
         return {}

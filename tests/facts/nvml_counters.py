@@ -13,7 +13,8 @@ VALUE_TYPES = {"dVal": 0, "uiVal": 1, "ulVal": 2, "ullVal": 3, "sllVal": 4, "siV
 class Nvml(nvml.Nvml):
     """fields: the value of each field that the GPU has; of one link by (field, link). errors: of a link.
 
-    calls: what other functions return; one that is missing is not supported.
+    calls: what other functions return; one that is missing is not supported. xids: errors of the GPU that are
+    reported next; None: it reports none.
     """
 
     NVML_SUCCESS = 0
@@ -26,6 +27,7 @@ class Nvml(nvml.Nvml):
     NVML_FI_DEV_PERF_POLICY_THERMAL = 75
     NVML_FI_DEV_PERF_POLICY_SYNC_BOOST = 76
     NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT = 77
+    NVML_FI_DEV_MEMORY_TEMP = 82
     NVML_FI_DEV_PCIE_REPLAY_COUNTER = 94
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
@@ -57,6 +59,7 @@ class Nvml(nvml.Nvml):
     NVML_CLOCK_SM = 1
     NVML_CLOCK_MEM = 2
     NVML_TEMPERATURE_GPU = 0
+    nvmlEventTypeXidCriticalError = 0x8
     nvmlClocksEventReasonSwPowerCap = 0x4
     nvmlClocksEventReasonSyncBoost = 0x10
     nvmlClocksEventReasonSwThermalSlowdown = 0x20
@@ -70,8 +73,10 @@ class Nvml(nvml.Nvml):
         errors: dict[tuple[int, int], int] | None = None,
         calls: dict[object, int] | None = None,
         failing: dict[str, NVMLError] | None = None,
+        xids: list[int] | None = None,
     ) -> None:
         super().__init__(links or [], failing)
+        self.xids, self.listening = xids, False
         self.fields, self.errors, self.calls = fields or {}, errors or {}, calls or {}
         self.type = "ullVal"  # the member of the union that has the values
 
@@ -95,6 +100,22 @@ class Nvml(nvml.Nvml):
         if (link, counter) not in self.errors:
             raise nvml.NotSupported("Not Supported")
         return self.errors[link, counter]
+
+    def nvmlEventSetCreate(self) -> list[int]:
+        if self.xids is None:
+            raise nvml.NotSupported("Not Supported")
+        return self.xids
+
+    def nvmlDeviceRegisterEvents(self, device: str, types: int, queue: list[int]) -> None:
+        assert types == self.nvmlEventTypeXidCriticalError
+        self.listening = True
+
+    def nvmlEventSetWait_v2(self, queue: list[int], timeoutms: int) -> SimpleNamespace:
+        assert self.listening
+        assert timeoutms == 0
+        if not queue:
+            raise NVMLError("Timeout")
+        return SimpleNamespace(eventType=self.nvmlEventTypeXidCriticalError, eventData=queue.pop(0))
 
     def nvmlDeviceGetClockInfo(self, device: str, clock: int) -> int:
         return self._told(("clock", clock))

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import CounterKey, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.api import CounterKey, LoadReadings, RankPlace, Seconds, SingleRankOp, WrongData
 from jobs.validate.verdict import Unit
 
-RATES = {"memory": 2e12, "product": 1e10, "to_device": 55e9, "to_host": 55e9}
+RATES = {"memory": 2e12, "product": 1e10, "tensor": 1e11, "to_device": 55e9, "to_host": 55e9}
 
 Slowed = Callable[[RankPlace, RankPlace], float]
 
@@ -52,6 +52,9 @@ class ToyFleet:
     def wrong_data(self) -> Sequence[WrongData]:
         found, self.found_wrong = self.found_wrong, []
         return found
+
+    def loads(self) -> Sequence[LoadReadings]:
+        return ()
 
     def counters(self) -> Mapping[CounterKey, float | str]:
         return self.counted.pop(0) if self.counted else {}

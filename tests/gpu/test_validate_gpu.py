@@ -38,7 +38,13 @@ same = SimpleNamespace(
 
 DEADLOCK = 110  # seconds
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-LARGE = {"memory": GIB, "product": 64 * MIB, "to_device": 256 * MIB, "to_host": 256 * MIB}
+LARGE = {
+    "memory": GIB,
+    "product": 64 * MIB,
+    "tensor": 128 * MIB,
+    "to_device": 256 * MIB,
+    "to_host": 256 * MIB,
+}
 ODD = 5 * MIB + 3  # no multiple of anything
 Json = dict[str, Any]
 
@@ -78,6 +84,7 @@ def test_rates_are_those_of_a_gpu(world: World) -> None:
         assert 2e9 < rates[way] < rates["memory"], "over PCIe or NVLink-C2C"
     side = 4096
     assert 2 * side**3 / seconds["product"] > 1e12, "operations a second: cuBLAS, not the host"
+    assert 2 * (2 * side) ** 3 / seconds["tensor"] > 1e14, "tensor cores"
 
 
 @pytest.mark.parametrize("what", SINGLE_RANK_OPS)

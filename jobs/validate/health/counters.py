@@ -74,6 +74,12 @@ GPU = {
     "remapped rows, pending": state("fault", "memory rows are waiting to be remapped: reset the GPU"),
     "remapped rows, failure": state("fault", "a memory row could not be remapped: replace the GPU"),
     "recovery action": state("fault", "the driver asks for a reset of the GPU or a reboot (nvidia-smi -q)"),
+    "Xid errors": CounterRule(
+        "fault",
+        "errors of the GPU that the driver reports, by their numbers in NVIDIA's Xid catalog; "
+        "the usual cause of 13, 31, 43 and 45 is a program",
+        reported="changes",
+    ),
     "slowed by heat": throttle(
         "fault", "seconds during which the GPU reduced its clocks because it was too hot"
     ),

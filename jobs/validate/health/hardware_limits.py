@@ -34,13 +34,16 @@ class NominalRate:
     source: str
 
 
+UNREPORTED = NominalRate(None, "neither CUDA nor NVML reports the peak rate of the arithmetic units used")
+
+
 @dataclass(frozen=True)
 class RankFacts:
     """Hardware rates of one rank, in one direction.
 
     memory: its GPU's memory, read plus written. nvlink: all active links of the GPU. network: its share of
     the host's NICs. capability: 90 for 9.0, 0 on a CPU. settings: NCCL variables that choose an algorithm.
-    product: float32 operations per second.
+    product, tensor: operations per second, float32, and float16 on tensor cores.
     """
 
     memory: NominalRate
@@ -50,9 +53,8 @@ class RankFacts:
     nvlinks: int = 0
     capability: int = 0
     settings: Mapping[str, str] = field(default_factory=dict)
-    product: NominalRate = NominalRate(
-        None, "neither CUDA nor NVML reports the peak rate of the arithmetic units used"
-    )
+    product: NominalRate = UNREPORTED
+    tensor: NominalRate = UNREPORTED
 
 
 Members = Sequence[tuple[int, RankFacts]]  # by rank
@@ -93,6 +95,7 @@ def compute_limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> t
     memory = _least([(rank, one.memory) for rank, one in members], "a copy reads and writes each byte")
     pcie = _least([(rank, one.pcie) for rank, one in members], f"each GPU on its own path; {HEADERS}")
     product = _least([(rank, one.product) for rank, one in members])
+    tensor = _least([(rank, one.tensor) for rank, one in members])
     if all(place.paths for place in places):
         flows = _least([pair for host in pairs for pair in _pair_rates(host, places)], HEADERS)
     else:
@@ -109,6 +112,7 @@ def compute_limits(facts: Sequence[RankFacts], places: Sequence[RankPlace]) -> t
     found: list[tuple[RungName, str, NominalRate, str]] = [
         ("gpu", "memory", memory, ""),
         ("gpu", "product", product, ""),
+        ("gpu", "tensor", tensor, ""),
         ("host", "to_device", pcie, ""),
         ("host", "to_host", pcie, ""),
         ("pairs", "copies", flows, "" if pairs else "no host has two ranks"),

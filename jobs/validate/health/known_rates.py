@@ -21,7 +21,7 @@ from jobs.validate.report.model import HardwareLimit
 from runner.errors import UserError
 
 DATA = Path(__file__).with_name("known_rates.json")
-GPU_KEYS = {"model", "memory", "float32", "nvlink", "links", "source"}
+GPU_KEYS = {"model", "memory", "float32", "float16", "nvlink", "links", "source"}
 GB, TERA = 1e9, 1e12
 # What a simulated fleet calls them; it has the rates of an H200 unless it says otherwise.
 SIMULATED = {
@@ -37,12 +37,16 @@ PCIE = {4: 31.5 * GB, 5: 63 * GB}  # x16, one direction
 
 @dataclass(frozen=True)
 class KnownGpu:
-    """Peaks of a GPU model; None if unknown. memory, nvlink: B/s. float32: FLOP/s. links: its NVLinks."""
+    """Peaks of a GPU model; None if unknown. memory, nvlink: B/s. links: its NVLinks.
+
+    float32, float16: FLOP/s, float16 on tensor cores with dense matrices.
+    """
 
     model: str
     source: str
     memory: float | None = None
     float32: float | None = None
+    float16: float | None = None
     nvlink: float | None = None
     links: int = 0
 
@@ -98,7 +102,7 @@ def parse_rates(path: Path, document: Any) -> KnownRates:
     return KnownRates(tuple(gpus), shares, None if network is None else GB * number(path, "network", network))
 
 
-WHAT = ("memory", "product", "to_device", "to_host", "copies", "flows", "ring")
+WHAT = ("memory", "product", "tensor", "to_device", "to_host", "copies", "flows", "ring")
 
 
 def parse_gpu(path: Path, one: Any) -> KnownGpu:
@@ -115,7 +119,7 @@ def parse_gpu(path: Path, one: Any) -> KnownGpu:
     return KnownGpu(model, str(one.get("source", f"in {path}")), **found, links=links)
 
 
-SCALES = {"memory": GB, "float32": TERA, "nvlink": GB}
+SCALES = {"memory": GB, "float32": TERA, "float16": TERA, "nvlink": GB}
 
 
 def items(path: Path, value: Any, kind: type) -> Any:
@@ -146,6 +150,8 @@ def with_known(facts: RankFacts, model: str, known: KnownRates) -> RankFacts:
         return facts
     if gpu.float32 is not None:
         facts = replace(facts, product=NominalRate(gpu.float32, f"{gpu.source}: float32"))
+    if gpu.float16 is not None:
+        facts = replace(facts, tensor=NominalRate(gpu.float16, f"{gpu.source}: float16, tensor cores"))
     if gpu.memory is not None and facts.memory.rate is None:
         facts = replace(facts, memory=NominalRate(gpu.memory, gpu.source))
     if gpu.nvlink is not None and (facts.nvlink.rate or 0.0) < gpu.nvlink:

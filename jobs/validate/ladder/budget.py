@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from jobs.validate.plan import RUNGS, Plan, RungName
+from jobs.validate.probe.api import TENSOR_SAMPLE
 from runner.errors import UserError
 
 MiB = 1 << 20
@@ -87,6 +88,19 @@ def quick() -> Plan:
         copy_bytes=64 * MiB,
         nic_bytes=16 * MiB,
     )
+
+
+# Seconds of a sustained load on tensor cores in each climb: usually, with --quick, and of a soak.
+LOAD_SECONDS, QUICK_LOAD_SECONDS, SOAK_LOAD_SECONDS = 3.0, 1.5, 60.0
+LOAD_SHARE = 0.1  # of a budget, or of a soak, that the load may take
+
+
+def load_seconds(quick: bool, budget: float | None, soak: float | None) -> float:
+    """Return the seconds of the load on tensor cores in a climb; 0.0 if there is no time for two samples."""
+    usual = QUICK_LOAD_SECONDS if quick else LOAD_SECONDS
+    wanted = usual if soak is None else max(usual, min(SOAK_LOAD_SECONDS, LOAD_SHARE * soak))
+    most = math.inf if budget is None else LOAD_SHARE * budget
+    return min(wanted, most) if most >= 2 * TENSOR_SAMPLE else 0.0
 
 
 def fit(plan: Plan, budget: float, cost: Callable[[Plan], float]) -> tuple[Plan, str]:

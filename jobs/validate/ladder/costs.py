@@ -21,8 +21,9 @@ from jobs.validate.measurements.schedule import (
     intra_node_rounds,
     split_round,
 )
+from jobs.validate.measurements.single_gpu import tensor_samples
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import SINGLE_RANK_OPS, Probe, Seconds, operation_work
+from jobs.validate.probe.api import SINGLE_RANK_OPS, TENSOR_SAMPLE, Probe, Seconds, operation_work
 from jobs.validate.topology import Ints, Topology, topology_of
 
 FEW, MANY = 1, 4  # samples of a calibration
@@ -76,7 +77,10 @@ def size(plan: Plan, key: MeasurementKey) -> int:
 def sizes(plan: Plan) -> dict[str, int]:
     """Return sizes by "rung what": bytes, or operations for a product. Only equal sizes are comparable."""
     found = {" ".join(key): size(plan, key) for key in SIZES}
-    return found | {"gpu product": operation_work("product", plan.product_bytes)}
+    found["gpu product"] = operation_work("product", plan.product_bytes)
+    if plan.tensor_seconds:
+        found["gpu tensor"] = operation_work("tensor", plan.tensor_bytes)
+    return found
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,8 @@ def estimate_rungs(plan: Plan, topology: Topology, costs: CallCosts) -> dict[Run
     costs: from `calibrate`; a measurement without a cost counts as not measured.
     """
     found: dict[RungName, float] = dict.fromkeys(plan.rungs, 0.0)
+    if "gpu" in found and plan.tensor_seconds:
+        found["gpu"] += tensor_samples(plan) * TENSOR_SAMPLE
     for one in probe_calls(plan, topology):
         if cost := costs.get(one.key):
             needed = repeats_needed(cost.noise, one.samples, plan) if one.judged else 1

@@ -290,6 +290,8 @@ class Ladder:
         match name:
             case "gpu" | "host":
                 single = ("memory", "product") if name == "gpu" else ("to_device", "to_host")
+                if name == "gpu" and plan.tensor_seconds:
+                    single += ("tensor",)
                 return [(what, SingleGpu(probe, topology, plan, what, faults)) for what in single]
             case "pairs":
                 operations = self.pair_operations()

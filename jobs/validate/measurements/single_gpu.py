@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
@@ -11,10 +12,15 @@ from jobs.validate.localize.retest import RungMeasurement
 from jobs.validate.localize.set_cover import KnownFaults, PartKind, PartName, part_kind, rows_through
 from jobs.validate.measurements.repeats import RetestSamples, joined, look_until_clear, measure_first
 from jobs.validate.plan import Plan
-from jobs.validate.probe.api import Probe, Seconds, SingleRankOp
+from jobs.validate.probe.api import TENSOR_SAMPLE, Probe, Seconds, SingleRankOp
 from jobs.validate.topology import Ints, Topology
 
 MANY_HOSTS = 5  # from this many on, a GPU's siblings are those with its number on other hosts
+
+
+def tensor_samples(plan: Plan) -> int:
+    """Return the samples of a first measurement of "tensor"."""
+    return max(plan.samples, math.ceil(plan.tensor_seconds / TENSOR_SAMPLE))
 
 
 class SingleGpu(RungMeasurement):
@@ -24,12 +30,17 @@ class SingleGpu(RungMeasurement):
         self, probe: Probe, topology: Topology, plan: Plan, what: SingleRankOp, faults: KnownFaults
     ) -> None:
         self.probe, self.topology, self.plan, self.what, self.faults = probe, topology, plan, what, faults
-        sizes = {"memory": plan.memory_bytes, "product": plan.product_bytes}
+        sizes = {
+            "memory": plan.memory_bytes,
+            "product": plan.product_bytes,
+            "tensor": plan.tensor_bytes,
+        }
         self.nbytes = sizes.get(what, plan.copy_bytes)
+        self.samples = tensor_samples(plan) if what == "tensor" else plan.samples
         self.retested: Observations | None = None
 
     def measure(self, longer: bool = False) -> Observations:
-        seconds, self.noise = measure_first(self.sample, [self.what], self.plan.samples, self.plan, longer)
+        seconds, self.noise = measure_first(self.sample, [self.what], self.samples, self.plan, longer)
         ranks = np.arange(self.topology.ranks, dtype=np.int64)
         return tabulate([np.stack([ranks, ranks], axis=1)], seconds, self.siblings, self.plan)
 

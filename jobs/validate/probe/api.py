@@ -15,24 +15,27 @@ from jobs.validate.verdict import Unit
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 Flows = np.ndarray[Any, np.dtype[np.int64]] | Sequence[tuple[int, int]]  # (flows, 2): sender, receiver
 
-# memory: a copy inside the GPU's memory. product: a matrix product, nbytes of one operand. to_device and
-# to_host: a copy between pinned host memory and the GPU.
-SingleRankOp = Literal["memory", "product", "to_device", "to_host"]
-SINGLE_RANK_OPS: tuple[SingleRankOp, ...] = ("memory", "product", "to_device", "to_host")
+# memory: a copy inside the GPU's memory. product: a float32 matrix product, nbytes of one operand. tensor: a
+# product of float16 matrices, which a GPU repeats for TENSOR_SAMPLE in each sample. to_device and to_host: a
+# copy between pinned host memory and the GPU.
+SingleRankOp = Literal["memory", "product", "tensor", "to_device", "to_host"]
+SINGLE_RANK_OPS: tuple[SingleRankOp, ...] = ("memory", "product", "tensor", "to_device", "to_host")
+OPERAND_BYTES = {"product": 4, "tensor": 2}  # of an element of a product's operands
+TENSOR_SAMPLE = 0.5  # seconds; without pauses between samples, so that clocks are those of a steady load
 
 TILE = 16  # sides of matrices are multiples of this
 
 
-def matrix_side(nbytes: int) -> int:
-    """Return the side of a square float32 matrix of about `nbytes`."""
-    length = math.isqrt(nbytes // 4)
+def matrix_side(nbytes: int, itemsize: int = 4) -> int:
+    """Return the side of a square matrix of about `nbytes`, with elements of `itemsize` bytes."""
+    length = math.isqrt(nbytes // itemsize)
     return length - (length % TILE if length > TILE else 0)
 
 
 def operation_work(what: str, nbytes: int) -> int:
     """Return the work that a rate of this operation counts: bytes, or operations for a product."""
-    if what == "product":
-        return 2 * matrix_side(nbytes) ** 3
+    if what in OPERAND_BYTES:
+        return 2 * matrix_side(nbytes, OPERAND_BYTES[what]) ** 3
     return 2 * nbytes if what == "memory" else nbytes  # read and written
 
 
@@ -67,8 +70,8 @@ class RankPlace:
 class WrongData:
     """Data that differs from what was written or sent.
 
-    what: the measurement ("memory", "product", "to_device", "to_host", "copies", "flows" or "rings"). rank:
-    where it was found. source: the rank that it came from: `rank` itself if alone, None if many took part.
+    what: the measurement, one of SINGLE_RANK_OPS, "copies", "flows" or "rings". rank: where it was found.
+    source: the rank that it came from: `rank` itself if alone, None if many took part.
     nbytes: size of the operation. offset: of the first wrong byte. count: number of wrong bytes. got,
     expected: the word at `offset`, as text.
     """
@@ -81,6 +84,22 @@ class WrongData:
     count: int
     got: str
     expected: str
+
+
+@dataclass(frozen=True)
+class LoadReadings:
+    """What was read of a rank's GPU during "tensor": W, MHz, degrees Celsius; means unless named otherwise.
+
+    None is unknown.
+    """
+
+    rank: int
+    power: float | None = None
+    highest_power: float | None = None
+    clock: float | None = None
+    lowest_clock: float | None = None
+    highest_temperature: float | None = None
+    highest_memory_temperature: float | None = None
 
 
 class Probe(Protocol):
@@ -108,6 +127,9 @@ class Probe(Protocol):
 
     def counters(self) -> Mapping[CounterKey, float | str]:
         """Read the counters and states of all hosts; empty if none can be read."""
+
+    def loads(self) -> Sequence[LoadReadings]:
+        """Return what was read during the measurements of "tensor" so far; empty if nothing can be read."""
 
     def wrong_data(self) -> Sequence[WrongData]:
         """Return the wrong data found since the last call. Measurements check some of the data they move."""

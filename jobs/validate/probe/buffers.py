@@ -86,7 +86,7 @@ def fit_to_devices(world: World, plan: Plan) -> Plan:
         failure.everywhere = True
         raise failure
     # Both operands of a product are in one buffer.
-    most = dict.fromkeys(CPU_BYTES, room) | {"product_bytes": room // 2}
+    most = dict.fromkeys(CPU_BYTES, room) | {"product_bytes": room // 2, "tensor_bytes": room // 2}
     return at_most(plan if cuda else for_cpus(plan), most)
 
 

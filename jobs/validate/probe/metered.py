@@ -25,7 +25,7 @@ class MeteredProbe:
         self.hosts, self.places = probe.hosts, probe.places
         self.unit, self.unavailable = probe.unit, probe.unavailable
         self.counters, self.wrong_data, self.clock = probe.counters, probe.wrong_data, probe.clock
-        self.copies_unavailable = probe.copies_unavailable
+        self.copies_unavailable, self.loads = probe.copies_unavailable, probe.loads
         self.left: Callable[[], float] = lambda: math.inf
         self.reset()
 

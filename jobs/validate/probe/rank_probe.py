@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,15 @@ import numpy as np
 
 from jobs.validate.plan import RungName
 from jobs.validate.probe import gather, multi_rank, single_rank
-from jobs.validate.probe.api import CounterKey, Flows, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.api import (
+    CounterKey,
+    Flows,
+    LoadReadings,
+    RankPlace,
+    Seconds,
+    SingleRankOp,
+    WrongData,
+)
 from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
 from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
 from jobs.validate.probe.multi_rank import FlowPairs, RingCommunicators, group_of, senders_receivers
@@ -24,10 +32,20 @@ from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
 from runner.report.units import size_name
+from runner.system.gpu_load import GpuLoad
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]
 END = "end"
+# The fields of LoadReadings after `rank`.
+LOAD_FIGURES = (
+    ("power", "mean"),
+    ("power", "most"),
+    ("SM clock", "mean"),
+    ("SM clock", "least"),
+    ("temperature", "most"),
+    ("memory temperature", "most"),
+)
 
 
 class RankProbe:
@@ -47,6 +65,7 @@ class RankProbe:
         self._peer_memory = IpcBuffers(world, self._box) if self._box else None
         self._rings = RingCommunicators(world, group)
         self._gpus = gather_gpu_places(world)
+        self.load = GpuLoad(world.here.device.uuid if cuda else None)
         self._latest = group  # the most recently used communicator
         self._wrong: list[WrongData] = []
         self._measured = 0
@@ -150,6 +169,9 @@ class RankProbe:
     def wrong_data(self) -> Sequence[WrongData]:
         return [WrongData(*values) for of_rank in self._request("wrong_data") for values in of_rank]
 
+    def loads(self) -> Sequence[LoadReadings]:
+        return [LoadReadings(*values) for values in self._request("loads") if values]
+
     def counters(self) -> Mapping[CounterKey, float | str]:
         """Read counters, as in `Probe`; of those that several ranks read, the last rank's count."""
         hosts = self.hosts
@@ -212,8 +234,10 @@ class RankProbe:
         label = self._begin(what, nbytes)
         workload = single_rank.workload(self._buffers, what, nbytes)  # collective
         if ranks is not None and self.world.rank not in ranks:
-            workload = IDLE
-        return self._sample(label, samples, workload, self._grace([what]))
+            workload = dataclasses.replace(IDLE, seconds=workload.seconds)
+        reading = self.load.reading() if what == "tensor" else nullcontext()
+        with reading:
+            return self._sample(label, samples, workload, self._grace([what]))
 
     def _flows_here(self, samples: int, flows: FlowPairs, nbytes: int) -> Seconds:
         label = self._begin("flows", nbytes)
@@ -270,6 +294,11 @@ class RankProbe:
     def _counters_here(self) -> list[Any]:
         mine = [(part, counter, value) for (part, counter), value in self.read().items()]
         return gather.values(self.world.control, mine)
+
+    def _loads_here(self) -> list[Any]:
+        readings = self.load.readings
+        figures = [getattr(readings.get(name), which, None) for name, which in LOAD_FIGURES]
+        return gather.values(self.world.control, (self.world.rank, *figures) if readings else ())
 
     # Close
 

@@ -22,7 +22,7 @@ from runner.world.watchdog.watchdog import MeasurementProgress
 
 BYTES, FLOAT = DATATYPES["uint8"], DATATYPES["float"]
 GPU_BYTES, GPU_REPEATS = 1 << 30, 16  # bytes that a sample on a GPU moves; most repeats
-# Seconds of a sample on CPUs (several time slices of the scheduler); most repeats.
+# Seconds of a sample on CPUs (several turns of ranks that share a core); most repeats.
 CPU_SECONDS, CPU_REPEATS = 0.1, 64
 SegmentOfSeed = Callable[[int], Segment]
 TOO_SHORT = 0.05  # seconds of a sample; stolen time, counted in 10 ms, is too coarse for shorter ones
@@ -36,13 +36,14 @@ class Workload:
 
     prepare: fills the source with the data of a seed and poisons the destination. run: repeats the operation
     count times, returns the seconds of one. check: compares the result with the data of a seed. repeats:
-    operations in a sample on GPUs.
+    operations in a sample on GPUs; with `seconds`, as many as take this time on the slowest rank.
     """
 
     prepare: Callable[[int], object]
     run: Callable[[int], float]
     check: Callable[[int], WrongData | None]
     repeats: int = 1
+    seconds: float = 0.0
 
 
 def repeats_for(nbytes: int) -> int:
@@ -80,7 +81,11 @@ def sample(
     progress.done("waiting for other ranks")
     world.control.barrier()
     progress.grace = 0.0
-    count = workload.repeats if cuda else _cpu_repeats(world, progress, workload)
+    count = workload.repeats
+    if not cuda:
+        count = min(_repeats_in(CPU_SECONDS, world, progress, workload), CPU_REPEATS)
+    elif workload.seconds:
+        count = _repeats_in(workload.seconds, world, progress, workload)
     cores = os.sched_getaffinity(0)
     with _without_collection():
         for number in range(samples):
@@ -107,16 +112,13 @@ def without_stolen(taken: Seconds) -> Seconds:
     return np.asarray(np.maximum(seconds - stolen, LEAST_SHARE * seconds))
 
 
-def _cpu_repeats(world: World, progress: MeasurementProgress, workload: Workload) -> int:
-    """Return the repeats in a sample on CPUs, the same on every rank. Collective.
-
-    Ranks that share a core take turns, so a sample must last several turns.
-    """
+def _repeats_in(seconds: float, world: World, progress: MeasurementProgress, workload: Workload) -> int:
+    """Return how many repeats take `seconds` on the slowest rank; the same on every rank. Collective."""
     progress.enter(1)
     once = workload.run(1)
     progress.done("waiting for other ranks")
     slowest = max((one for one in world.control.allgather(once) if one > 0), default=1.0)
-    return min(max(math.ceil(CPU_SECONDS / slowest), 1), CPU_REPEATS)
+    return max(math.ceil(seconds / slowest), 1)
 
 
 @contextmanager

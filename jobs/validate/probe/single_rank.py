@@ -12,7 +12,7 @@ from jobs.measure import check
 from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import backend_seconds
 from jobs.validate.probe import api
-from jobs.validate.probe.api import SingleRankOp, WrongData
+from jobs.validate.probe.api import OPERAND_BYTES, TENSOR_SAMPLE, SingleRankOp, WrongData
 from jobs.validate.probe.buffers import ProbeBuffers
 from jobs.validate.probe.sampling import BYTES, FLOAT, IDLE, Workload, checked_workload
 
@@ -24,7 +24,7 @@ def workload(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload
     """Return this rank's workload; IDLE for host copies on a CPU. Collective."""
     if buffers.box is None and what in ("to_device", "to_host"):
         return IDLE
-    return product(buffers, nbytes) if what == "product" else copy(buffers, what, nbytes)
+    return product(buffers, what, nbytes) if what in OPERAND_BYTES else copy(buffers, what, nbytes)
 
 
 def copy(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
@@ -51,40 +51,45 @@ def copy(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
     return checked_workload(world, what, BYTES, run, out, segment, into[:nbytes], segment)
 
 
-def product(buffers: ProbeBuffers, nbytes: int) -> Workload:
-    """Return the workload of a product c = a b of square float32 matrices, `nbytes` each.
+def product(buffers: ProbeBuffers, what: SingleRankOp, nbytes: int) -> Workload:
+    """Return the workload of a product c = a b of square matrices, `nbytes` of each factor.
 
-    a = u v', b = w z' with small integers, so c = (v' w) u z' is exact in any order of summation: |c| and
-    each partial sum are <= 16 n.
+    what: "product", float32, or "tensor", float16 with sums and results in float32.
+
+    a = u v', b = w z' with small integers, so c = (v' w) u z' is exact in any order of summation, as long as
+    |c| and each partial sum are below 2^24: they are <= 16 n, and <= 1764 n of "tensor", whose factors have
+    more bits that change, as arbitrary ones have, and so take more power.
     """
     world, rank, xp = buffers.world, buffers.world.rank, buffers.world.xp
-    side = api.matrix_side(nbytes)
-    size = side * side * ITEM
+    dtype = np.dtype(np.float16 if what == "tensor" else np.float32)
+    side = api.matrix_side(nbytes, dtype.itemsize)
+    size, size_of_result = side * side * dtype.itemsize, side * side * ITEM
     second = -(-size // 256) * 256  # where b begins: aligned
-    buffers.reserve(second + size, size)
+    buffers.reserve(second + size, size_of_result)
     out, into = buffers.out, buffers.into
-    a, b, c = (
-        array[:size].view(np.float32).reshape(side, side)
-        for array in (out.array, out.array[second:], into.array)
-    )
-    queue: Callable[[], object] = partial(np.matmul, a, b, out=c)
+    a, b = (array[:size].view(dtype).reshape(side, side) for array in (out.array, out.array[second:]))
+    c = into.array[:size_of_result].view(np.float32).reshape(side, side)
+    queue: Callable[[], object] = partial(multiply, a, b, out=c)
     if buffers.box is not None:
         from runner.device.raw.blas import gemm
 
         addresses = out.address, out.address + second, into.address
-        queue = partial(gemm, "float32", side, side, side, *addresses, world.backend.stream)
+        stream = world.backend.stream
+        queue = partial(gemm, dtype.name, side, side, side, *addresses, stream, sums="float32")
+
+    signed, positive = ([1, 2, 3, 4, 5, 6, 7], 7) if what == "tensor" else ([1, 2], 3)
 
     def factors(seed: int) -> tuple[Any, Any, Any, Any]:
         random = np.random.default_rng(seed * world.size + rank)
-        u, z = (random.choice([-2, -1, 1, 2], side) for _ in range(2))
-        v, w = (random.integers(1, 3, side) for _ in range(2))  # positive, so that a missing summand shows
+        u, z = (random.choice([-one for one in signed[::-1]] + signed, side) for _ in range(2))
+        v, w = (random.integers(1, positive, side) for _ in range(2))  # so that a missing summand shows
         return u, v, w, z
 
     def prepare(seed: int) -> None:
-        u, v, w, z = (xp.asarray(factor, np.float32) for factor in factors(seed))
+        u, v, w, z = (xp.asarray(factor, dtype) for factor in factors(seed))
         xp.multiply(u[:, None], v, out=a)
         xp.multiply(w[:, None], z, out=b)
-        check.poison(into.array[:size])
+        check.poison(into.array[:size_of_result])
         world.backend.synchronize()
 
     def checked(seed: int) -> WrongData | None:
@@ -103,9 +108,15 @@ def product(buffers: ProbeBuffers, nbytes: int) -> Workload:
                 one = slice(first // ITEM, first // ITEM + 1)
                 words = (text(got[one]), text(expected[one]))
             count += several
-        return WrongData("product", rank, rank, nbytes, offset, count, *words) if count else None
+        return WrongData(what, rank, rank, nbytes, offset, count, *words) if count else None
 
-    return Workload(prepare, partial(backend_seconds, world, queue), checked)
+    seconds = TENSOR_SAMPLE if what == "tensor" else 0.0
+    return Workload(prepare, partial(backend_seconds, world, queue), checked, seconds=seconds)
+
+
+def multiply(a: Any, b: Any, out: Any) -> None:
+    """Multiply on a CPU, in float32."""
+    np.matmul(a.astype(np.float32, copy=False), b.astype(np.float32, copy=False), out=out)
 
 
 def text(word: Any) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import WrongData
+from jobs.validate.probe.api import LoadReadings, WrongData
 from jobs.validate.verdict import Verdict
 
 SCHEMA = 2  # of the JSON document
@@ -126,7 +126,8 @@ class Report:
     environment: versions and settings (plain values; the same keys on every run). simulated: the fleet as
     `parse_fleet` reads it; "" for a real one. ended: why the run ended early, in one sentence that names the
     rank, or "". baseline: the file compared with; drifts: the rates that differ from it; changed: sentences
-    on other differences.
+    on other differences. loads: what was read of each GPU beside the load on its tensor cores; of a soak, in
+    all rounds.
     """
 
     verdict: Verdict
@@ -145,6 +146,7 @@ class Report:
     drifts: tuple[Drift, ...] = ()
     changed: tuple[str, ...] = ()
     ended: str = ""
+    loads: tuple[LoadReadings, ...] = ()
 
     def _repr_html_(self) -> str:
         """Show the report in a notebook as on a terminal."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jobs.validate.plan import RUNGS, RungName
+from jobs.validate.probe.api import LoadReadings
 from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, Report
 from jobs.validate.verdict import Finding, RateUnit, RungResult, Verdict, unit_of
 from runner.report.units import counted
@@ -166,6 +167,25 @@ def assumptions(report: Report) -> list[str]:
         if one.rate is None:
             missing.setdefault(one.assumption, []).append(f"{one.rung} {one.what}")
     return [*known, *(f"no limit of {', '.join(some)}: {why}" for why, some in missing.items())]
+
+
+# Readings beside a load.
+
+LOAD_COLUMNS = ("power W", "highest", "SM clock MHz", "lowest", "highest C", "memory C")
+
+
+def load_rows(report: Report) -> list[tuple[str, ...]]:
+    """Return the GPU, and a cell for each of LOAD_COLUMNS, of each rank; the lowest clocks first."""
+
+    def cells(one: LoadReadings) -> tuple[str, ...]:
+        member = find_member(report, one.rank)
+        name = f"{member.host}, GPU {member.gpu}" if member else f"rank {one.rank}"
+        power, clock = (one.power, one.highest_power), (one.clock, one.lowest_clock)
+        figures = (*power, *clock, one.highest_temperature, one.highest_memory_temperature)
+        return (name, *("-" if figure is None else f"{figure:.0f}" for figure in figures))
+
+    order = sorted(report.loads, key=lambda one: (one.clock or math.inf, one.rank))
+    return [cells(one) for one in order]
 
 
 # Sentences.

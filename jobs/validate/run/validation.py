@@ -18,7 +18,7 @@ from jobs.validate.ladder.ladder import Ladder, OnRung
 from jobs.validate.ladder.part_rates import best_rates, matrices, part_rates
 from jobs.validate.ladder.soak import soak
 from jobs.validate.plan import Plan, RungName
-from jobs.validate.probe.api import Probe
+from jobs.validate.probe.api import LoadReadings, Probe
 from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import HardwareLimit, Member, Report
 from jobs.validate.report.wording import with_devices
@@ -33,7 +33,10 @@ BETWEEN = ("host pairs", "rails", "all")  # rungs
 
 @dataclass
 class Validation:
-    """environment, members, limits: as in Report. ladder: the current climb. notes: what the plan omits."""
+    """environment, members, limits, loads: as in Report. ladder: the current climb.
+
+    notes: what the plan omits.
+    """
 
     options: ValidateOptions
     environment: dict[str, Any]
@@ -44,6 +47,7 @@ class Validation:
     notes: list[str] = field(default_factory=list)
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     begin: float = field(default_factory=time.monotonic)
+    loads: tuple[LoadReadings, ...] = ()
 
     def report(self, verdict: Verdict, ended: str = "") -> Report:
         """Return a report of everything so far. ended: why the run ended early, or ""."""
@@ -66,6 +70,7 @@ class Validation:
             matrices(ladder) if ladder else (),
             tuple(curves),
             ended=ended,
+            loads=self.loads,
         )
 
     def interim_report(self, rung: RungName) -> Report:
@@ -106,6 +111,7 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     else:
         verdict = climb()
     assert validation.ladder is not None
+    validation.loads = tuple(probe.loads())
     report, ladder = validation.report(verdict), validation.ladder
     without = unknown_rates(report)
     if without:

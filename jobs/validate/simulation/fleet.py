@@ -20,7 +20,15 @@ from typing import Literal
 import numpy as np
 
 from jobs.validate.plan import RungName
-from jobs.validate.probe.api import CounterKey, Flows, RankPlace, Seconds, SingleRankOp, WrongData
+from jobs.validate.probe.api import (
+    CounterKey,
+    Flows,
+    LoadReadings,
+    RankPlace,
+    Seconds,
+    SingleRankOp,
+    WrongData,
+)
 from jobs.validate.probe.sampling import repeats_for
 from jobs.validate.simulation.coupling import coupled
 from jobs.validate.simulation.hardware import (
@@ -111,6 +119,10 @@ class SimulatedFleet:
 
     def wrong_data(self) -> Sequence[WrongData]:
         """Return nothing: a model has no data."""
+        return ()
+
+    def loads(self) -> Sequence[LoadReadings]:
+        """Return nothing: a model has no tensor cores."""
         return ()
 
     def counters(self) -> Mapping[CounterKey, float | str]:

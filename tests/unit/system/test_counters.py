@@ -151,6 +151,19 @@ def test_what_cannot_be_read_is_absent(
     assert bool(found) == bool(left)
 
 
+def test_xid_errors_are_kept_in_their_order() -> None:
+    nvml = Nvml(xids=[])
+    with loaded(nvml):
+        first = gpu_counters(UUID, 3)
+        assert nvml.xids is not None
+        nvml.xids += [63, 94]
+        second = gpu_counters(UUID, 3)
+        nvml.xids += [63]
+        third = gpu_counters(UUID, 3)
+    found = [one["GPU 3", "Xid errors"] for one in (first, second, third)]
+    assert found == ["none", "63, 94", "63, 94, 63"]
+
+
 def traffic(module: Nvml | None, uuid: str = UUID) -> dict[str, tuple[float, float]]:
     with loaded(module):
         return nvlink_traffic(uuid)

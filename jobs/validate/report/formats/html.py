@@ -58,6 +58,8 @@ def text(report: Report) -> str:
         "assumptions": wording.assumptions(report),
         "heat_sections": list(heat_sections(report)),
         "drawings": [drawing(one) for one in report.curves if measured_points(one)],
+        "loads": wording.load_rows(report),
+        "load_columns": wording.LOAD_COLUMNS,
         "changes": sorted(report.changes, key=lambda one: one.weight != "fault"),
         "comparison": wording.comparison(report),
         "style": Markup((PAGE / "style.css").read_text(encoding="utf-8")),

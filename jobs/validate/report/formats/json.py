@@ -16,6 +16,7 @@ from itertools import repeat
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jobs.measure.record_file import Json
+from jobs.validate.probe.api import OPERAND_BYTES
 from jobs.validate.report.model import SCHEMA, RateMatrix, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.verdict import Verdict, unit_of
@@ -53,7 +54,7 @@ def document(report: Report) -> Json:
     head |= {"status": verdict.status, "line": headline(report)}
     rest = {one.name: getattr(report, one.name) for one in fields(report) if one.name != "verdict"}
     rest["matrices"] = [cells(one) for one in report.matrices]
-    units = {"": "B/s", "product": unit_of("product")}
+    units = {"": "B/s"} | {what: unit_of(what) for what in OPERAND_BYTES}
     return {**head, **encode(verdict), "findings": findings, **encode(rest), "units": units}
 
 

@@ -13,7 +13,7 @@ from jobs.validate.report.wording import headline, limits_by_measurement
 
 # Measurements of each rung. Every run has the same labels, because graphs are stored by label.
 MEASURED: dict[RungName, tuple[str, ...]] = {
-    "gpu": ("memory", "product"),
+    "gpu": ("memory", "product", "tensor"),
     "host": ("to_device", "to_host"),
     "pairs": ("copies", "flows"),
     "node": ("ring",),

@@ -14,6 +14,7 @@ from rich.text import Text
 from jobs.validate.report.model import Change, Report
 from jobs.validate.report.remedies import remedies
 from jobs.validate.report.wording import (
+    LOAD_COLUMNS,
     MOST,
     assumptions,
     change_sentence,
@@ -21,6 +22,7 @@ from jobs.validate.report.wording import (
     duration,
     fleet,
     headline,
+    load_rows,
     not_shown,
     part_name,
     percent,
@@ -55,6 +57,7 @@ def text(report: Report, columns: int = 80, colour: bool = False) -> str:
         findings(report),
         sentences("Alarms", alarms),
         ladder(report),
+        loads(report),
         sentences("Counters that changed, no faults", notes(report)),
         sentences(f"Compared with {report.baseline}", comparison(report)),
         sentences("Not judged", report.verdict.not_judged),
@@ -109,6 +112,16 @@ def ladder(report: Report) -> Iterator[RenderableType]:
         yield words(f"not measured: {', '.join(rung.name for rung in some)} ({why})", "dim")
     for sentence in assumptions(report):
         yield words(sentence, "dim")
+
+
+def loads(report: Report) -> Iterator[RenderableType]:
+    if report.loads:
+        yield title("GPUs during the load on their tensor cores, the lowest clocks first")
+        table = table_of("<part", *(f">{name}" for name in LOAD_COLUMNS))
+        for name, *figures in load_rows(report)[:MOST]:
+            table.add_row(words(name), *figures)
+        yield table
+        yield from left_out(report.loads)
 
 
 def notes(report: Report) -> list[str]:

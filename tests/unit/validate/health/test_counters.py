@@ -221,11 +221,27 @@ def test_every_counter_that_is_read_has_a_meaning_or_is_known_to_have_none() -> 
     links = (gpu_counters.LINK_ERRORS, gpu_counters.LINK_FIELDS)
     network = (*network_counters.RDMA.values(), network_counters.STATISTICS, *network_counters.TCP.values())
     read = {name for table in (*tables, *links, *network) for name in table}
-    read |= {"state", "physical state", "rate", "carrier_changes", "rx_crc_errors", "seconds", "stolen"}
+    read |= {
+        "Xid errors",
+        "state",
+        "physical state",
+        "rate",
+        "carrier_changes",
+        "rx_crc_errors",
+        "seconds",
+        "stolen",
+    }
     of_load = {"temperature", "power", "power limit", "performance state", "OutSegs", "seconds"}
     fixed = {"SM clock, most", "memory clock, most"}
     assert read - set(KNOWN) == of_load | fixed
     assert set(KNOWN) <= read
+
+
+def test_xid_errors_of_a_rung_are_a_fault() -> None:
+    key = ("c7", "GPU 3", "Xid errors")
+    (found,) = changes("gpu", {key: "none"}, {key: "79"})
+    assert (found.weight, found.before, found.after) == ("fault", "none", "79")
+    assert "Xid catalog" in found.meaning
 
 
 def test_a_reading_against_itself_tells_nothing() -> None:

@@ -58,6 +58,7 @@ def test_one_host_of_eight_h200() -> None:
     assert rates(found) == {
         ("gpu", "memory"): 4800,
         ("gpu", "product"): None,
+        ("gpu", "tensor"): None,
         ("host", "to_device"): 63,
         ("host", "to_host"): 63,
         ("pairs", "copies"): 450,

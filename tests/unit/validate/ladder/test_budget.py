@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, parse_duration, quick
+from jobs.validate.ladder.budget import FLOORS, RETEST_SHARE, Deadline, load_seconds, parse_duration, quick
 from jobs.validate.ladder.budget import fit as fit_plan
 from jobs.validate.ladder.costs import SIZES, calibrate, estimate, estimate_rungs, probe_calls, sizes, work
 from jobs.validate.ladder.ladder import climb_ladder
@@ -148,7 +148,41 @@ def test_every_measurement_has_a_size() -> None:
     assert set(sizes(Plan())) == {" ".join(key) for key in SIZES}
     assert sizes(Plan(nic_bytes=5))["host pairs flows"] == 5
     assert {rung for rung, _ in SIZES} == set(RUNGS)
-    assert set(FLOORS) == {name for name in vars(Plan()) if name.endswith("_bytes")}
+    # The load on tensor cores takes less time by its seconds, not by its size.
+    assert set(FLOORS) == {name for name in vars(Plan()) if name.endswith("_bytes")} - {"tensor_bytes"}
+
+
+@pytest.mark.parametrize(
+    ("quick", "budget", "soak", "seconds"),
+    [
+        (False, None, None, 3.0),
+        (True, None, None, 1.5),
+        (False, 60.0, None, 3.0),
+        (False, 20.0, None, 2.0),
+        (True, 12.0, None, 1.2),
+        (False, 9.0, None, 0.0),  # no time for two samples
+        (False, None, 3600.0, 60.0),
+        (False, None, 200.0, 20.0),
+        (False, None, 10.0, 3.0),
+        (True, 60.0, 3600.0, 6.0),
+    ],
+)
+def test_a_load_lasts_longer_in_a_soak_and_fits_a_budget(
+    quick: bool, budget: float | None, soak: float | None, seconds: float
+) -> None:
+    assert load_seconds(quick, budget, soak) == pytest.approx(seconds)
+
+
+def test_a_load_is_expected_to_take_its_seconds() -> None:
+    fleet = Costly([4])
+    plan = Plan(rungs=("gpu",), samples=5)
+    costs = calibrate(fleet, plan, fleet.clock)
+    without = estimate(plan, topology_of(fleet), costs)
+    for seconds, longer in ((3.0, 3.0), (1.2, 2.5), (60.0, 60.0)):  # at least 5 samples of 0.5 s
+        loaded = replace(plan, tensor_seconds=seconds)
+        assert estimate(loaded, topology_of(fleet), costs) == pytest.approx(without + longer)
+        assert sizes(loaded) == {**sizes(plan), "gpu tensor": 2 * 8192**3}
+    assert estimate(replace(loaded, rungs=("host",)), topology_of(fleet), costs) == 0.0
 
 
 # --- what they cost

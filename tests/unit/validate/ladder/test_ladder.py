@@ -82,6 +82,27 @@ def test_a_gpu_alone(what: SingleRankOp, kind: str, rung: str, gpus: list[int]) 
     assert verdict.findings[0].evidence.what == what
 
 
+@pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [8] * 7])
+def test_a_gpu_that_is_slow_under_load(gpus: list[int]) -> None:
+    def slowed(operation: SingleRankOp, place: RankPlace) -> float:
+        return 0.7 if operation == "tensor" and near(place, 0, 1) else 1.0
+
+    fleet = ToyFleet(gpus, single_rank_factor=slowed)
+    verdict = climb_ladder(fleet, Plan(tensor_seconds=10.0))
+    assert parts(verdict) == [("gpu", ("n0",), (1,))]
+    assert result(verdict)["gpu"] == "broken"
+    assert (verdict.findings[0].evidence.what, verdict.findings[0].evidence.unit) == ("tensor", "FLOP/s")
+    assert climb_ladder(ToyFleet(gpus, single_rank_factor=slowed)).status in ("ok", "warning")
+
+
+def test_a_load_has_as_many_samples_as_fit_its_seconds() -> None:
+    fleet, asked = ToyFleet([2]), []
+    measure = fleet.single_rank
+    fleet.single_rank = lambda what, *rest: (asked.append((what, rest[1])), measure(what, *rest))[1]  # type: ignore
+    climb_ladder(fleet, Plan(rungs=("gpu",), samples=5, tensor_seconds=10.0))
+    assert asked == [("memory", 5), ("product", 5), ("tensor", 20)]
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 9])
 def test_all_gpus_of_a_host_are_the_host(hosts: int) -> None:
     fleet = ToyFleet(

@@ -24,7 +24,7 @@ from jobs.validate.ladder.ladder import climb_ladder
 from jobs.validate.plan import Plan
 from jobs.validate.probe import buffers as ranks_buffers
 from jobs.validate.probe import sampling, single_rank
-from jobs.validate.probe.api import SINGLE_RANK_OPS, RankPlace, WrongData
+from jobs.validate.probe.api import OPERAND_BYTES, SINGLE_RANK_OPS, LoadReadings, RankPlace, WrongData
 from jobs.validate.probe.buffers import fit_to_devices
 from jobs.validate.probe.multi_rank import RingCommunicators
 from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
@@ -35,6 +35,7 @@ from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Memory
 from runner.errors import MeshrunError, RunError, UserError
+from runner.system.gpu_load import GpuLoad, Reading
 from runner.world.watchdog.watchdog import MeasurementProgress
 from runner.world.world import open_world
 
@@ -136,6 +137,7 @@ def everything(probe: RankProbe) -> dict[str, Any]:
     found: dict[str, Any] = {
         "memory": probe.single_rank("memory", 100 * KIB + 1, 3),
         "product": probe.single_rank("product", 64 * KIB, 3),
+        "tensor": probe.single_rank("tensor", 32 * KIB, 3),
         "flows": probe.flows(circle(size), 64 * KIB + 3, 4),
         "rings": probe.rings([range(size)], 64 * KIB, 5),
         "wrong": probe.wrong_data(),
@@ -148,6 +150,7 @@ def unlike_everything(found: dict[str, Any], size: int) -> list[str]:
     shapes = {
         "memory": (size, 3),
         "product": (size, 3),
+        "tensor": (size, 3),
         "flows": (size if size > 1 else 0, 4),
         "rings": (1, 5),
     }
@@ -335,7 +338,9 @@ def test_a_flipped_bit_in_a_ring() -> None:
     assert (found.offset, found.count) == (1002, 1)
 
 
-@pytest.mark.parametrize(("what", "offset"), [("memory", 777), ("product", 4 * 777 + 1)])
+@pytest.mark.parametrize(
+    ("what", "offset"), [("memory", 777), ("product", 4 * 777 + 1), ("tensor", 4 * 777 + 1)]
+)
 def test_a_flipped_bit_alone(what: Any, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = single_rank.backend_seconds
 
@@ -848,15 +853,15 @@ class HostBox:
         pass
 
 
-def host_gemm(precision: str, m: int, n: int, k: int, a: int, b: int, c: int, stream: object) -> None:
-    assert precision == "float32"
-    left, right, product = (
-        np.ctypeslib.as_array((ctypes.c_float * (rows * columns)).from_address(address)).reshape(
-            rows, columns
-        )
-        for rows, columns, address in ((m, k, a), (k, n, b), (m, n, c))
-    )
-    np.matmul(left, right, out=product)
+def host_gemm(
+    precision: str, m: int, n: int, k: int, a: int, b: int, c: int, stream: object, sums: str
+) -> None:
+    def matrix(dtype: str, rows: int, columns: int, address: int) -> Any:
+        nbytes = rows * columns * np.dtype(dtype).itemsize
+        return np.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype).reshape(rows, columns)
+
+    left, right = (matrix(precision, *one).astype(sums) for one in ((m, k, a), (k, n, b)))
+    np.matmul(left, right, out=matrix(sums, m, n, c))
 
 
 def as_gpu(world: World) -> None:
@@ -865,9 +870,10 @@ def as_gpu(world: World) -> None:
 
 
 def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All four, in sizes that grow and shrink; then with copies that lose their last byte."""
+    """All of them, in sizes that grow and shrink; then with copies that lose their last byte."""
     monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
     monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
+    monkeypatch.setattr(single_rank, "TENSOR_SAMPLE", 0.01)
 
     def script(probe: RankProbe) -> Any:
         assert probe.unavailable == {}
@@ -883,8 +889,44 @@ def test_what_a_gpu_does_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     right, wrong = on_rank_0(1, script, as_gpu)
     assert all((seconds > 0).all() for seconds in right)
     found = [(one.what, one.source, one.offset, one.count, one.got) for one in wrong]
-    copies = [what for what in SINGLE_RANK_OPS if what != "product"]
+    copies = [what for what in SINGLE_RANK_OPS if what not in OPERAND_BYTES]
     assert found == [(what, 0, KIB - 1, 1, "165 (0xa5)") for what in copies]
+
+
+def test_a_load_lasts_and_its_readings_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many products as take the time of a sample on the slowest rank; the same number on each."""
+    monkeypatch.setattr("jobs.validate.probe.rank_probe.open_box", HostBox)
+    monkeypatch.setitem(sys.modules, "runner.device.raw.blas", SimpleNamespace(gemm=host_gemm))
+    monkeypatch.setattr(single_rank, "TENSOR_SAMPLE", 12.0)
+    counts: list[list[int]] = [[], [], []]
+
+    def timed(world: World, queue: Callable[[], object], count: int) -> float:
+        queue()
+        counts[world.rank].append(count)
+        return 0.5 if world.rank == 1 else 0.1
+
+    monkeypatch.setattr(single_rank, "backend_seconds", timed)
+
+    def reading(load: GpuLoad) -> contextlib.AbstractContextManager[None]:
+        if load.uuid != "GPU-2":  # of which nothing can be read
+            load.readings["power"] = Reading(2, 1300.0, 600.0, 700.0)
+            load.readings["SM clock"] = Reading(2, 3000.0, 1400.0, 1600.0)
+            load.readings["temperature"] = Reading(1, 60.0, 60.0, 60.0)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(GpuLoad, "reading", reading)
+
+    def script(probe: RankProbe) -> Any:
+        before = probe.loads()
+        seconds = probe.single_rank("tensor", 8 * KIB, 2)
+        return before, seconds, probe.loads(), probe.wrong_data()
+
+    before, seconds, loads, wrong = on_rank_0(3, script, as_gpus)
+    assert before == []
+    assert wrong == []
+    assert seconds.tolist() == [[0.1] * 2, [0.5] * 2, [0.1] * 2]
+    assert counts == [[1, 1, 24, 24]] * 3
+    assert loads == [LoadReadings(rank, 650.0, 700.0, 1500.0, 1400.0, 60.0, None) for rank in (0, 1)]
 
 
 def as_gpus(world: World) -> None:

@@ -28,7 +28,7 @@ def test_a_product_is_in_operations(outputs: dict[str, str]) -> None:
     (rung,) = (one for one in report["rungs"] if one["name"] == "gpu")
     assert rung["rates"]["product"] == pytest.approx(50e12, rel=0.1)
     assert rung["rates"]["memory"] < 10e12
-    assert report["units"] == {"": "B/s", "product": "FLOP/s"}
+    assert report["units"] == {"": "B/s", "product": "FLOP/s", "tensor": "FLOP/s"}
     assert re.search(r"\n +product +(4[5-9]|5[0-5])\.\d +67\.0 +TFLOP/s ", outputs["text"])
     assert re.search(r"memory +\d+ +4800 +GB/s ", outputs["text"])
     assert re.search(r"product: (4[5-9]|5[0-5])\.\d TFLOP/s", outputs["xml"])

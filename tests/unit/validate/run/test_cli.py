@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
 from jobs.validate import cli
+from jobs.validate.plan import Plan, for_cpus
 from launch.cli.main import main
+
+
+def test_a_load_on_tensor_cores_is_planned_for_real_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[float] = []
+
+    def run(*arguments: Any) -> int:
+        plans.append(arguments[-2].plan.tensor_seconds)
+        return 0
+
+    monkeypatch.setattr("jobs.validate.run.run.run", run)
+    monkeypatch.setattr("jobs.validate.run.run.rehearse_once", run)
+    monkeypatch.setattr(cli, "run_as_rank", lambda body, **named: body(None, None))
+    for words in ([], ["--soak", "1h"], ["--quick"], ["--simulate", "hosts=2,gpus=8"]):
+        assert main(["validate", *words]) == 0
+    assert plans == [3.0, 60.0, 1.5, 0.0]
+    assert for_cpus(Plan(tensor_seconds=3.0)).tensor_seconds == 0.0
 
 
 @pytest.mark.parametrize(

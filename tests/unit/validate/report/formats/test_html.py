@@ -232,6 +232,21 @@ def test_odd_curves_are_drawn(points: tuple[tuple[int, float], ...]) -> None:
     assert "nan" not in page
 
 
+def test_readings_during_a_load_are_a_table() -> None:
+    page = text(made_report.critical())
+    row = re.search(r'<tr><th scope="row">c3, GPU 2</th>(.*)</tr>', page)
+    assert row is not None
+    assert re.findall(r'<td class="number">([^<]*)</td>', row[1]) == [
+        "512",
+        "540",
+        "1211",
+        "1140",
+        "88",
+        "95",
+    ]
+    assert "Load on tensor cores" not in text(made_report.healthy())
+
+
 def test_a_curves_rates_and_sizes_are_named() -> None:
     points = tuple((1 << power, power * 10e9) for power in range(20, 31))  # 1 MiB at 200 GB/s to 1 GiB at 300
     page = curves(replace(made_report.healthy(), curves=(RateCurve("all", "ring", points),)))

@@ -50,8 +50,9 @@ def test_exit_codes_and_first_words(name: str, code: int, word: str) -> None:
 @pytest.mark.parametrize("name", made_report.ALL)
 def test_every_run_has_the_same_labels(name: str) -> None:
     assert list(data(made_report.ALL[name]())) == [
-        "findings", "alarms", "time", "gpu memory", "gpu product", "host to_device", "host to_host",
-        "pairs copies", "pairs flows", "node ring", "host pairs flows", "rails ring", "all ring",
+        "findings", "alarms", "time", "gpu memory", "gpu product", "gpu tensor", "host to_device",
+        "host to_host", "pairs copies", "pairs flows", "node ring", "host pairs flows", "rails ring",
+        "all ring",
     ]  # fmt: skip
 
 
