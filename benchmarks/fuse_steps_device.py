@@ -1,6 +1,6 @@
 """Several time steps in one kernel, on one GPU: the choices of `runner.fuse.steps.kernel`, and the fastest.
 
-    python benchmarks/fuse_steps_device.py [--only NAME ...] [--quick] [--json FILE]
+    python benchmarks/fuse_steps_device.py [--only NAME ...] [--size 2048x4096] [--quick] [--json FILE]
 
 First the results of small arrays are compared with NumPy's, bit by bit, for each boundary. Then each case is
 timed with all of its choices. A rate counts each cell of a fed input as read once and written once a step; it
@@ -36,6 +36,7 @@ from runner.fuse.steps.layout import Axis, NotFusable, StepKernel, Tuning
 from runner.fuse.trace import trace
 from runner.plan.halo import BOUNDARIES
 from runner.report.record import write_json
+from runner.run.options import parse_shape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 PAD = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant"}
@@ -181,7 +182,7 @@ def choices(case: Case, quick: bool) -> list[tuple[int, Tuning]]:
 
 
 # Rows or planes of a strip; 0: as the launch chooses.
-ROWS = {2: (0, 128, 192, 256, 384, 512), 3: (0, 64, 96, 128, 192, 384, 768)}
+ROWS = {2: (0, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512), 3: (0, 64, 96, 128, 192, 384, 768)}
 
 
 def compile_one(kernel: tuple[str, str, int]) -> None:
@@ -339,11 +340,15 @@ def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--size", type=parse_shape, help="only cases with as many axes, of this size")
     parser.add_argument("--quick", action="store_true", help="fewer choices")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     cases = {name: CASES[name] for name in options.only}
+    if options.size is not None:
+        alike = {name: one for name, one in cases.items() if len(one.size) == len(options.size)}
+        cases = {name: replace(one, size=options.size) for name, one in alike.items()}
     with ProcessPoolExecutor(options.compilers, get_context("spawn")) as pool:
         wrong = check(cases, pool)
         print("WRONG" if wrong else "right", *wrong, sep="\n  ", flush=True)
