@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from runner.errors import UserError
 from runner.system.links import nvlink_states
 from runner.system.nvml import handle
-from runner.system.xid_errors import xid_errors
 
 Part = tuple[str, str]  # part such as "GPU 3" or "GPU 3, NVLink 11", counter
 
@@ -98,7 +98,7 @@ def gpu_counters(uuid: str, local: int) -> dict[Part, float | str]:
     except UserError:
         return {}
     name = f"GPU {local}"
-    errors = xid_errors(nvml, uuid)
+    errors = _xid_errors(nvml, uuid)
     found: dict[Part, float | str] = {(name, counter): value for counter, value in _own(gpu, nvml).items()}
     if errors is not None:
         found[name, "Xid errors"] = ", ".join(map(str, errors)) or "none"
@@ -144,6 +144,35 @@ def _own(gpu: Any, nvml: Any) -> dict[str, float | str]:
         with suppress(nvml.NVMLError):
             found[name] = call(nvml, gpu)
     return found
+
+
+def _xid_errors(nvml: Any, uuid: str) -> list[int] | None:
+    """Errors that the driver reports (Xid), of any process that uses this GPU, since the first call for it.
+
+    Their numbers, in their order; None if NVML does not report them.
+    """
+    events = _xid_events(nvml, uuid)
+    if events is None:
+        return None
+    queue, found = events
+    while True:
+        try:
+            event = nvml.nvmlEventSetWait_v2(queue, 0)
+        except nvml.NVMLError:  # a time-out: no more
+            return found
+        found.append(int(event.eventData))
+
+
+@cache
+def _xid_events(nvml: Any, uuid: str) -> tuple[Any, list[int]] | None:
+    """A queue of a GPU's errors, for the lifetime of the process, and the numbers read from it so far."""
+    try:
+        queue = nvml.nvmlEventSetCreate()
+        gpu = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        nvml.nvmlDeviceRegisterEvents(gpu, nvml.nvmlEventTypeXidCriticalError, queue)
+    except nvml.NVMLError:
+        return None
+    return queue, []
 
 
 def _reasons(gpu: Any, nvml: Any) -> dict[str, float]:

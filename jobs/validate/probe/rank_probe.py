@@ -23,6 +23,7 @@ from jobs.validate.probe.api import (
     WrongData,
 )
 from jobs.validate.probe.buffers import IpcBuffers, ProbeBuffers
+from jobs.validate.probe.gpu_load import GpuLoad
 from jobs.validate.probe.gpu_places import GpuPlace, gpu_place, rank_places
 from jobs.validate.probe.multi_rank import FlowPairs, RingCommunicators, group_of, senders_receivers
 from jobs.validate.probe.sampling import CONNECT_GRACE, IDLE, Workload, sample, without_stolen
@@ -32,7 +33,6 @@ from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
 from runner.report.units import size_name
-from runner.system.gpu_load import GpuLoad
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]

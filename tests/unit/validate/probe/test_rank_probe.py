@@ -26,6 +26,7 @@ from jobs.validate.probe import buffers as ranks_buffers
 from jobs.validate.probe import sampling, single_rank
 from jobs.validate.probe.api import OPERAND_BYTES, SINGLE_RANK_OPS, LoadReadings, RankPlace, WrongData
 from jobs.validate.probe.buffers import fit_to_devices
+from jobs.validate.probe.gpu_load import GpuLoad, LoadQuantity
 from jobs.validate.probe.multi_rank import RingCommunicators
 from jobs.validate.probe.rank_probe import RankProbe, gather, host_names, open_probe
 from meshrun import World
@@ -35,7 +36,6 @@ from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
 from runner.device.raw.memory import Memory
 from runner.errors import MeshrunError, RunError, UserError
-from runner.system.gpu_load import GpuLoad, Reading
 from runner.world.watchdog.watchdog import MeasurementProgress
 from runner.world.world import open_world
 
@@ -909,9 +909,9 @@ def test_a_load_lasts_and_its_readings_are_gathered(monkeypatch: pytest.MonkeyPa
 
     def reading(load: GpuLoad) -> contextlib.AbstractContextManager[None]:
         if load.uuid != "GPU-2":  # of which nothing can be read
-            load.readings["power"] = Reading(2, 1300.0, 600.0, 700.0)
-            load.readings["SM clock"] = Reading(2, 3000.0, 1400.0, 1600.0)
-            load.readings["temperature"] = Reading(1, 60.0, 60.0, 60.0)
+            load.readings["power"] = LoadQuantity(2, 1300.0, 600.0, 700.0)
+            load.readings["SM clock"] = LoadQuantity(2, 3000.0, 1400.0, 1600.0)
+            load.readings["temperature"] = LoadQuantity(1, 60.0, 60.0, 60.0)
         return contextlib.nullcontext()
 
     monkeypatch.setattr(GpuLoad, "reading", reading)

@@ -25,7 +25,7 @@ READINGS: dict[str, Callable[[Any, Any], float]] = {
 
 
 @dataclass
-class Reading:
+class LoadQuantity:
     """What was read of one quantity."""
 
     count: int
@@ -39,14 +39,14 @@ class Reading:
 
 
 class GpuLoad:
-    """Readings of one GPU, {quantity: Reading}; those that NVML does not report are absent.
+    """Readings of one GPU, {quantity: LoadQuantity}; those that NVML does not report are absent.
 
     uuid: None for a CPU, of which there are no readings.
     """
 
     def __init__(self, uuid: str | None) -> None:
         self.uuid = uuid
-        self.readings: dict[str, Reading] = {}
+        self.readings: dict[str, LoadQuantity] = {}
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -78,7 +78,7 @@ class GpuLoad:
                 return
 
     def _add(self, name: str, value: float) -> None:
-        one = self.readings.setdefault(name, Reading(0, 0.0, value, value))
+        one = self.readings.setdefault(name, LoadQuantity(0, 0.0, value, value))
         one.count, one.total = one.count + 1, one.total + value
         one.least, one.most = min(one.least, value), max(one.most, value)
 

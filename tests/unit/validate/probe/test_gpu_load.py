@@ -9,8 +9,8 @@ import pytest
 from nvml import UUID, NVMLError, loaded
 from nvml_counters import Nvml
 
-from runner.system import gpu_load
-from runner.system.gpu_load import GpuLoad, Reading
+from jobs.validate.probe import gpu_load
+from jobs.validate.probe.gpu_load import GpuLoad, LoadQuantity
 
 DEADLINE = 60.0  # seconds
 
@@ -59,7 +59,7 @@ def test_a_mean() -> None:
     load = GpuLoad(UUID)
     for value in (3.0, 5.0, 10.0):
         load._add("power", value)
-    assert load.readings == {"power": Reading(3, 18.0, 3.0, 10.0)}
+    assert load.readings == {"power": LoadQuantity(3, 18.0, 3.0, 10.0)}
     assert load.readings["power"].mean == 6.0
 
 
