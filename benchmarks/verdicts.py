@@ -1,11 +1,12 @@
 """Referee of `meshrun validate`: single faults of every kind, and healthy fleets, under real conditions.
 
     python benchmarks/verdicts.py [--runs 51] [--healthy 9] [--hosts 2 8 32] [--conditions plain ecmp all]
-        [--kinds nic oneway] [--faults 2] [--stop-at-first] [--first SEED] [--workers 2] [--failures 8]
-        [--json FILE]
+        [--kinds nic oneway] [--factor 0.8] [--faults 2] [--stop-at-first] [--first SEED] [--workers 2]
+        [--failures 8] [--json FILE]
 
 Each condition alone, then several at once ("all"). Each run draws a fault (each kind in turn) of factor 0.5
-to 0.85 and its place by a seed, and makes the report that `meshrun validate --simulate` would make.
+to 0.85, or of the one given, and its place by a seed, and makes the report that `meshrun validate --simulate`
+would make.
 
     right      the part is named and nothing else, or the part is among those that the finding calls
                indistinguishable from it. Of NICs that GPUs share: any of these GPUs. A stall may be
@@ -214,12 +215,20 @@ def judge(report: Any, kind: str, spec: FleetSpec) -> str:
     return "wrong" if right else "other"
 
 
-def run(task: tuple[str, str, int, int], gpus: int, faults: int = 1, keep_going: bool = True) -> Run:
+def run(
+    task: tuple[str, str, int, int],
+    gpus: int,
+    faults: int = 1,
+    keep_going: bool = True,
+    factor: float | None = None,
+) -> Run:
     condition, kind, hosts, seed = task
     rng = np.random.default_rng([hosts, seed, list(CONDITIONS).index(condition), len(kind)])
     words = ",".join(filter(None, [f"hosts={hosts},gpus={gpus},seed={seed},{LEAF}", CONDITIONS[condition]]))
     two = faults == 2 and kind in OF_PARTS
     spec = (draw_two if two else draw)(kind, rng, parse_fleet(words))
+    if factor is not None:
+        spec = replace(spec, faults=tuple(replace(fault, factor=factor) for fault in spec.faults))
     fleet = SimulatedFleet(spec)
     options = ValidateOptions(Plan(seed=seed, keep_going=keep_going), simulate=str(spec))
     report = measure_simulated(fleet, options, lambda rung: None, lambda line: None)
@@ -285,6 +294,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--conditions", nargs="+", default=list(CONDITIONS), choices=CONDITIONS)
+    parser.add_argument("--factor", type=float, help="of all faults, instead of 0.5 to 0.85")
     parser.add_argument("--faults", type=int, default=1, choices=(1, 2), help="at once")
     parser.add_argument("--stop-at-first", action="store_true", help="as of `meshrun validate`")
     parser.add_argument("--first", type=int, default=0, help="first seed")
@@ -299,7 +309,11 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers) as pool:
         for condition in options.conditions:
             one_run = partial(
-                run, gpus=options.gpus, faults=options.faults, keep_going=not options.stop_at_first
+                run,
+                gpus=options.gpus,
+                faults=options.faults,
+                keep_going=not options.stop_at_first,
+                factor=options.factor,
             )
             done = list(pool.map(one_run, tasks(options, condition)))
             runs += done

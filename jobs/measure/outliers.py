@@ -55,6 +55,7 @@ LIMIT_SHARE = 0.5  # of what the hardware allows, below which all siblings must 
 
 # --- statistics
 
+ONE_DEVIATION = 0.84  # quantile of a normal distribution, one standard deviation above its median
 MAD_SCALE = 1.4826  # normal distribution: standard deviation = 1.4826 MAD (Hampel 1974)
 TYPICAL_STEPS = 16  # iterations of `typical`, at most
 MEDIAN_ERROR = 1.2533  # of a median of n normal values: standard error = 1.2533 sigma / sqrt(n)
@@ -299,14 +300,15 @@ def looks_of_loaded(slow: int, of: int, figures: int) -> float:
 
 # --- slow for some of the time
 
-BURST = 10  # samples that an intermittent part may stay slow; they count as one observation
+BURST = 10  # samples that an intermittent part may stay slow
+BOTH_WAYS = 2  # samples of a moment: both directions of a pair are measured together
 ENOUGH_PARTS = 8  # parts from which on the spread of their shares is known
-LEAST_EXCESS = 0.05  # of all samples, above the usual share
-FALSE_SUSPECTS = 0.01  # of first measurements of healthy fleets
+FALSE_SUSPECTS = 0.01  # share of healthy fleets
 MOST_USUAL, CLEAR_EXCESS = 0.1, 0.08  # on a retest: shares of all samples
 ALWAYS = 0.95  # of the samples: a part that is slow longer is not intermittent
 LATE_SHARE = 0.25  # share of slow samples that makes a measurement late
 FAST_SHARE = 0.1
+GOOD_QUANTILE = 0.25  # of what is slow for less than 75 % of the time: a good measurement, or sample
 # Of the looks over a span, those in which a part is slow and fast: of an intermittent part; of one whose own
 # load by others begins or ends in the look; at most, by noise and the loads of single partners.
 CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED, CHANGING_BY_NOISE = 0.55, 0.06, 0.06
@@ -314,21 +316,64 @@ CHANGING_OF_INTERMITTENT, CHANGING_OF_LOADED, CHANGING_BY_NOISE = 0.55, 0.06, 0.
 INTERMITTENT_FROM, LOADED_UP_TO = -math.log(FALSE_CLEARANCE), math.log(0.01)
 
 
-def intermittent_threshold(share: Floats, count: Floats) -> Floats:
+def intermittent_threshold(share: Floats, count: Floats, own: Floats | float = 0.0) -> Floats:
     """Return the share of slow samples above which each part may be intermittently slow.
 
-    share: of the slow samples of each part; count: samples of each, 0 where it was not measured. Of healthy
-    fleets, FALSE_SUSPECTS have a part above it by chance (Bonferroni): it is only measured again.
+    share: of the slow samples of each part; count: samples of each, 0 where it was not measured. own: the
+    share that a constant loss of the part explains (`share_of_constant`). Slow samples of a healthy part are
+    independent observations of `samples_of_one` samples each, so their number has a Poisson distribution. Its
+    mean is unknown, but at most the median + ln 2 (Choi 1994). Of healthy fleets, at most FALSE_SUSPECTS have
+    a part above it by chance (Bonferroni): it is only measured again.
     """
     seen = count > 0
-    usual = float(np.median(share[seen])) if seen.any() else 0.0
-    parts = max(int(seen.sum()), 1)
-    deviations = statistics.NormalDist().inv_cdf(1 - FALSE_SUSPECTS / parts)
-    # Standard error of a share of count / BURST independent observations.
-    noise = np.sqrt(max(usual, 0.01) * BURST / np.maximum(count, BURST))
-    if parts >= ENOUGH_PARTS:
-        noise = np.minimum(noise, spread(share[seen]) * (1 + 1 / math.sqrt(parts)))
-    return np.asarray(usual + LEAST_EXCESS + deviations * noise)
+    usual = np.maximum(own, float(np.median(share[seen])) if seen.any() else 0.0)
+    size = samples_of_one(share[seen], count[seen])
+    observations = np.maximum(count, 1) / size
+    means, place = np.unique(usual * observations, return_inverse=True)
+    most = poisson_limit(means + math.log(2), FALSE_SUSPECTS / max(int(seen.sum()), 1))
+    return np.asarray(most[place.reshape(-1)] / observations)
+
+
+def share_of_constant(fast: Floats, noise: float, slow_above: float, most: float) -> Floats:
+    """Return the share of slow samples of parts that are somewhat slow all of the time, by normal noise.
+
+    fast: share of the samples of each part that are faster than siblings, which tells its level; at most
+    `most`, up to which a part is healthy. noise: standard deviation of the log of one sample. slow_above: the
+    level above which a sample is slow.
+    """
+    normal = statistics.NormalDist(0, noise or math.ulp(1.0))
+    shares, place = np.unique(np.round(fast, 3), return_inverse=True)
+    levels = [min(-normal.inv_cdf(min(max(one, 1e-3), 0.5)), most) for one in shares.tolist()]
+    return np.array([normal.cdf(level - slow_above) for level in levels])[place.reshape(-1)]
+
+
+def samples_of_one(share: Floats, count: Floats) -> float:
+    """Return how many samples of a healthy part are slow at once, and so count as one observation.
+
+    The index of dispersion (Cox, Lewis 1966), variance over mean, of the numbers of slow samples of parts
+    with these shares of so many samples: 1 if they are independent. At least both directions, at most an
+    episode, and that where few parts, or none of most, tell.
+    """
+    parts, usual = len(share), float(np.median(share)) if len(share) else 0.0
+    if parts < ENOUGH_PARTS or not usual:
+        return BURST
+    # Numbers are whole: of two estimates of the deviation, either may be too small.
+    above = float(np.quantile(share, ONE_DEVIATION, method="lower")) - usual
+    deviation = max(spread(share), above) * (1 + 1 / math.sqrt(parts))
+    if not deviation:
+        return BURST
+    return min(max(float(np.median(count)) * deviation**2 / usual, BOTH_WAYS), BURST)
+
+
+def poisson_limit(mean: Floats, chance: float) -> Floats:
+    """Return the number that a Poisson variable of each mean exceeds with at most this probability."""
+    most, term = np.zeros(len(mean)), np.exp(-mean)
+    beyond = 1 - term
+    while (more := beyond > chance).any():
+        most += more
+        term = term * mean / np.maximum(most, 1)
+        beyond = np.where(more, beyond - term, beyond)
+    return most
 
 
 def is_late(slow: Ints, count: Ints) -> Bools:

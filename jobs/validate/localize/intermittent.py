@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.measure.outliers import ALWAYS, BURST, intermittent_threshold
+from jobs.measure.outliers import (
+    ALWAYS,
+    BURST,
+    SAMPLE_ERRORS,
+    Floats,
+    intermittent_threshold,
+    share_of_constant,
+)
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.set_cover import Cover, Mask, Suspect
 from jobs.validate.topology import Ints
@@ -20,37 +28,54 @@ SEVERAL = 3  # partners, of which one does not count
 class SlowShares:
     """Slow samples and all samples of each NIC, over the open rows of `cover`.
 
-    Without rows that are `slow_throughout`: the load of one host would make all that met it suspects. Nor do
-    retests of NICs that others load count for their partners. And of a NIC with several partners, the one
-    that sees the most slow samples does not count: they may be its own, or of a load of it.
+    Retests of NICs that others load do not count for their partners. And of a NIC with several partners, the
+    one that sees the most slow samples does not count: they may be its own, or of a load of it.
 
-    loaded: NICs that were looked at, and that others load. owner: (ranks,), the rank that stands for the NIC
-    of each. shown: whether each row shows the NIC of its sender, and of its receiver.
+    owner: (ranks,), the rank that stands for the NIC of each. shown: whether each row shows the NIC of its
+    sender, and of its receiver. left_out: rows that do not count. own: of each rank, as
+    `intermittent_threshold` takes it. loaded: NICs that were looked at, and that others load.
     """
 
     def __init__(
-        self, cover: Cover, owner: Ints, shown: tuple[Mask, Mask], loaded: Sequence[int] = ()
+        self,
+        cover: Cover,
+        owner: Ints,
+        shown: tuple[Mask, Mask],
+        left_out: Mask,
+        own: Floats | float = 0.0,
+        loaded: Sequence[int] = (),
     ) -> None:
-        self.cover, self.ranks, ranks = cover, len(owner), len(owner)
+        self.cover, self.own, self.ranks, ranks = cover, own, len(owner), len(owner)
         table = cover.table
         self.sides = [(owner[side], mask) for side, mask in zip((table.a, table.b), shown, strict=True)]
         with_loaded = np.isin(owner[table.a], loaded) | np.isin(owner[table.b], loaded)
-        changing = ~slow_throughout(table) & ~(table.retested & with_loaded)
-        self.both, self.number = slow_both_ways(table, ranks) * changing, table.count * changing
+        self.usable, self.both_ways = ~(table.retested & with_loaded), slow_both_ways(table, ranks)
         (a, shows_a), (b, shows_b) = self.sides
         met, place = np.unique(np.concatenate([a * ranks + b, b * ranks + a]), return_inverse=True)
         # `met` has each NIC and partner in order: the partners of a NIC follow each other.
         self.nics, self.first, self.partners = np.unique(met // ranks, return_index=True, return_counts=True)
         self.of = np.repeat(np.arange(len(self.nics)), self.partners)
         self.met = [(place.reshape(-1)[: len(a)], shows_a), (place.reshape(-1)[len(a) :], shows_b)]
-        self.slow_with, self.count_with = np.zeros(len(met)), np.zeros(len(met))
-        self.seen = cover.open.copy()
+        self.count_rows(left_out)
+
+    def count_rows(self, left_out: Mask) -> None:
+        """Count the samples of the open rows that are not left out."""
+        counts = ~left_out & self.usable
+        self.both, self.number = self.both_ways * counts, self.cover.table.count * counts
+        self.slow_with, self.count_with = np.zeros((2, len(self.of)))
+        self.seen = self.cover.open.copy()
         for where, mask in self.met:
             some = np.flatnonzero(self.seen & mask)
-            self.slow_with += np.bincount(where[some], self.both[some], len(met))
-            self.count_with += np.bincount(where[some], self.number[some], len(met))
-        self.slow, self.count = np.zeros(ranks), np.zeros(ranks)
+            self.slow_with += np.bincount(where[some], self.both[some], len(self.of))
+            self.count_with += np.bincount(where[some], self.number[some], len(self.of))
+        self.slow, self.count = np.zeros((2, self.ranks))
         self.add_up(np.arange(len(self.nics)))
+
+    def but(self, left_out: Mask) -> SlowShares:
+        """Return the shares with other rows left out."""
+        other = copy.copy(self)
+        other.count_rows(left_out)
+        return other
 
     def update(self) -> None:
         """Subtract the rows closed since the last call."""
@@ -92,7 +117,7 @@ class SlowShares:
         slow, count = self.slow.copy(), self.count
         slow[[key for kind, key in self.cover.excluded if kind == "flap"]] = 0
         share = np.divide(slow, count, out=np.zeros(self.ranks), where=count > 0)
-        large = share > intermittent_threshold(share, count)
+        large = share > intermittent_threshold(share, count, self.own)
         large[list(proven)] = True
         over = np.where(large, share, 0.0)
         if not over.any():
@@ -104,14 +129,47 @@ class SlowShares:
         return Suspect("flap", rank, through, np.inf, ties)
 
 
-def slow_throughout(table: Observations) -> Mask:
-    """Return the rows of a first measurement that were slow for longer than a part that comes and goes is.
+def shares_of_nics(
+    cover: Cover,
+    owner: Ints,
+    shown: tuple[Mask, Mask],
+    noise: float,
+    tolerance: float,
+    loaded: Sequence[int] = (),
+) -> list[SlowShares]:
+    """Return the shares that show a NIC that is slow part of the time. owner, shown, loaded: of `SlowShares`.
 
-    That is a constant loss, or the load of others. Of episodes with a mean of BURST samples, one in e^LONG
-    lasts for LONG times as many.
+    noise: of the log of one sample. tolerance: as in the plan; a healthy NIC may be slower by that much.
+
+    Rows of many samples that were slow for longer than a part that comes and goes is do not count: the load
+    of one host would make all that met it suspects. Nor do flows of a NIC that were slow throughout, unlike
+    most of its others: they collide in the network. But with few samples that may be an episode, so these
+    count, if there are any, in second shares, where fewer episodes show.
+
+    Of episodes with a mean of BURST samples, one in e^LONG lasts for LONG times as many.
     """
-    always = (table.slow >= ALWAYS * table.count) & (table.count >= LONG * BURST)
-    return np.asarray(always & ~table.retested)
+    table = cover.table
+    ends = list(zip((owner[table.a], owner[table.b]), shown, strict=True))
+
+    def of_nics(column: Ints | Mask) -> Floats:
+        return np.asarray(sum(np.bincount(nic, column * mask, len(owner)) for nic, mask in ends))
+
+    first, long = ~table.retested, table.count >= LONG * BURST
+    lasting = first & long & (table.slow >= ALWAYS * table.count)
+    throughout = first & slow_throughout(table)
+    slow_itself = 2 * of_nics(throughout) > of_nics(first)
+    collided = throughout & ~(slow_itself[ends[0][0]] | slow_itself[ends[1][0]])
+
+    slow_above = float(np.median(table.slow_above))
+    fast = of_nics(table.fast) / np.maximum(of_nics(table.count), 1)
+    own = share_of_constant(fast, min(noise, slow_above / SAMPLE_ERRORS), slow_above, tolerance)
+    found = SlowShares(cover, owner, shown, lasting | collided, own, loaded)
+    return [found] if long[collided].all() else [found, found.but(lasting | (collided & long))]
+
+
+def slow_throughout(table: Observations) -> Mask:
+    """Return the rows whose good samples are slow too, by half as much as a slow sample."""
+    return np.asarray(table.good_level > table.slow_above / 2)
 
 
 def slow_both_ways(table: Observations, ranks: int) -> Ints:

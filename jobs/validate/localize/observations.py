@@ -9,8 +9,11 @@ import numpy as np
 
 from jobs.measure.outliers import (
     ALWAYS,
+    GOOD_QUANTILE,
     Floats,
+    column_quantiles,
     group_medians,
+    is_late,
     row_medians,
     sample_noise,
     slow_sample_threshold,
@@ -29,7 +32,8 @@ class Observations:
 
     level: log(median / siblings' median). seconds, siblings: these medians. slow, count: slow samples, and
     all; fast: those faster than siblings. slow_level: median level of the slow samples. retested: measured
-    again without other traffic.
+    again without other traffic. good_level: of the quarter of the samples that is fastest, the slowest; 0
+    where few samples are slow.
     slow_above: the level above which a sample is slow. look: of a retest over a span, counted from 0.
     threshold: the level above which the row is slow. failed: ranks with failed measurements.
     """
@@ -42,6 +46,7 @@ class Observations:
     slow: Ints
     fast: Ints
     slow_level: Floats
+    good_level: Floats
     count: Ints
     slow_above: Floats
     look: Ints
@@ -99,6 +104,7 @@ COLUMNS = (
     "slow",
     "fast",
     "slow_level",
+    "good_level",
     "count",
     "slow_above",
     "look",
@@ -176,6 +182,9 @@ def tabulate(
     some = np.flatnonzero(slow)
     slow_level = np.zeros(len(level))
     slow_level[some] = np.log(row_medians(np.where(late[some], samples[some], np.nan))) - base[some]
+    many = np.flatnonzero(is_late(slow, count))
+    good_level = np.zeros(len(level))
+    good_level[many] = column_quantiles((np.log(samples[many]) - usual[many]).T, GOOD_QUANTILE)
     return Observations(
         a,
         b,
@@ -185,6 +194,7 @@ def tabulate(
         slow,
         fast,
         slow_level,
+        good_level,
         count,
         np.full(len(a), slow_above),
         look[good],

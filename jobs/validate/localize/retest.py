@@ -16,6 +16,7 @@ import numpy as np
 
 from jobs.measure.outliers import (
     ALWAYS,
+    GOOD_QUANTILE,
     LATE_SHARE,
     STANDARD_ERRORS,
     intermittence,
@@ -49,9 +50,6 @@ from jobs.validate.topology import Ints, Topology
 
 ALL_LOOKS = 1.0  # share of the looks in which one of many parts must be slow
 FEW = 2  # rows: the two directions of a pair that met once
-GOOD_QUANTILE = (
-    0.25  # of a part's measurements: a good one, if the part is slow for less than 75 % of the time
-)
 LEAST_FLOWS = 4  # of a look at an intermittent part: two partners, both ways
 LONG_STALL = 1.5  # times the level of a slow sample: a constant loss makes noisy samples as slow as that
 # If nothing is found, but noise could hide a part below this share of the critical factor, measure longer.

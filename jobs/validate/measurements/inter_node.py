@@ -22,7 +22,7 @@ from jobs.measure.outliers import (
     samples_to_clear,
 )
 from jobs.validate.localize.findings import gpu_of_nic
-from jobs.validate.localize.intermittent import SlowShares
+from jobs.validate.localize.intermittent import SlowShares, shares_of_nics
 from jobs.validate.localize.observations import Observations, Siblings, tabulate
 from jobs.validate.localize.retest import ChangingLooks, Confirmed, RungMeasurement, changing_looks, nic_of
 from jobs.validate.localize.set_cover import (
@@ -111,7 +111,7 @@ class InterNode(RungMeasurement):
         self.random = np.random.default_rng(plan.seed)
         self.at_once = max(topology.hosts // 4, min(topology.hosts // 2, 2))  # flows of a retest's round
         self.suspects = set(faults)  # ranks
-        self.shares: SlowShares | None = None
+        self.shares = list[SlowShares]()
         self.screened: Observations | None = None  # suspects that were cleared
         self.isolated: Observations | None = None
         self.flows: list[Ints] = []  # of `isolated`
@@ -656,11 +656,16 @@ class InterNode(RungMeasurement):
 
     def intermittent(self, cover: Cover) -> Suspect | None:
         """Return the NIC with the largest share of slow samples, if that is far above the usual share."""
-        if self.shares is None or self.shares.cover is not cover:
+        if not self.shares or self.shares[0].cover is not cover:
             loaded = [nic for nic, one in self.looks_at.items() if one.intermittence <= LOADED_UP_TO]
-            self.shares = SlowShares(cover, self.topology.owner, self.shown_by(cover.table), loaded)
+            shown = self.shown_by(cover.table)
+            self.shares = shares_of_nics(
+                cover, self.topology.owner, shown, self.noise, self.plan.tolerance, loaded
+            )
         proven = [nic for nic, looks in self.looks_at.items() if looks.is_sure]
-        return self.shares.suspect(max(PARTNERS, self.topology.hosts // 16), proven)
+        most = max(PARTNERS, self.topology.hosts // 16)
+        found = (shares.suspect(most, proven) for shares in self.shares)
+        return next((suspect for suspect in found if suspect is not None), None)
 
     def changing_looks(self, suspect: Suspect, cover: Cover) -> ChangingLooks:
         """As of `RungMeasurement`. Later retests of others do not change what was decided, unless they show

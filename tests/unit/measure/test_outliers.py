@@ -130,6 +130,77 @@ def test_what_is_slow_for_some_of_the_time() -> None:
     assert not outliers.is_intermittent(0.3, 0.02, partners=2, late=2)  # of two, either may be the one
 
 
+@pytest.mark.parametrize("mean", [0.7, 3.0, 40.0])
+@pytest.mark.parametrize("chance", [0.01, 1e-6])
+def test_the_limit_of_a_poisson_variable_is_the_exact_one(mean: float, chance: float) -> None:
+    def beyond(limit: int) -> float:
+        numbers = range(limit + 1, limit + 400)
+        return sum(math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) for count in numbers)
+
+    limit = int(outliers.poisson_limit(np.array([0.0, mean]), chance)[1])
+    assert beyond(limit) <= chance < beyond(limit - 1)
+
+
+def healthy_shares(
+    parts: int, usual: float, together: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Shares and counts of samples, of which so many are slow together, by chance."""
+    count = together * random.integers(400 // together, 800 // together, parts)
+    return together * random.binomial(count // together, usual) / count, count.astype(np.float64)
+
+
+@pytest.mark.parametrize("parts", [16, 1024])
+@pytest.mark.parametrize("usual", [0.003, 0.01, 0.03])
+@pytest.mark.parametrize("together", [2, 5, 10])
+def test_of_healthy_fleets_one_in_a_hundred_has_a_suspect_by_chance(
+    parts: int, usual: float, together: int
+) -> None:
+    random, runs, raised = np.random.default_rng(parts + together), 600, 0
+    for _ in range(runs):
+        share, count = healthy_shares(parts, usual, together, random)
+        raised += bool((share > outliers.intermittent_threshold(share, count)).any())
+    assert raised <= outliers.FALSE_SUSPECTS * runs + 3 * math.sqrt(outliers.FALSE_SUSPECTS * runs)
+
+
+def test_a_part_that_noise_nearly_hides_is_a_suspect() -> None:
+    """Of its samples a tenth is slow; of healthy ones 2.7 %, both directions together."""
+    random, runs, seen = np.random.default_rng(0), 400, 0
+    for _ in range(runs):
+        share, count = healthy_shares(128, 0.027, 2, random)
+        share[5] = 2 * random.binomial(350, 0.1) / 700
+        count[5] = 700
+        seen += bool(share[5] > outliers.intermittent_threshold(share, count)[5])
+    assert seen > 0.75 * runs
+
+
+def test_the_slow_samples_of_one_observation() -> None:
+    random = np.random.default_rng(1)
+    sizes = [outliers.samples_of_one(*healthy_shares(4096, 0.03, size, random)) for size in (1, 5, 20)]
+    assert sizes[0] == outliers.BOTH_WAYS
+    assert sizes[1] == pytest.approx(5, rel=0.4)
+    assert sizes[2] == outliers.BURST
+    few = np.array([0.01, 0.02, 0.03]), np.full(3, 400.0)
+    none = np.zeros(64), np.full(64, 400.0)
+    assert outliers.samples_of_one(*few) == outliers.samples_of_one(*none) == outliers.BURST
+
+
+def test_what_a_constant_loss_explains_makes_no_suspect() -> None:
+    """Of a part that is 7 % slower, normal noise of 3 % lifts a tenth of the samples above 10.5 %."""
+    random = np.random.default_rng(0)
+    level = random.normal(0, 0.03, (64, 20_000))
+    level[9] += 0.07
+    level[10] = np.where(random.random(20_000) < 0.3, level[10] + 0.25, level[10])
+    share, fast = (level > 0.105).mean(axis=1), (level < 0).mean(axis=1)
+    own = outliers.share_of_constant(fast, 0.03, 0.105, 0.07)
+    assert own[9] == pytest.approx(share[9], rel=0.1)
+    assert own[10] < 0.01
+    assert outliers.share_of_constant(np.zeros(1), 0.03, 0.105, 0.07)[0] == pytest.approx(own[9], rel=0.1)
+    count = np.full(64, 800.0)
+    over = np.flatnonzero(share > outliers.intermittent_threshold(share, count, own))
+    assert over.tolist() == [10]
+    assert (share > outliers.intermittent_threshold(share, count))[9]
+
+
 def test_drift_needs_a_difference_and_a_score() -> None:
     needed = outliers.score_needed(10)
     assert needed == 4.0
