@@ -18,7 +18,11 @@ from runner.report.stream_progress import StreamProgress
 
 def test_a_process_that_was_left_is_seen(tmp_path: Path) -> None:
     environment = {**os.environ, MARK: str(tmp_path)}
-    left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    left = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
+    assert left.stdout is not None
+    left.stdout.readline()  # /proc has no environment of a process that is about to be made
     try:
         assert left_running(tmp_path) == [left.pid]
         assert alive(left.pid)
