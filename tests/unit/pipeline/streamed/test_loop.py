@@ -27,7 +27,7 @@ from runner.report.spans import STAGES, Spans
 from runner.storage.formats.registry import open_sink, open_source
 from runner.world.world import single_rank_world
 
-PATIENCE = 10  # seconds after which a thread that waits for others fails its test
+PATIENCE = 60  # seconds after which a thread that waits for others fails its test
 Act = Callable[[int], None]
 
 
