@@ -101,8 +101,8 @@ def test_any_rank_at_any_moment(steps: Site, last: Any, seed: int) -> None:
 
 def test_chunks_that_are_complete_are_not_made_again(site: Site) -> None:
     words = site.words(2)
-    process = site.begin([*words[:2], *GO_ON, *words[2:]], STAGE="hold,1,6")
-    wait_for(lambda: site.failing and len(site.done) > 3)
+    process = site.begin([*words[:2], *GO_ON, *words[2:]], STAGE="hold,1,7")
+    wait_for(lambda: site.failing and len(site.done) > 3)  # three are under way
     first = (site.notes / "pid-0").read_text()
     os.kill(int((site.notes / "pid-1").read_text()), signal.SIGKILL)
     wait_for(lambda: (site.notes / "pid-0").read_text() not in ("", first))  # who goes on does not hold
