@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
-ATTEMPTS = 20  # looks at segments that a process still maps; one second in total
+ATTEMPTS = 20  # looks at segments that a process still uses; one second in total
 LOOK_INTERVAL = 0.05  # seconds between two looks
 OF_MPI = ("mpich_shm_", "mpich_shar_", "ucx_shm_", "sm_segment.", "vader_segment.")
-NEW = 60.0  # seconds for which a segment that no process maps stays
+NEW = 60.0  # seconds for which a segment that no process uses stays
 NAMES = (*OF_MPI, "meshrun_")  # the last: flight recorders
 
 
@@ -31,41 +31,39 @@ def segments(folder: Path = FOLDER) -> set[Path]:
 
 
 def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
-    """Remove the segments created since `before` that no process maps at two successive looks.
-
-    One look is not enough: a rank of another run maps a segment a moment after it creates it.
-    """
-    unmapped: set[Path] = set()
+    """Remove the segments created since `before`, except those that another run uses."""
     for _ in range(ATTEMPTS):
         new = segments(folder) - before
-        if not new:
-            return
-        unmapped_before, unmapped = unmapped, new - _mapped(new)
-        for path in unmapped & unmapped_before:
+        used = _used(new) if new else set()
+        for path in new - used:
             path.unlink(missing_ok=True)
-        if unmapped_before == new:
+        if not used:
             return
-        time.sleep(LOOK_INTERVAL)  # a killed rank that is still exiting may map some
+        time.sleep(LOOK_INTERVAL)  # used, most likely, by a killed rank that is still exiting
 
 
 def remove_stale(found: set[Path]) -> None:
-    """Remove those of MPI's segments `found` that no process maps, of runs whose command was killed.
+    """Remove those of MPI's segments `found` that no process uses, of runs whose command was killed.
 
-    New ones stay: they may belong to a run that is starting, and be mapped in a moment.
+    New ones stay: they may belong to a run that is starting.
     """
     now, old = time.time(), set()
     for path in found:
         with contextlib.suppress(OSError):  # removed in between
             if path.name.startswith(OF_MPI) and now - path.stat().st_mtime > NEW:
                 old.add(path)
-    for path in old - _mapped(old) if old else ():
+    for path in old - _used(old) if old else ():
         path.unlink(missing_ok=True)
 
 
-def _mapped(paths: set[Path]) -> set[Path]:
-    mapped = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+def _used(paths: set[Path]) -> set[Path]:
+    """Those that a process has open or maps, in this order: a rank creates a segment, maps it, closes it."""
+    used = set()
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # ended in between, or another user's
-            text = maps.read_text(errors="replace")
-            mapped |= {path for path in paths if str(path) in text}
-    return mapped
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed in between
+                    used |= paths & {Path(os.readlink(descriptor))}
+            text = (process / "maps").read_text(errors="replace")
+            used |= {path for path in paths if str(path) in text}
+    return used

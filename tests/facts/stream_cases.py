@@ -45,7 +45,7 @@ def run_on(
         chosen = Options(**options, stream=stream)
         return run(job, source, target, parameters or {}, chosen, world=world)
 
-    return run_ranks(ranks, rank, timeout=20)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 class PoisoningHost(HostEngine):

@@ -2,6 +2,7 @@
 
 The variable STAGE is "PLACE,RANK,STEP": where, on which rank, in the step that follows so many, or in the
 checkpoint after so many. A variable, because a parameter would make it another run, which nobody resumes.
+HOLD_AT: the step that follows so many waits for the note `go`, so that a test which comes late finds ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from runner.storage.formats.flat import FlatSink
 notes = Path(os.environ["MESHRUN_TEST_RUN"])
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
 place, victim, when = os.environ.get("STAGE", "nowhere,0,0").split(",")
-pause = float(os.environ.get("PAUSE", "0"))
+pause, hold_at = float(os.environ.get("PAUSE", "0")), int(os.environ.get("HOLD_AT", "-1"))
 (notes / f"pid-{rank}").write_text(str(os.getpid()))
 taken = [0]
 
@@ -83,6 +84,8 @@ def march(field: Any, clock: Any) -> Any:
     (notes / f"next-{rank}").write_text(str(done))
     os.replace(notes / f"next-{rank}", notes / f"at-{rank}")  # whoever reads it finds a number
     time.sleep(pause)
+    while done == hold_at and not (notes / "go").exists():
+        time.sleep(0.01)
     if place == "step" and rank == int(victim) and done == int(when):
         die()
     if place == "limit" and done == int(when):

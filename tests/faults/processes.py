@@ -23,7 +23,8 @@ from launch.supervise import shared_memory
 from runner.errors import MeshrunError
 
 DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
-FEW_CORES = re.compile(r"meshrun: warning: [\d,]+ ranks share \d+ cores")
+FEW_CORES = re.compile(r"meshrun: warning: ([\d,]+ ranks share \d+ cores|ranks are bound to a single core)")
+PROGRESS = re.compile(r"meshrun: [^:]+(: verify)?: \d+ %[ ;]")  # every 5 s, without a terminal
 MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
 
 
@@ -142,8 +143,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def of_the_run(errors: str) -> str:
-    """stderr without the line that a machine of few cores gets."""
-    return "".join(line for line in errors.splitlines(keepends=True) if not FEW_CORES.match(line))
+    """stderr without the lines that a machine of few cores, or a busy one, gets."""
+    lines = errors.splitlines(keepends=True)
+    return "".join(line for line in lines if not FEW_CORES.match(line) and not PROGRESS.match(line))
 
 
 def own_lines(errors: str) -> list[str]:

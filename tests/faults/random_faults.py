@@ -595,8 +595,11 @@ def statuses(case: Case, ended: Ended) -> frozenset[int]:
     return command.lost
 
 
+PROGRESS = re.compile(r"meshrun: [^:]+(: verify)?: \d+ %[ ;]")  # every 5 s of a run on a busy machine
+
+
 def own_lines(errors: str) -> list[str]:
-    lines = [line for line in errors.splitlines() if line.strip()]
+    lines = [line for line in errors.splitlines() if line.strip() and not PROGRESS.match(line)]
     return [line for line in lines if not line.startswith(("meshrun: warning: ", "[hwloc"))]
 
 

@@ -20,10 +20,25 @@ pytestmark = [
 
 # Loaded by a rank before MPI_Init, as any user's file is.
 BEFORE_MPI = """
-import os, signal
+import os, signal, time
+from pathlib import Path
 import meshrun
+
+leaving = Path("..", "leaving")
+
+def leave():
+    leaving.write_text(str(os.getpid()))
+    os._exit(0)
+
+def await_leaving():
+    while not (pid := leaving.read_text() if leaving.exists() else ""):
+        time.sleep(0.01)
+    while Path("/proc", pid).exists():
+        time.sleep(0.01)
+
 if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
     {fault}
+{others}
 
 @meshrun.map_blocks
 def same(block):
@@ -60,16 +75,20 @@ def ended(folder: Path, text: str, *options: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "others", "said"),
     [
-        ("os._exit(0)", r"\[rank 1, host \S+\] ended before all ranks were connected"),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", r"\[rank 1, host \S+\] is stopped"),
+        # While another rank is in MPI_Init, Open MPI's launcher would notice, and end the run at once.
+        ("leave()", "await_leaving()", r"\[rank 1, host \S+\] ended before all ranks were connected"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "", r"\[rank 1, host \S+\] is stopped"),
     ],
+    ids=["exit", "stop"],
 )
 def test_a_rank_that_never_reaches_mpi_ends_the_run_and_is_named(
-    tmp_path: Path, fault: str, said: str
+    tmp_path: Path, fault: str, others: str, said: str
 ) -> None:
-    status, lines = ended(tmp_path, BEFORE_MPI.format(fault=fault), "--start-timeout", "3")
+    text = BEFORE_MPI.format(fault=fault, others=others)
+    (tmp_path / "run").mkdir()
+    status, lines = ended(tmp_path / "run", text, "--start-timeout", "3")
     assert status == 1
     assert re.search(rf"meshrun: {said}.*not all ranks started within 3 s.*--start-timeout", lines[0]), lines
 

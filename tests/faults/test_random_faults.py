@@ -144,8 +144,10 @@ def test_what_is_left_is_noticed(where: Site) -> None:
 
 def test_a_process_that_is_left_is_noticed_and_ended(where: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random_faults, "GONE", 0.1)
-    words = [sys.executable, "-c", "input()"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, env=where.environment()) as process:
+    words, pipe = [sys.executable, "-c", "print(flush=True); input()"], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, env=where.environment()) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # /proc has no environment of a process that is about to be made
         (found,) = survivors(where, FAILED)
         assert found.startswith(f"{process.pid} ")
         assert process.wait(30) == -9

@@ -87,11 +87,12 @@ def test_what_is_said(steps: Site) -> None:
 def test_any_rank_at_any_moment(steps: Site, last: Any, seed: int) -> None:
     chance = random.Random(seed)
     victim, pause = chance.randrange(4), chance.uniform(0, 0.5)
-    process = steps.begin(["-n", "4", *GO_ON, *RUN], PAUSE="0.02")
+    process = steps.begin(["-n", "4", *GO_ON, *RUN], PAUSE="0.02", HOLD_AT=str(STEPS - 1))
     wait_for((steps.notes / f"at-{victim}").exists)
     time.sleep(pause)
     (steps.notes / "failing-now").touch()
     os.kill(int((steps.notes / f"pid-{victim}").read_text()), signal.SIGKILL)
+    (steps.notes / "go").touch()
     status, lines = steps.end(process)
     assert status == 0, lines
     assert killed(lines[0], victim)
@@ -100,10 +101,12 @@ def test_any_rank_at_any_moment(steps: Site, last: Any, seed: int) -> None:
 
 def test_chunks_that_are_complete_are_not_made_again(site: Site) -> None:
     words = site.words(2)
-    process = site.begin([*words[:2], *GO_ON, *words[2:]], PAUSE="0.03")
-    wait_for(lambda: len(site.done) > 3)
-    (site.notes / "failing-now").touch()
+    process = site.begin([*words[:2], *GO_ON, *words[2:]], STAGE="hold,1,7")
+    wait_for(lambda: site.failing and len(site.done) > 3)  # three are under way
+    first = (site.notes / "pid-0").read_text()
     os.kill(int((site.notes / "pid-1").read_text()), signal.SIGKILL)
+    wait_for(lambda: (site.notes / "pid-0").read_text() not in ("", first))  # who goes on does not hold
+    (site.notes / "go").touch()
     status, lines = site.end(process)
     assert status == 0, lines
     assert killed(lines[0], 1)

@@ -21,7 +21,6 @@ import pytest
 from processes import DEADLOCK, MARK, launcher_problem, left_running
 
 from runner.recorder import ring
-from runner.recorder.process import process_state
 
 pytestmark = [
     pytest.mark.skipif(launcher_problem() is not None, reason=str(launcher_problem())),
@@ -99,23 +98,15 @@ def stall(trial: Trial, folder: Path) -> Outcome:
         timeout=DEADLOCK,
         check=False,
     )
-    return Outcome(
-        done.returncode, done.stdout + done.stderr, [*map(str, left_running(folder)), *files_of_dead_ranks()]
-    )
+    left = [*map(str, left_running(folder)), *recorders_left(folder)]
+    return Outcome(done.returncode, done.stdout + done.stderr, left)
 
 
-def files_of_dead_ranks() -> list[str]:
-    """Recorders that are left behind; other tests run at the same time, and have living ranks."""
-    for _ in range(10):
-        found = [
-            str(path)
-            for path in ring.files_of()
-            if (about := ring.about_of(path)) and process_state(about["pid"], about["start"]) == "dead"
-        ]
-        if not found:
-            break
-        time.sleep(0.2)
-    return found
+def recorders_left(folder: Path) -> list[str]:
+    """Those of this run's ranks; other tests run at the same time, and kill ranks and launchers of theirs."""
+    ranks = {int(path.read_text()) for path in folder.glob("pid-*")}
+    assert ranks
+    return [str(path) for path in ring.files_of() if (about := ring.about_of(path)) and about["pid"] in ranks]
 
 
 def trials(seed: int, count: int) -> list[Trial]:

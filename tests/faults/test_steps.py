@@ -117,7 +117,7 @@ def test_a_rank_that_is_killed_at_any_moment_costs_at_most_one_interval(
 ) -> None:
     chance, before = random.Random(seed), content(site.work)
     victim, moment = chance.randrange(2), chance.randrange(EVERY + 1, STEPS - EVERY)
-    process = site.begin(["-n", "2", *RUN, *FILM], PAUSE="0.01")
+    process = site.begin(["-n", "2", *RUN, *FILM], PAUSE="0.01", HOLD_AT=str(STEPS - 1))
     wait_for(lambda: steps_at(site, victim) >= moment)
     time.sleep(chance.random() * 0.02)
     (site.notes / "failing-now").touch()
@@ -252,7 +252,7 @@ def test_killed_before_its_first_checkpoint_the_run_begins_anew(
 
 def test_an_interrupted_run_says_how_to_continue(site: Site, states: list[np.ndarray[Any, Any]]) -> None:
     before = content(site.work)
-    process = site.begin(["-n", "2", *RUN, *FILM], PAUSE="0.02")
+    process = site.begin(["-n", "2", *RUN, *FILM], HOLD_AT=str(STEPS - 1))
     wait_for(lambda: steps_at(site, 0) >= EVERY)
     (site.notes / "failing-now").touch()
     process.send_signal(signal.SIGINT)

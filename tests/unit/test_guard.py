@@ -31,10 +31,12 @@ def run_pytest(folder: Path, tests: str, *words: str) -> subprocess.CompletedPro
 
 HANGS = """
 import threading
+import pytest
 
 def test_hang():
     threading.Event().wait()
 
+@pytest.mark.timeout(60)  # of a busy machine
 def test_after():
     pass
 """

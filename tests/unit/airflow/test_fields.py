@@ -251,7 +251,7 @@ def test_a_snapshot_is_written_while_further_steps_run(
     write, advance, advanced = FieldFile.write, Stepper.advance, threading.Event()
 
     def late(self: FieldFile, *values: Any) -> None:
-        assert advanced.wait(30)
+        assert advanced.wait(60)
         write(self, *values)
 
     def take(self: Stepper, steps: int, *, last: bool = False) -> None:

@@ -96,12 +96,12 @@ def test_other_threads_go_on_meanwhile() -> None:
     noting, entered, left = Noting(), threading.Event(), threading.Event()
 
     def other() -> None:
-        entered.wait(10)
+        entered.wait(60)
         left.set()
 
     def wait() -> int:
         entered.set()
-        return 0 if left.wait(10) else 1
+        return 0 if left.wait(60) else 1
 
     thread = threading.Thread(target=other)
     thread.start()

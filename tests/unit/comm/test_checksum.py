@@ -45,7 +45,7 @@ def caught(size: int, body: Callable[[World], Any], choice: Checksum, fault: str
                 control.abort(1)
             return failure
 
-    return run_ranks(size, rank, timeout=20)
+    return run_ranks(size, rank)
 
 
 # Right runs.
@@ -351,7 +351,7 @@ def test_device_arrays_are_checked_by_the_kernel(library: Path, fault: str) -> N
             control.abort(1)
             return failure
 
-    found = run_ranks(2, rank, timeout=20)
+    found = run_ranks(2, rank)
     assert any(isinstance(one, Damaged) for one in found) == (fault != "none"), found
     if fault in ("bit", "old"):
         assert isinstance(found[1], Damaged)

@@ -41,7 +41,7 @@ def one_kernel_at_a_time(kernels_on_host: None, monkeypatch: pytest.MonkeyPatch)
 
 
 def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
-    return run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)), timeout=20)
+    return run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])

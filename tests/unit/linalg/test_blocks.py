@@ -39,7 +39,7 @@ def on_ranks(ranks: int, a: Array, b: Array, *, queued: bool = False, **options:
 
         return meshrun.matmul(part(a) if a.ndim == 2 else a, part(b), world=world, **options)
 
-    return run_ranks(ranks, rank, timeout=20)
+    return run_ranks(ranks, rank)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])

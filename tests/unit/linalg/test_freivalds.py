@@ -35,7 +35,7 @@ def check(
             open_world("cpu", control=control), sources[:2], sources[2], "sample", precision=precision
         )
 
-    return run_ranks(ranks, rank, timeout=20)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 def factors(dtype: str, shape: tuple[int, int, int] = (60, 400, 50)) -> tuple[Array, Array, Array]:

@@ -127,7 +127,7 @@ def test_the_models_bytes_are_those_that_move(
         record = run(matmul, files, [tmp_path / "c.npy"], {"algorithm": algorithm}, Options(), world=world)
         return counted.received, counted.messages, record["result"]["received"]
 
-    moved = run_ranks(ranks, rank, timeout=20)
+    moved = run_ranks(ranks, rank)
     layout = choose(MatmulProblem(*shape, 8, 8, 8), ranks, AMPLE, algorithm)[0]
     assert max(received for received, _, _ in moved) == layout.received
     assert {messages for _, messages, _ in moved} == {layout.messages}

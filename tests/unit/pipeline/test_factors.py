@@ -36,7 +36,7 @@ def run_on(
             world.backend = QueuedBackend()
         return run(job, sources, targets, {}, Options(**options), world=world)
 
-    return run_ranks(ranks, rank, timeout=20)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 def check(case: Case, ranks: int, **options: Any) -> dict[str, Any]:

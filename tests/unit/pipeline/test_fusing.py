@@ -576,13 +576,13 @@ def test_ranks_that_are_threads_hide_what_a_trial_prints_and_nothing_else() -> N
 
     def trial(rank: int) -> None:
         if rank == 1:
-            entered[0].wait(10)
+            entered[0].wait(60)
         with hide_output():
             entered[rank].set()
             if rank == 0:
                 entered[1].wait(0.2)  # where both can be inside, the first leaves first
             else:
-                left[0].wait(10)
+                left[0].wait(60)
         left[rank].set()
 
     with ThreadPoolExecutor(2) as threads:
@@ -687,7 +687,7 @@ def test_a_rank_without_a_compiler_decides_for_all(monkeypatch: pytest.MonkeyPat
         return Compiled(), "g++"
 
     monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
-    for (plain, fusion), failure in run_ranks(3, body, timeout=20):
+    for (plain, fusion), failure in run_ranks(3, body):
         assert plain.kernel is None
         assert fusion.why == "no C++ compiler on this host"
         assert isinstance(failure, UserError)

@@ -66,7 +66,7 @@ def test_an_input_that_changes_between_two_ranks_reads_is_refused(
 
     def in_turn(self: FlatSource, region: Any, target: Any) -> None:
         if region.start[0] > 0:
-            assert first_has_read.wait(10)
+            assert first_has_read.wait(60)
             change(self.path)
         read(self, region, target)
         first_has_read.set()

@@ -31,7 +31,7 @@ def run_simulated(job: Any, ranks: int, source: Path, target: Path | None, **opt
         world = open_world("cpu", control=control)
         return run(job, source, target, parameters, Options(**options), world=world)
 
-    return run_ranks(ranks, rank, timeout=20)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 def correlation(kernel: np.ndarray, halo: Any) -> Any:

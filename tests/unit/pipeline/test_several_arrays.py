@@ -68,7 +68,7 @@ def on_ranks(ranks: int, job: Any, inputs: Any, outputs: Any, **options: Any) ->
             world=open_world("cpu", control=control),
         )
 
-    return run_ranks(ranks, rank, timeout=20)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 @given(data=st.data())

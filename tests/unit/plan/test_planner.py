@@ -168,7 +168,7 @@ def decided_by_run(given: Facts) -> tuple[Chunks, int] | str | None:
         return found, buffers * given.options.under_way
 
     try:
-        answers = run_ranks(given.ranks, rank, timeout=20)
+        answers = run_ranks(given.ranks, rank)
     except UserError as error:
         return str(error)
     assert all(answer == answers[0] for answer in answers)

@@ -41,7 +41,7 @@ def stepped(folder: Path, ranks: int, choice: Checksum, fault: str = "", **more:
         except RunError as failure:
             return failure
 
-    return run_ranks(ranks, rank, timeout=20)
+    return run_ranks(ranks, rank)
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(1, {}), (3, {}), (3, {"overlap": True}), (4, {"grid": "2x2"})])

@@ -156,7 +156,7 @@ def test_ranks_draw_the_same_film(tmp_path: Path) -> None:
         return run(thaw, "warm", tmp_path / grid, {"hold": True}, options, world=world)
 
     for ranks in (1, 2):
-        record = run_ranks(ranks, rank, timeout=30)[0]
+        record = run_ranks(ranks, rank)[0]
         assert record["result"]["steps"] == 10
     for step in (0, 5, 10):
         name = f"frame-{step:06d}.png"

@@ -422,6 +422,7 @@ def test_close_waits_for_a_sync_under_way_and_does_not_begin_one(journal: Journa
     syncer.done(0)
     closer = threading.Thread(target=syncer.close)
     closer.start()
+    wait_until(syncer._ending.is_set)
     assert closer.is_alive()
     leave.set()
     closer.join()

@@ -56,7 +56,7 @@ def moved(folder: Path, job: Any, ranks: int, parameters: dict[str, Any]) -> lis
         world.grid = counted_grid  # type: ignore[method-assign]
         run(job, folder / "in.npy", folder / "out.npy", parameters, Options(), world=world)
 
-    run_ranks(ranks, rank, timeout=20)
+    run_ranks(ranks, rank)
     return [(one, messages) for one, messages in sent]
 
 

@@ -22,7 +22,7 @@ RANKS = [1, 2, 3, 5, 8]
 
 
 def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
-    return run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)), timeout=20)
+    return run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)))
 
 
 def real_input(name: str) -> str:

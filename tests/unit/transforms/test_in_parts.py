@@ -58,7 +58,7 @@ def on_ranks(ranks: int, case: Callable[[World], Any], queue: bool = False) -> l
             world.backend = Queue([])
         return case(world)
 
-    return run_ranks(ranks, rank, timeout=20)
+    return run_ranks(ranks, rank)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])

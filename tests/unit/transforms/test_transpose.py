@@ -39,7 +39,7 @@ def test_blocks_by_every_permutation(shape: tuple[int, ...], ranks: int) -> None
                 same(block, part(array.transpose(order), world, to_split))
                 assert block.flags.c_contiguous
 
-    run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)), timeout=20)
+    run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -142,7 +142,7 @@ def test_ranks_with_different_memory_take_the_passes_of_the_least(tmp_path: Path
         world = open_world("cpu", control=control)
         return run(transpose_job, tmp_path / "in.npy", tmp_path / "out.npy", {}, options, world=world)
 
-    record = run_ranks(3, rank, timeout=20)[0]
+    record = run_ranks(3, rank)[0]
     assert record["result"]["passes"] == 8
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), array.T)
 

@@ -20,7 +20,7 @@ SHAPES = [(6, 4), (7, 5, 3), (1, 9), (2, 1, 1), (0, 3), (3, 0, 2)]
 
 
 def on_ranks(ranks: int, case: Callable[[World], Any]) -> list[Any]:
-    return run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)), timeout=20)
+    return run_ranks(ranks, lambda comm: case(open_world("cpu", control=comm)))
 
 
 @RANKS

@@ -67,7 +67,7 @@ def test_where_one_rank_has_no_memory_no_rank_records_and_one_warning_says_so(
         allocate(*arguments)
 
     monkeypatch.setattr(os, "posix_fallocate", second_is_refused)
-    worlds = run_ranks(3, lambda comm: open_world("cpu", control=comm, record=""), timeout=20)
+    worlds = run_ranks(3, lambda comm: open_world("cpu", control=comm, record=""))
     assert all(isinstance(one.recorder, NoRecorder) for one in worlds)
     (warning,) = {sentence for one in worlds for sentence in one.warnings}
     assert re.search(r"\[rank \d, host .*\] no flight recorder, [^:]*: No space left on device", warning)

@@ -31,7 +31,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def finish(device: str) -> None:
     thread = preload.start(device)
     assert thread is not None
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

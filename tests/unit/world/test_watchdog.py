@@ -676,13 +676,28 @@ def test_a_silent_rank_0_is_not_waited_for(ends: Ends, monkeypatch: pytest.Monke
         dog.stop()
 
     run_ranks(3, rank_main)
-    assert [rank for rank, _ in ends.reports] == [1, 2]
+    assert sorted(rank for rank, _ in ends.reports) == [1, 2]
     for rank, text in ends.reports:
         assert text == (
             f"stuck: {SUM}, iteration 3: no progress for 0.5 s; [{names(3)[rank]}] had entered it and not "
             "finished; rank 0 does not answer: frozen or gone"
         )
     assert {rank for rank, _ in ends.exits} >= {"rank 1", "rank 2"}
+
+
+def test_without_rank_0_the_first_of_the_others_waits_least(ends: Ends) -> None:
+    """So that the launcher ends the others before they report."""
+
+    def rank_main(comm: ThreadComm) -> float:
+        dog = make(comm, ends)
+        comm.barrier()
+        dog.stop()
+        return dog._wait()
+
+    waits = run_ranks(4, rank_main)[1:]
+    assert waits == sorted(waits)
+    assert max(waits) < min(waits) + 3 / 4
+    assert len(set(waits)) == 3
 
 
 def test_a_rank_0_that_wakes_up_after_the_others_have_told_adds_nothing(

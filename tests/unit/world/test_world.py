@@ -275,7 +275,7 @@ def open_worlds(size: int, **options: Any) -> list[World]:
         me.rank = comm.rank
         return open_world(control=comm, **options)
 
-    return run_ranks(size, rank_main, timeout=20)
+    return run_ranks(size, rank_main)
 
 
 def failures(size: int, **options: Any) -> list[MeshrunError]:
@@ -289,7 +289,7 @@ def failures(size: int, **options: Any) -> list[MeshrunError]:
             return failure
         raise AssertionError(f"rank {comm.rank} went on alone")
 
-    return run_ranks(size, rank_main, timeout=20)
+    return run_ranks(size, rank_main)
 
 
 def test_places_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -538,7 +538,7 @@ def test_a_failure_that_is_not_ours_is_raised_by_all(
         assert "in fail\n" in traceback_of(caught.value)
         return describe(caught.value)
 
-    (told,) = set(run_ranks(3, rank_main, timeout=10.0))
+    (told,) = set(run_ranks(3, rank_main))
     assert told.startswith(f"[rank {0 if step == 'on_root' else 1}, host ")
     assert "test_world.py:" in told, "where it was raised, on ranks that have not raised it too"
 

@@ -13,8 +13,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -311,26 +312,56 @@ def test_a_program_that_is_missing_is_named(machine: Path) -> None:
     assert "all_reduce: meshrun did not start" in done.stderr
 
 
-def test_no_round_begins_that_would_not_fit(machine: Path) -> None:
-    stand_in(machine / "all_reduce_perf", "all_reduce", body="time.sleep(2)")
-    done = run(machine, "--rounds", "9", "--budget-seconds", "4")
+def test_no_round_begins_that_would_not_fit(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rounds of 2 s are 4 of 5."""
+    now, ends = [100.0], []
+
+    def take_turn(turn: Any, number: int, cycles: int, environment: Any, end: float) -> None:
+        ends.append(end)
+        now[0] += 2
+
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(script, "take_turn", take_turn)
+    assert len(list(script.take_turns({"all_reduce": script.Turns({})}, 9, 1, 5.0, {}))) == 2
+    assert ends == [105.0] * 2
+    assert "out of time before round 3 of all_reduce" in capsys.readouterr().err
+
+
+def test_without_time_nothing_is_measured(machine: Path) -> None:
+    done = run(machine, "--budget-seconds", "-1")
     assert done.returncode == 0, done.stderr
-    assert "out of time before round 2 of all_reduce" in done.stderr
-    assert json.loads((machine / "out").read_text())["operations"]["all_reduce"]["rounds"] == 1
+    assert "out of time before round 1 of all_reduce" in done.stderr
+    assert not (machine / "log").exists()
 
 
-def test_a_program_that_hangs_is_ended_with_its_children(machine: Path) -> None:
+def test_a_program_that_hangs_is_ended_with_its_children(
+    side: ModuleType, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its time is up when there are two of it."""
     body = f"os.fork(); Path({str(machine)!r}, str(os.getpid())).touch(); time.sleep(100)"
     stand_in(machine / "all_reduce_perf", "all_reduce", body=body)
-    done = run(machine, "--budget-seconds", "2")
-    assert done.returncode == 1
-    assert "nccl-tests was stopped" in done.stderr
-    children = [int(path.name) for path in machine.iterdir() if path.name.isdigit()]
-    assert len(children) == 2
-    give_up = time.monotonic() + 20
-    while any(alive(child) for child in children) and time.monotonic() < give_up:
-        time.sleep(0.05)
-    assert not any(alive(child) for child in children)
+
+    def children() -> list[int]:
+        return [int(path.name) for path in machine.iterdir() if path.name.isdigit()]
+
+    class Hanging(subprocess.Popen):  # type: ignore[type-arg]
+        def communicate(self, input: Any = None, timeout: float | None = None) -> Any:
+            wait_for(lambda: len(children()) == 2)
+            return super().communicate(input, 0 if timeout == 7 else timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Hanging)
+    with pytest.raises(side.Failed, match="nccl-tests was stopped: not done in the 7 s that were left"):
+        side.output_of("nccl-tests", [str(machine / "all_reduce_perf")], os.environ, 7.0)
+    wait_for(lambda: not any(map(alive, children())))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
 
 
 def alive(process: int) -> bool:

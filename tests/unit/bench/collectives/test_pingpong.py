@@ -81,7 +81,7 @@ def played(on_ranks: Any, tmp_path: Path) -> Callable[..., list[dict[str, Any]]]
             except pingpong.WrongResults as wrong:
                 return wrong  # every rank ends in order, and rank 0 has printed everything
 
-        done = on_ranks(ranks, body, wrap=wrap, timeout=20)
+        done = on_ranks(ranks, body, wrap=wrap)
         if isinstance(done[0], pingpong.WrongResults):
             assert {str(wrong) for wrong in done} == {str(done[0])}
             raise done[0]

@@ -207,7 +207,7 @@ def test_what_not_every_number_of_ranks_can_do_all_ranks_hear_of(
         assert refused.value.everywhere
         return str(refused.value)
 
-    sentences = on_ranks(ranks, body, timeout=10)
+    sentences = on_ranks(ranks, body)
     assert all(text in sentence for sentence in sentences)
 
 

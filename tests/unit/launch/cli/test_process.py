@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,10 +211,9 @@ def test_ranks_take_names_that_are_no_utf8(tmp_path: Path, script: str) -> None:
     np.testing.assert_array_equal(np.load(place / "out\udcff.npy"), np.arange(4096.0).reshape(512, 8) + 1)
     done = run(*ranks, "none\udcff.npy", "out.npy", "--expression", "x", cwd=place)
     assert done.returncode == 2
-    assert (
-        done.stderr
-        == "meshrun: cannot read none\\xff.npy: got nothing there, expected an array file. Try: ls .\n"
-    )
+    few_cores = re.compile("meshrun: warning: .* cores?[:,]")
+    (told,) = (line for line in done.stderr.splitlines() if not few_cores.match(line))
+    assert told == "meshrun: cannot read none\\xff.npy: got nothing there, expected an array file. Try: ls ."
     names = {"in\udcff.npy", "out\udcff.npy", "t\udcff.html", "r\udcff.json"}
     assert {path.name for path in place.iterdir()} == names
 

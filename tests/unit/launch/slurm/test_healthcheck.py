@@ -435,8 +435,8 @@ def test_only_one_at_a_time_on_a_node(played: Played) -> None:
             assert job.poll() is None, "a job's check waits"
             assert len(played.told("meshrun")) == 1
             played.write("go", "")
-            assert job.communicate(timeout=30)[0] == IS_OK
-        assert first.communicate(timeout=30)[0] == IS_OK
+            assert job.communicate(timeout=60)[0] == IS_OK
+        assert first.communicate(timeout=60)[0] == IS_OK
     assert len(played.told("meshrun")) == 2
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,12 @@ def segment(folder: Path, name: str) -> Path:
     path = folder / name
     path.write_bytes(bytes(mmap.PAGESIZE))
     return path
+
+
+def mapped(path: Path) -> mmap.mmap:
+    """The segment in memory, whose file is closed, as by MPI."""
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
 
 
 def test_only_mpis_segments_count(folder: Path) -> None:
@@ -49,7 +54,7 @@ def test_new_and_unused_segments_go(folder: Path) -> None:
     before = shared_memory.segments(folder)
     new = segment(folder, "mpich_shm_new")
     used = segment(folder, "mpich_shm_used")
-    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+    with mapped(used):
         shared_memory.remove_orphans(before, folder)
     assert old.exists()
     assert used.exists()
@@ -62,33 +67,31 @@ def test_old_and_unused_segments_of_mpi_go(folder: Path) -> None:
     for path in folder.iterdir():
         os.utime(path, (0, time.time() - shared_memory.NEW - 1))
     new = segment(folder, "mpich_shm_new")
-    with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+    with mapped(used):
         shared_memory.remove_stale(shared_memory.segments(folder))
     assert set(folder.iterdir()) == {recorder, nccls, used, new}
     assert not stale.exists()
     assert not open_mpis.exists()
 
 
-def test_a_segment_of_a_rank_that_is_going_is_waited_for(folder: Path) -> None:
-    before = shared_memory.segments(folder)
-    leaving = segment(folder, "mpich_shm_leaving")
-    with leaving.open("r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 0)
-        threading.Timer(0.2, mapped.close).start()
-        shared_memory.remove_orphans(before, folder)
-    assert not leaving.exists()
-
-
-def test_a_segment_that_another_run_maps_a_moment_after_creation_stays(
+def test_a_segment_of_a_rank_that_is_going_is_waited_for(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = shared_memory.segments(folder)
+    leaving = segment(folder, "mpich_shm_leaving")
+    with mapped(leaving) as memory:
+        looks = iter((lambda: None, lambda: None, memory.close))
+        monkeypatch.setattr(time, "sleep", lambda _: next(looks)())
+        shared_memory.remove_orphans(before, folder)
+        assert memory.closed
+    assert not leaving.exists()
+
+
+def test_a_segment_that_another_run_has_created_and_not_mapped_yet_stays(folder: Path) -> None:
+    """A busy machine may take a break between the two."""
+    before = shared_memory.segments(folder)
     left, theirs = segment(folder, "mpich_shm_left"), segment(folder, "mpich_shm_theirs")
-    with theirs.open("r+b") as file:
-        mapped: list[mmap.mmap] = []
-        monkeypatch.setattr(time, "sleep", lambda _: mapped.append(mmap.mmap(file.fileno(), 0)))
+    with theirs.open("r+b"):
         shared_memory.remove_orphans(before, folder)
         assert theirs.exists()
         assert not left.exists()
-        for one in mapped:
-            one.close()

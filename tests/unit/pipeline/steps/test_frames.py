@@ -52,7 +52,7 @@ def filmed(
         chosen = Options(device="cpu", steps=of_steps, stream=stream)
         return run(job, inputs[:count], outputs[:count], {}, chosen, world=world)
 
-    return run_ranks(ranks, rank, timeout=30)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 def colored(field: Any, low: float, high: float, colors: str = "viridis") -> Any:

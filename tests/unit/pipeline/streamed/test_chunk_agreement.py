@@ -94,9 +94,7 @@ def test_ranks_of_a_host_share_its_memory_and_agree(
 ) -> None:
     # 100 rows on 3 ranks: 34, 33, 33. All decide as the rank with the most.
     memory(HOST_SHARE * 3 * (34 * 6 * 8 * 2 - missing))
-    answers = run_ranks(
-        3, lambda control: asked(source, world=open_world("cpu", control=control)), timeout=20
-    )
+    answers = run_ranks(3, lambda control: asked(source, world=open_world("cpu", control=control)))
     assert answers == [bool(missing)] * 3
 
 
@@ -259,7 +257,6 @@ def test_every_rank_has_chunks_for_all_its_slots() -> None:
     rows = run_ranks(
         2,
         lambda control: rows_of(task((100, 6)), world=open_world("cpu", control=control), depth=4),
-        timeout=20,
     )
     assert rows == [13, 13]
 
@@ -290,7 +287,7 @@ def test_the_rank_with_the_least_memory_decides_for_all() -> None:
         size = 3 * 96 * (5 if control.rank == 1 else 9)
         return rows_of(task(), world=open_world("cpu", control=control), host_memory=size)
 
-    assert run_ranks(3, rows, timeout=20) == [5, 5, 5]
+    assert run_ranks(3, rows) == [5, 5, 5]
 
 
 def test_an_unfinished_runs_chunks_are_kept_whatever_is_asked() -> None:
@@ -413,7 +410,7 @@ def test_ranks_beside_share_what_options_do_not_say(memory: Callable[[int], None
 
     halves, whole = MemoryUse(12000 // HOST_SHARE // 2, 0), MemoryUse(12000 // HOST_SHARE, 0)
     told = MemoryUse(55, 0)
-    assert run_ranks(3, share, timeout=20) == [(halves, told), (halves, told), (whole, told)]
+    assert run_ranks(3, share) == [(halves, told), (halves, told), (whole, told)]
 
 
 # ---- what makes two runs the same

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,7 @@ from runner.report.spans import STAGES, Spans
 from runner.storage.formats.registry import open_sink, open_source
 from runner.world.world import single_rank_world
 
-PATIENCE = 10  # seconds after which a thread that waits for others fails its test
+PATIENCE = 60  # seconds after which a thread that waits for others fails its test
 Act = Callable[[int], None]
 
 
@@ -220,7 +221,10 @@ def test_a_thread_that_cannot_join_is_a_failure(depth: int) -> None:
 
 @pytest.mark.parametrize("where", ["finished", "idle", "dealt"])
 def test_a_failure_of_who_called_is_raised(where: str) -> None:
+    failed = threading.Event()
+
     def fail(*_: Any) -> None:
+        failed.set()
         raise Broken(where)
 
     def dealer() -> Iterator[int]:
@@ -230,23 +234,28 @@ def test_a_failure_of_who_called_is_raised(where: str) -> None:
 
     def read(number: int) -> None:
         if where == "idle":
-            time.sleep(0.3)
+            assert failed.wait(PATIENCE)
 
     more = {} if where == "dealt" else {where: fail}
     with pytest.raises(Broken, match=where):
         flow(Scripted(read=read), dealer(), **more)
 
 
-def test_the_first_failure_is_the_one_that_is_raised() -> None:
+def test_the_first_failure_is_the_one_that_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     first = threading.Event()
+
+    class Events(SimpleQueue):  # type: ignore[type-arg]
+        def put(self, event: Any) -> None:  # type: ignore[override]
+            super().put(event)
+            first.set()
 
     def fail(number: int) -> None:
         if number == 1:
-            first.set()
             raise Broken("first")
         assert first.wait(PATIENCE)
-        time.sleep(0.1)
         raise Broken("second")
+
+    monkeypatch.setattr("runner.pipeline.streamed.loop.SimpleQueue", Events)
 
     with pytest.raises(Broken, match="first"):
         flow(Scripted(read=fail), range(4), depth=2, threads=2)

@@ -79,7 +79,7 @@ def on_ranks(ranks: int, inputs: Any, outputs: Any, job: Any = wave, **options: 
         world = open_world("cpu", control=control)
         return run(job, inputs, outputs, {}, Options(device="cpu", **options), world=world)
 
-    return run_ranks(ranks, rank, timeout=20)[0]
+    return run_ranks(ranks, rank)[0]
 
 
 def refused(inputs: Any, *outputs: Any, **options: Any) -> str:
