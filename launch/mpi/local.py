@@ -71,6 +71,7 @@ def start(
 def check_capacity(ranks: int) -> None:
     """Raise UserError for more ranks than fit into memory; warn about more ranks than cores."""
     from runner.errors import UserError, tell
+    from runner.report.units import counted
     from runner.system.host_memory import host_memory
 
     memory = host_memory()
@@ -83,7 +84,7 @@ def check_capacity(ranks: int) -> None:
         )
     if ranks > mpi_launcher.cores():
         tell(
-            f"warning: {ranks:,} ranks share {mpi_launcher.cores()} cores: "
+            f"warning: {ranks:,} ranks share {counted(mpi_launcher.cores(), 'core')}: "
             "starting and running take longer, and timings are not meaningful"
         )
 

@@ -23,7 +23,7 @@ from launch.supervise import shared_memory
 from runner.errors import MeshrunError
 
 DEADLOCK = 100  # seconds; nothing that is waited for takes a tenth of it on an idle machine
-FEW_CORES = re.compile(r"meshrun: warning: ([\d,]+ ranks share \d+ cores|ranks are bound to a single core)")
+FEW_CORES = re.compile(r"meshrun: warning: ([\d,]+ ranks share \d+ cores?|ranks are bound to a single core)")
 PROGRESS = re.compile(r"meshrun: [^:]+(: verify)?: \d+ %[ ;]")  # every 5 s, without a terminal
 MARK = "MESHRUN_TEST_RUN"  # in the environment of every process of a test
 

@@ -354,12 +354,18 @@ def test_as_many_ranks_as_cores_need_no_words(
     assert conducted
 
 
+@pytest.mark.parametrize(("cores", "said"), [(2, "2 cores"), (1, "1 core")])
 def test_more_ranks_than_cores_are_told_in_one_line(
-    conducted: list[int], capsys: pytest.CaptureFixture[str]
+    conducted: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    said: str,
 ) -> None:
+    monkeypatch.setattr("launch.mpi.launcher.cores", lambda: cores)
     assert main(["-n", "40", "selftest"]) == 0
     assert capsys.readouterr().err == (
-        "meshrun: warning: 40 ranks share 2 cores: starting and running take longer, "
+        f"meshrun: warning: 40 ranks share {said}: starting and running take longer, "
         "and timings are not meaningful\n"
     )
     assert conducted

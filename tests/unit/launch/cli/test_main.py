@@ -637,7 +637,7 @@ def test_a_working_directory_that_is_gone_is_one_sentence(
     gone.rmdir()
     assert main(words.split()) == status
     told = capsys.readouterr().err
-    of_the_machine = re.compile(r"meshrun: (mpi: |warning: 2 ranks share 1 cores: )")
+    of_the_machine = re.compile(r"meshrun: (mpi: |warning: 2 ranks share 1 core: )")
     lines = [line for line in told.splitlines() if not of_the_machine.match(line)]
     assert lines == [f"meshrun: the working directory is gone: got {gone}. Try: cd to one that exists"]
 
