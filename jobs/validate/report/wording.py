@@ -177,8 +177,10 @@ LOAD_COLUMNS = ("power W", "highest", "SM clock MHz", "lowest", "highest C", "me
 def load_rows(report: Report) -> list[tuple[str, ...]]:
     """Return the GPU, and a cell for each of LOAD_COLUMNS, of each rank; the lowest clocks first."""
 
+    members = {one.rank: one for one in report.members}
+
     def cells(one: LoadReadings) -> tuple[str, ...]:
-        member = find_member(report, one.rank)
+        member = members.get(one.rank)
         name = f"{member.host}, GPU {member.gpu}" if member else f"rank {one.rank}"
         power, clock = (one.power, one.highest_power), (one.clock, one.lowest_clock)
         figures = (*power, *clock, one.highest_temperature, one.highest_memory_temperature)
