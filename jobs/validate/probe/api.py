@@ -26,7 +26,7 @@ TENSOR_SAMPLE = 0.5  # seconds; without pauses between samples, so that clocks a
 TILE = 16  # sides of matrices are multiples of this
 
 
-def matrix_side(nbytes: int, itemsize: int = 4) -> int:
+def matrix_side(nbytes: int, itemsize: int) -> int:
     """Return the side of a square matrix of about `nbytes`, with elements of `itemsize` bytes."""
     length = math.isqrt(nbytes // itemsize)
     return length - (length % TILE if length > TILE else 0)
