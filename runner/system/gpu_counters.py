@@ -74,6 +74,9 @@ LINK_TRAFFIC = (
     (1024, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"),
     (1, "NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES", "NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES"),
 )
+# What a load changes, beside CALLS.
+LOAD_FIELDS = {"memory temperature": "NVML_FI_DEV_MEMORY_TEMP"}
+LOAD_CALLS = ("power", "SM clock", "temperature")
 MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")  # of the union, by nvmlValueType_t
 
 # MHz, degrees C, W. Clocks and PCIe generation of an idle GPU are low; its PCIe width is not.
@@ -131,6 +134,15 @@ def nvlink_traffic(uuid: str) -> dict[str, tuple[float, float]]:
             if len(counts) == 2:
                 found[f"NVLink {link}"] = (unit * counts["sent"], unit * counts["received"])
                 break
+    return found
+
+
+def load_readings(gpu: Any, nvml: Any) -> dict[str, float]:
+    """Power (W), SM clock (MHz) and temperatures (degrees C) of one GPU; those not reported are absent."""
+    found = _fields(gpu, LOAD_FIELDS, nvml)
+    for name in LOAD_CALLS:
+        with suppress(nvml.NVMLError):
+            found[name] = float(CALLS[name](nvml, gpu))
     return found
 
 

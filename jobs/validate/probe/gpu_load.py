@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from runner.errors import UserError
+from runner.system.gpu_counters import load_readings
 from runner.system.nvml import handle
 
 INTERVAL = 0.1  # seconds between two readings
 # Seconds before the first: NVML's power is the mean of a second, and clocks rise when work begins.
 SETTLING = 1.0
 THREAD = "readings of a GPU"
-# W, MHz, degrees C.
-READINGS: dict[str, Callable[[Any, Any], float]] = {
-    "power": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
-    "SM clock": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
-    "temperature": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-    "memory temperature": lambda nvml, gpu: _field(nvml, gpu, nvml.NVML_FI_DEV_MEMORY_TEMP),
-}
 
 
 @dataclass
@@ -71,9 +64,8 @@ class GpuLoad:
         if over.wait(SETTLING):
             return
         while True:
-            for name, call in READINGS.items():
-                with suppress(nvml.NVMLError):
-                    self._add(name, float(call(nvml, gpu)))
+            for name, value in load_readings(gpu, nvml).items():
+                self._add(name, value)
             if over.wait(INTERVAL):
                 return
 
@@ -81,10 +73,3 @@ class GpuLoad:
         one = self.readings.setdefault(name, LoadQuantity(0, 0.0, value, value))
         one.count, one.total = one.count + 1, one.total + value
         one.least, one.most = min(one.least, value), max(one.most, value)
-
-
-def _field(nvml: Any, gpu: Any, field: int) -> float:
-    (found,) = nvml.nvmlDeviceGetFieldValues(gpu, [field])
-    if found.nvmlReturn != nvml.NVML_SUCCESS:
-        raise nvml.NVMLError(found.nvmlReturn)
-    return float(found.value.uiVal)
