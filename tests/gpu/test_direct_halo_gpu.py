@@ -9,6 +9,7 @@ time slices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 import meshrun
 from runner.errors import RunError
+from runner.fuse.steps.layout import Neighbour, Sending
 from runner.pipeline.halo import direct
 from runner.pipeline.halo.direct import DirectHalos
 from runner.plan.halo import BOUNDARIES
@@ -170,9 +172,8 @@ def test_many_steps_of_a_function_that_fills_its_result(
 ) -> None:
     field = np.random.default_rng(4).integers(0, 2**32, (60, 70), np.uint32)
     world.on_root(lambda: np.save(folder / "a.npy", field))
-    options = Options(
-        device="cuda", overlap=overlap, steps=StepOptions(steps, halo="direct"), oversubscribe=True
-    )
+    taken = StepOptions(steps, halo="direct")
+    options = Options(device="cuda", overlap=overlap, fuse="off", steps=taken, oversubscribe=True)
     record = run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
     print(record["steps"])
     if steps > 100 and not overlap:
@@ -197,15 +198,26 @@ def test_a_late_rank_is_waited_for(world: World, folder: Path, monkeypatch: pyte
     test_many_steps_of_a_function_that_fills_its_result(world, folder, 20, False)
 
 
-def test_a_dead_neighbour_is_named(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 leaves its exchanges out."""
+@pytest.mark.parametrize("fuse", ["off", "require"])
+def test_a_dead_neighbour_is_named(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, fuse: Any
+) -> None:
+    """Rank 0 leaves its exchanges out, or its kernels of several steps tell nobody that they have ended."""
     monkeypatch.setattr(direct, "PATIENCE", 2.0)
-    fill = DirectHalos.fill
-    monkeypatch.setattr(
-        DirectHalos, "fill", lambda halos, blocks: None if world.rank == 0 else fill(halos, blocks)
-    )
-    raised = []
-    original = DirectHalos.check
+    sending, original = DirectHalos.sending, DirectHalos.check
+    nowhere, raised = cupy.zeros(1, np.uint64), []
+
+    def lost(neighbour: Neighbour | None) -> Neighbour | None:
+        return replace(neighbour, count=nowhere.data.ptr) if neighbour else None
+
+    def sent(halos: DirectHalos, blocks: Any) -> Sending | None:
+        found = sending(halos, blocks)
+        return replace(found, before=lost(found.before), after=lost(found.after)) if found else None
+
+    if world.rank == 0 and fuse == "off":
+        monkeypatch.setattr(DirectHalos, "fill", lambda halos, blocks: None)
+    elif world.rank == 0:
+        monkeypatch.setattr(DirectHalos, "sending", sent)
 
     def check(halos: DirectHalos) -> None:
         try:
@@ -216,9 +228,9 @@ def test_a_dead_neighbour_is_named(world: World, folder: Path, monkeypatch: pyte
     monkeypatch.setattr(DirectHalos, "check", check)
     field = np.zeros((60, 70), np.uint32)
     world.on_root(lambda: np.save(folder / "a.npy", field))
-    steps = StepOptions(5, halo="direct", steps_per_exchange=1)
-    options = Options(device="cuda", steps=steps, oversubscribe=True)
+    steps = StepOptions(40, halo="direct", steps_per_exchange=1 if fuse == "off" else None)
+    options = Options(device="cuda", fuse=fuse, steps=steps, oversubscribe=True)
     run(sheared, [folder / "a.npy"], [folder / "b.npy"], {}, options, world=world)
     found = world.control.allgather(raised)
-    assert found[0] == []
+    assert found[0] == [] or fuse == "require"  # rank 1 leaves out all that follows
     assert any("waited in vain" in text and "rank 0" in text for text in found[1])
