@@ -7,7 +7,9 @@ containers, and later runs would die of SIGBUS.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -33,10 +35,7 @@ def segments(folder: Path = FOLDER) -> set[Path]:
 def remove_orphans(before: set[Path], folder: Path = FOLDER) -> None:
     """Remove the segments created since `before`, except those that another run uses."""
     for _ in range(ATTEMPTS):
-        new = segments(folder) - before
-        used = _used(new) if new else set()
-        for path in new - used:
-            path.unlink(missing_ok=True)
+        used = [path for path in segments(folder) - before if not remove_unused(path)]
         if not used:
             return
         time.sleep(LOOK_INTERVAL)  # used, most likely, by a killed rank that is still exiting
@@ -47,23 +46,31 @@ def remove_stale(found: set[Path]) -> None:
 
     New ones stay: they may belong to a run that is starting.
     """
-    now, old = time.time(), set()
+    now = time.time()
     for path in found:
         with contextlib.suppress(OSError):  # removed in between
             if path.name.startswith(OF_MPI) and now - path.stat().st_mtime > NEW:
-                old.add(path)
-    for path in old - _used(old) if old else ():
-        path.unlink(missing_ok=True)
+                remove_unused(path)
 
 
-def _used(paths: set[Path]) -> set[Path]:
-    """Those that a process has open or maps, in this order: a rank creates a segment, maps it, closes it."""
-    used = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended in between, or another user's
-            for descriptor in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):  # closed in between
-                    used |= paths & {Path(os.readlink(descriptor))}
-            text = (process / "maps").read_text(errors="replace")
-            used |= {path for path in paths if str(path) in text}
-    return used
+def remove_unused(path: Path) -> bool:
+    """Remove a segment unless a process has it open or maps it to write; return whether it is gone.
+
+    The kernel knows: it grants a lease only on a file that nobody can write. /proc does not show processes
+    of other PID namespaces, nor what those of other user namespaces map, and containers may share /dev/shm.
+    A rank creates a segment, maps it, and closes it, in this order, so it is never unused in between.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            stack.callback(os.close, file)
+            # Who opens the file now waits until it is closed here. The signal that tells of it is ignored by
+            # default; the usual one, SIGIO, ends a process.
+            fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            path.unlink()
+        except FileNotFoundError:
+            return True
+        except OSError:  # EAGAIN: used; or no leases here
+            return False
+    return True

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -93,5 +95,29 @@ def test_a_segment_that_another_run_has_created_and_not_mapped_yet_stays(folder:
     left, theirs = segment(folder, "mpich_shm_left"), segment(folder, "mpich_shm_theirs")
     with theirs.open("r+b"):
         shared_memory.remove_orphans(before, folder)
+        assert theirs.exists()
+        assert not left.exists()
+
+
+@pytest.mark.parametrize(
+    "namespaces", [["--user"], ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]]
+)
+def test_a_segment_of_a_process_in_another_namespace_stays(namespaces: list[str]) -> None:
+    """Containers may share /dev/shm: one cannot see the other's processes, or not what they map."""
+    user = ["--map-user=1000", "--map-group=1000"] if namespaces == ["--user"] else []
+    remover = (
+        "import sys; from pathlib import Path; from launch.supervise import shared_memory;"
+        "shared_memory.ATTEMPTS = 1; shared_memory.remove_orphans(set(), Path(sys.argv[1]))"
+    )
+    with tempfile.TemporaryDirectory() as path:
+        left, theirs = segment(Path(path), "mpich_shm_left"), segment(Path(path), "mpich_shm_theirs")
+        with mapped(theirs):
+            done = subprocess.run(
+                ["unshare", *namespaces, *user, sys.executable, "-c", remover, path],
+                capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )  # fmt: skip
+        if done.returncode and "unshare" in done.stderr:
+            pytest.skip(f"no namespaces: {done.stderr}")
+        assert (done.returncode, done.stderr) == (0, "")
         assert theirs.exists()
         assert not left.exists()
