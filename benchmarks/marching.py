@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +43,8 @@ def command(work: Path, ranks: int, start: Sequence[str], options: Sequence[str]
 
     start: options of the start of its ranks. options: of the run.
     """
-    for output in ("out.npy", "end.npy"):
-        (work / output).unlink(missing_ok=True)
+    for left in [*work.glob("out.npy*"), *work.glob("end.npy*")]:  # and the checkpoints of a run that failed
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     files = ["in.npy", "clock.npy", "out.npy", "end.npy"]
     return [sys.executable, "-m", "launch", "-n", str(ranks), *start, "run", "job.py:march", *files, *options]
 

@@ -52,11 +52,12 @@ def main() -> None:
             rows.append(row | {"seed": seed, "same": found == expected})
     right = sum(row["same"] and row["status"] == 0 for row in rows)
     again = sorted(row["working_again"] for row in rows if row["working_again"] is not None)
+    lost = [row["lost_steps"] for row in rows if row["lost_steps"] is not None]
     print(f"{right} of {len(rows)} runs were completed with the same bytes")
     if again:
         print(
             f"working again after {statistics.median(again):.2f} s (median), {again[-1]:.2f} s (most), "
-            f"{statistics.median(row['lost_steps'] for row in rows):.0f} steps taken again (median)"
+            f"{statistics.median(lost):.0f} steps taken again (median)"
         )
     if options.json:
         shown = {key: value for key, value in vars(options).items() if key != "json"}
