@@ -346,9 +346,7 @@ def launched(
 def test_the_script_waits_for_every_host(tmp_path: Path) -> None:
     done = launched(tmp_path, 1, 30, script("mpich"), "/bin/echo", "two  words", "$HOME")
     assert (done.returncode, done.stdout) == (0, "two  words $HOME\n")
-    assert re.fullmatch(
-        r"meshrun: waiting for ssh to n2, attempt 1, \d+ s: no route to n2\n", done.stderr
-    )
+    assert re.fullmatch(r"meshrun: waiting for ssh to n2, attempt 1, \d+ s: no route to n2\n", done.stderr)
 
 
 def test_the_script_hands_open_mpi_the_variables_that_there_are(tmp_path: Path) -> None:
