@@ -1,20 +1,29 @@
-"""Fourier transforms of which each GPU stores results straight into the memory of those that continue.
+"""Fourier transforms of which the GPUs' copy engines carry finished parts to where others continue.
 
 An array of (length, split, ...) cells is split along axis 0 or along axis 1. A transform has two stages, each
 along axes that are whole: planes and then lines along axis 0, or, backwards, lines and then planes. Between
-them every rank needs something of every other. Here cuFFT's last kernel of the first stage calls a function
-for each element (jobs/kernels/fourier_stores.cuh), which stores it where the second stage will read it:
-nothing is packed or copied, and a transform is two calls of cuFFT.
+them every rank needs something of every other.
 
-    1. An all-reduction of one word. No rank stores before every rank's stream has come here: what read the
-       former results has been issued before, and is done.
-    2. The first stage, which stores into the memory of all ranks.
-    3. An all-reduction. It ends on a rank when every rank has come here: after all stores.
-    4. The second stage, from there into a new array.
+Each rank has room for the whole array, and uses that of its planes and its lines. A cell has the same place
+in all rooms: the first stage writes where the second one reads, so that a rank's own cells never move, and
+what others need is copied to the same place of their rooms. Nothing is packed.
 
-Slower on H100s: the first stage in parts, of which some or all are copied by the copy engines beside the next
-part; and loading from other ranks' memory in the second stage, as cuFFT loads through a function element by
-element.
+    1. An all-reduction of one word. No rank writes into a room before every rank's stream has come here: what
+       read the former cells has been issued before, and is done.
+    2. The first stage in parts. What a part gives to others is copied, in a stream of its own, while the next
+       parts are computed.
+    3. All-reductions in the copies' stream. One ends on a rank when every rank has come to it: then all
+       copies that were issued before it have arrived.
+    4. The second stage in parts, each after the all-reduction behind its last cells.
+
+The links have work from the first part on, and the second stage begins before all has arrived. Forwards, the
+first stage computes planes, each of which has cells of all lines: first goes what most of each rank's lines
+need (EARLY), part by part, then the rest of all planes for the other lines, while the former are transformed.
+Backwards in time that is the way back.
+
+Slower: a function that cuFFT's last kernel calls for each element and that stores into other ranks' memory
+(the links have nothing to do in its first kernel, and its stores wait for them), on four GPUs above all;
+loading from other ranks' memory in the second stage.
 """
 
 from __future__ import annotations
@@ -22,13 +31,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 
 from jobs import kernels
 from jobs.transforms.direct import PeerBlocks, open_everywhere
 from runner.comm.peer_memory import Unreachable
+from runner.device.api import Mark
 from runner.errors import RunError
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
@@ -36,8 +47,13 @@ from runner.world.world import World
 
 MOST = 1 << 31  # that an int of CUDA does not hold
 C_TYPES = {8: "float2", 16: "double2"}
+PARTS = 8  # of the planes
+PART_BYTES = 16 << 20  # smaller parts take longer than what is gained by them
+# By whether it is the inverse: the share of a rank's lines whose cells go with the planes' parts, and the
+# number of parts of the other lines.
+EARLY, LATER = (6 / 8, 5 / 8), (2, 3)
 
-Stage = Literal["planes", "lines"]
+Range = tuple[int, int]  # along an axis: start, stop
 Execute = Callable[[Array, Array], None]
 
 
@@ -45,47 +61,58 @@ Execute = Callable[[Array, Array], None]
 class BatchLayout:
     """A batch of complex transforms in memory, as of cuFFT's advanced layout.
 
-    shape: of one transform; of several axes only if stride is 1. batch: number of transforms. stride:
-    elements from a cell to the next along the last axis. distance: from one transform to the next.
+    shape: of one transform; of several axes only if both strides are 1. batch: number of transforms. strides:
+    elements from a cell to the next along the last axis, in the source and in the result. distance: from one
+    transform to the next.
     """
 
     shape: Shape
     batch: int
-    stride: int
+    strides: tuple[int, int]
     distance: int
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where fourier_stores.cuh stores elements.
-
-    function: "STORE_PLANES" or "STORE_LINES". constants: its macros. targets: the ranks' addresses, on the
-    device.
-    """
-
-    function: str
-    constants: dict[str, str]
-    targets: Array
+# (layout, dtype, inverse, factor): returns what transforms from one array to another, and multiplies by the
+# factor. Raises Unreachable if that is not possible.
+Planner = Callable[[BatchLayout, np.dtype[Any], bool, float], Execute]
 
 
-# (layout, dtype, inverse, places): returns what transforms from one array to another. places: where results
-# are stored; the second array is scratch memory then. Raises Unreachable if that is not possible.
-Planner = Callable[[BatchLayout, np.dtype[Any], bool, Places | None], Execute]
+class Copies(Protocol):
+    """Copies to other ranks beside the computation; of GPUs, `runner.comm.peer_copies.PeerCopies`."""
+
+    def follow(self) -> None:
+        """Let later copies wait for all that has been issued so far."""
+
+    def rows(self, target: int, source: int, pitch: int, width: int, rows: int) -> None:
+        """Copy `rows` rows of `width` bytes. target, source: addresses; pitch: bytes between rows in both."""
+
+    def arrived(self) -> Mark:
+        """Return a mark that is passed after all copies so far of all ranks. Collective."""
+
+    def wait(self, mark: Mark) -> None:
+        """Let later work, but for copies, wait for `mark`."""
 
 
-def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, places: Places | None) -> Execute:
+def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor: float) -> Execute:
     """Return a plan of cuFFT (`Planner`)."""
     from runner.device.cufft import StoreFunction, complex_plan
 
     store = None
-    if places is not None:
-        options = tuple(f"-D{name}={value}" for name, value in places.constants.items())
-        path = kernels.FOLDER / "fourier_stores.cuh"
-        store = StoreFunction(path, places.function, options, places.targets)
+    if factor != 1:
+        options = (f"-DTYPE={C_TYPES[dtype.itemsize]}", f"-DFACTOR={factor!r}{'f' * (dtype.itemsize == 8)}")
+        store = StoreFunction(kernels.FOLDER / "fourier_scale.cuh", "SCALE", options)
+    about = (layout.shape, layout.batch, layout.strides, layout.distance)
     try:
-        return complex_plan(layout.shape, layout.batch, layout.stride, layout.distance, dtype, inverse, store)
+        return complex_plan(*about, dtype, inverse, store)
     except RunError as reason:
         raise Unreachable(str(reason)) from reason
+
+
+def peer_copies(world: World) -> Copies:
+    """Return copies by the copy engines of this rank's GPU."""
+    from runner.comm.peer_copies import PeerCopies
+
+    return PeerCopies(world.arrays)
 
 
 class DirectFourier:
@@ -99,77 +126,156 @@ class DirectFourier:
         scales: tuple[float, float],
         peers: PeerBlocks,
         plan: Planner,
+        copies: Callable[[World], Copies],
     ) -> None:
-        """Open the ranks' memory, and make plans. Collective.
+        """Open the ranks' rooms, and make plans. Collective.
 
         shape: of two axes or more, with cells on every rank along the first two. scales: factors of the
         results of both directions. Raises Unreachable on the ranks where it is not possible.
         """
-        self._world, self._peers, self._dtype = world, peers, dtype
-        size, rank = world.size, world.rank
-        inner = math.prod(shape[2:])
-        rows, columns = (bounds(n, size, rank) for n in shape[:2])
-        self._mine: dict[Stage, Shape] = {
-            "planes": (rows[1] - rows[0], *shape[1:]),
-            "lines": (shape[0], columns[1] - columns[0], *shape[2:]),
-        }
-        # Every rank has room for the elements of rank 0, which has most.
-        most = max(-(-shape[0] // size) * shape[1], shape[0] * -(-shape[1] // size)) * inner
-        self._received, targets = open_everywhere(world, peers, most, dtype)
-        self._targets = world.xp.asarray(np.array(targets, np.uint64))
-        self._word = world.xp.zeros(1, np.float32)
-        lines = self._mine["lines"][1] * inner
-        layouts: dict[Stage, BatchLayout] = {
-            "planes": BatchLayout(shape[1:], self._mine["planes"][0], 1, shape[1] * inner),
-            "lines": BatchLayout(shape[:1], lines, lines, 1),
-        }
-        offset = "unsigned" if most < 2 * MOST else "unsigned long long"
-        numbers = {
-            "LENGTH": f"{shape[0]}u", "SPLIT": f"{shape[1]}u", "INNER": f"{inner}u", "RANKS": f"{size}u",
-            "RANK": f"{rank}u", "INDEX": offset, "TYPE": C_TYPES[dtype.itemsize],
-        }  # fmt: skip
-        self._first, self._last = dict[Stage, Execute](), dict[Stage, Execute]()
-        stages: tuple[Stage, Stage] = ("planes", "lines")  # of which the first one begins forwards
-        for stage, scale in zip(stages, scales, strict=True):
-            constants = {**numbers, "SCALE": f"{scale!r}{'f' if dtype.itemsize == 8 else ''}"}
-            places = Places(f"STORE_{stage.upper()}", constants, self._targets)
-            self._first[stage] = plan(layouts[stage], dtype, stage == "lines", places)
-            self._last[stage] = plan(layouts[stage], dtype, stage == "planes", None)
+        self._world, self._peers, self._dtype, self._shape = world, peers, dtype, shape
+        self._plane, self._inner = math.prod(shape[1:]), math.prod(shape[2:])
+        self._room, self._rooms = open_everywhere(world, peers, math.prod(shape), dtype)
+        self._copies, self._word = copies(world), world.xp.zeros(1, np.float32)
+        self._others = [(world.rank + n) % world.size for n in range(1, world.size)]  # each is sent to by one
+        block = -(-shape[0] // world.size) * self._plane * dtype.itemsize
+        self._parts = min(PARTS, max(block // PART_BYTES, 1))
+        self._mine = [bounds(cells, world.size, world.rank) for cells in shape[:2]]
+        self._plans: dict[tuple[BatchLayout, bool], Execute] = {}
+        for inverse in (False, True):
+            wide = (self._mine[1][1] - self._mine[1][0]) * self._inner
+            layouts = [
+                BatchLayout(shape[1:], last - first, (1, 1), self._plane)
+                for first, last in self._planes(world.rank)
+            ]
+            strides = (wide, self._plane) if inverse else (self._plane, wide)
+            layouts += [
+                BatchLayout(shape[:1], (last - first) * self._inner, strides, 1)
+                for first, last in self._lines(world.rank, inverse)
+            ]
+            for layout in layouts:
+                if layout.batch and (layout, inverse) not in self._plans:
+                    factor = scales[inverse] if layout.distance == 1 else 1.0
+                    self._plans[layout, inverse] = plan(layout, dtype, inverse, factor)
 
     def forward(self, block: Array) -> Array:
         """Return this rank's part of axis 1 of the transform. Collective.
 
         block: its part of axis 0, C-contiguous.
         """
-        return self._transform("planes", "lines", block)
+        copies, rank = self._copies, self._world.rank
+        lines = [self._lines(other, False) for other in range(self._world.size)]
+        self._world.arrays.all_reduce(self._word, "max")
+        for planes in self._planes(rank):
+            self._transform_planes(planes, block, self._room)
+            copies.follow()
+            for other in self._others:
+                self._send(other, planes, lines[other][0])
+        arrived = [copies.arrived()]
+        for later in range(1, len(lines[rank])):
+            for other in self._others:
+                self._send(other, self._mine[0], lines[other][later])
+            arrived.append(copies.arrived())
+        first, last = self._mine[1]
+        result = self._world.backend.empty((self._shape[0], last - first, *self._shape[2:]), self._dtype)
+        for mark, mine in zip(arrived, lines[rank], strict=True):
+            copies.wait(mark)
+            self._transform_lines(mine, self._room, result)
+        return result
 
     def inverse(self, block: Array) -> Array:
         """Return this rank's part of axis 0 of the inverse transform. Collective.
 
         block: its part of axis 1, C-contiguous.
         """
-        return self._transform("lines", "planes", block)
-
-    def _transform(self, first: Stage, last: Stage, block: Array) -> Array:
-        scratch = self._world.backend.empty(block.shape, self._dtype)  # for what is between cuFFT's kernels
+        copies, rank = self._copies, self._world.rank
+        early, *later = self._lines(rank, True)
         self._world.arrays.all_reduce(self._word, "max")
-        self._first[first](block, scratch)
-        self._world.arrays.all_reduce(self._word, "max")
-        result = self._world.backend.empty(self._mine[last], self._dtype)
-        self._last[last](self._received, result)
+        for lines in later:
+            self._transform_lines(lines, block, self._room)
+            copies.follow()
+            for other in self._others:
+                self._send(other, bounds(self._shape[0], self._world.size, other), lines)
+        self._transform_lines(early, block, self._room)
+        copies.follow()
+        planes = [self._planes(other) for other in range(self._world.size)]
+        arrived = []
+        for part in range(self._parts):
+            for other in self._others:
+                self._send(other, planes[other][part], early)
+            arrived.append(copies.arrived())
+        first, last = self._mine[0]
+        result = self._world.backend.empty((last - first, *self._shape[1:]), self._dtype)
+        for mark, mine in zip(arrived, planes[rank], strict=True):
+            copies.wait(mark)
+            self._transform_planes(mine, self._room, result)
         return result
 
     def close(self) -> None:
         """Forget the other ranks' memory. Collective."""
         self._peers.close()
 
+    def _planes(self, rank: int) -> list[Range]:
+        """Return a rank's planes in parts, as many for every rank; some may be empty."""
+        return _divided(*bounds(self._shape[0], self._world.size, rank), self._parts)
 
-def problem_of(shape: Shape, ranks: int) -> str:
-    """Return why arrays of a shape cannot be transformed so; "" if they can."""
+    def _lines(self, rank: int, inverse: bool) -> list[Range]:
+        """Return, along axis 1, a rank's lines whose cells go part by part, and the others in parts."""
+        first, last = bounds(self._shape[1], self._world.size, rank)
+        if self._parts == 1:
+            return [(first, last)]
+        cut = first + round(EARLY[inverse] * (last - first))
+        return [(first, cut), *_divided(cut, last, LATER[inverse])]
+
+    def _transform_planes(self, planes: Range, source: Array, out: Array) -> None:
+        """Transform planes of a block into the room, or of the room into a block."""
+        first, last = planes
+        if first == last:
+            return
+        inverse, start = source is self._room, self._mine[0][0]
+        plan = self._plans[BatchLayout(self._shape[1:], last - first, (1, 1), self._plane), inverse]
+        room, block = first * self._plane, (first - start) * self._plane
+        plan(source.reshape(-1)[room if inverse else block :], out.reshape(-1)[block if inverse else room :])
+
+    def _transform_lines(self, lines: Range, source: Array, out: Array) -> None:
+        """Transform lines of a block into the room, or of the room into a block."""
+        first, last = lines
+        if first == last:
+            return
+        inverse, (start, stop) = out is self._room, self._mine[1]
+        wide = (stop - start) * self._inner
+        strides = (wide, self._plane) if inverse else (self._plane, wide)
+        plan = self._plans[BatchLayout(self._shape[:1], (last - first) * self._inner, strides, 1), inverse]
+        room, block = first * self._inner, (first - start) * self._inner
+        plan(source.reshape(-1)[block if inverse else room :], out.reshape(-1)[room if inverse else block :])
+
+    def _send(self, rank: int, planes: Range, lines: Range) -> None:
+        """Copy cells of this room to the same place of another rank's."""
+        rows, wide = planes[1] - planes[0], lines[1] - lines[0]
+        if rows and wide:
+            size = self._dtype.itemsize
+            place = (planes[0] * self._plane + lines[0] * self._inner) * size
+            source, target = (self._rooms[one] + place for one in (self._world.rank, rank))
+            self._copies.rows(target, source, self._plane * size, wide * self._inner * size, rows)
+
+
+def _divided(first: int, last: int, parts: int) -> list[Range]:
+    cuts = [first + bounds(last - first, parts, part)[0] for part in range(parts)]
+    return list(pairwise([*cuts, last]))
+
+
+def problem_of(shape: Shape, ranks: int, itemsize: int, free: int) -> str:
+    """Return why arrays of a shape cannot be transformed so; "" if they can.
+
+    itemsize: bytes of a cell. free: bytes of device memory, of the rank that has least.
+    """
     if len(shape) > 4:
         return f"cuFFT transforms planes of three axes at most, not of {len(shape) - 1}"
     if min(shape[:2]) < ranks:
         return f"there are {min(shape[:2])} planes or rows for {ranks} ranks"
-    if math.prod(shape[1:]) >= MOST:
-        return "planes have more elements than cuFFT's plans count"
+    if math.prod(shape[1:]) * itemsize >= MOST:
+        return f"planes of {math.prod(shape[1:]) * itemsize:,} bytes are larger than CUDA copies in rows"
+    needed = (shape[0] + 2 * -(-shape[0] // ranks)) * math.prod(shape[1:]) * itemsize
+    if needed > free:
+        return f"the whole array and two blocks need {needed:,} bytes on each GPU; {free:,} are free"
     return ""

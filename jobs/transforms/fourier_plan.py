@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from jobs.transforms.direct import PeerBlocks, find_peers, opened
-from jobs.transforms.direct_fourier import DirectFourier, Planner, cufft_plan, problem_of
+from jobs.transforms.direct_fourier import (
+    Copies,
+    DirectFourier,
+    Planner,
+    cufft_plan,
+    peer_copies,
+    problem_of,
+)
 from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from jobs.transforms.plan import Redistribution, Transform, TransformPlan
 from runner.errors import UserError
@@ -35,10 +42,11 @@ class FourierPlan:
     result, which is split along axis 1; `inverse` goes back. Each redistributes once, where `meshrun.fft`
     with `keep_order` does so twice.
 
-    exchange: how the ranks redistribute. "direct": each GPU stores its results where the others continue, for
-    which their memory is opened once, here (seconds; as many bytes as a block stay allocated). "messages": in
-    parts, as `meshrun.fft` does. "none": there is one rank. reason: why it is not direct, or "". seconds: of
-    a transform and its inverse, by exchange, where both were measured.
+    exchange: how the ranks redistribute. "direct": the GPUs' copy engines carry finished parts to where
+    others continue, beside the transforms of later parts; for that, each GPU keeps room for the whole array,
+    which the others open once, here. "messages": in parts, as `meshrun.fft` does. "none": there is one rank.
+    reason: why it is not direct, or "". seconds: of a transform and its inverse, by exchange, where both were
+    measured.
 
     To be closed, by `close` or a `with` statement, on every rank.
     """
@@ -85,10 +93,7 @@ class FourierPlan:
             self._keep_the_faster(self._direct)
 
     def _keep_the_faster(self, direct: DirectFourier) -> None:
-        """Measure both exchanges, and keep the one that takes less time. Collective.
-
-        Stores are slow where cuFFT's last kernel writes few elements side by side: on lines of 2048 cells.
-        """
+        """Measure both exchanges, and keep the one that takes less time. Collective."""
         world = self._world
         parts = [part.stop - part.start for part in map(world.part, self.shape[:2])]
         shapes = ((parts[0], *self.shape[1:]), (self.shape[0], parts[1], *self.shape[2:]))
@@ -117,8 +122,8 @@ class FourierPlan:
             return
         direct.close()
         self.exchange = "messages"
-        stores, messages = (1e3 * self.seconds[one] for one in ("direct", "messages"))
-        self.reason = f"messages are faster: {messages:.3g} ms there and back, by stores {stores:.3g}"
+        direct_ms, messages_ms = (1e3 * self.seconds[one] for one in EXCHANGES[1:])
+        self.reason = f"messages are faster: {messages_ms:.3g} ms there and back, direct {direct_ms:.3g}"
 
     def forward(self, block: Array) -> Array:
         """Return this rank's part, along axis 1, of the transform of an array. Collective.
@@ -176,18 +181,20 @@ def open_direct_fourier(
     scales: tuple[float, float],
     peers: PeerBlocks | None = None,
     plan: Planner = cufft_plan,
+    copies: Callable[[World], Copies] = peer_copies,
 ) -> DirectFourier | str:
-    """Return what transforms by stores into other ranks' memory, or why it cannot; the same on every rank.
+    """Return what transforms by copies into other ranks' memory, or why it cannot; the same on every rank.
 
-    Collective. peers, plan: instead of the GPUs' memory, and of cuFFT.
+    Collective. peers, plan, copies: instead of the GPUs' memory, of cuFFT and of the copy engines.
     """
-    problem = problem_of(shape, world.size)
+    free = min(world.control.allgather(world.backend.free_memory()))
+    problem = problem_of(shape, world.size, dtype.itemsize, free)
     if problem:
         return problem
     memory = find_peers(world) if peers is None else peers
     if isinstance(memory, str):
         return memory
-    return opened(world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan))
+    return opened(world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan, copies))
 
 
 def _checked(shape: Sequence[int], dtype: Any, norm: str, exchange: str) -> tuple[Shape, np.dtype[Any]]:

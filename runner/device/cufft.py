@@ -23,19 +23,18 @@ class StoreFunction:
     """A __device__ function that cuFFT's last kernel calls instead of storing (cufftXtSetJITCallback).
 
     path: of its text. name: a macro in the text, where the function's name stands. options: for NVRTC, such
-    as "-DN=3". data: what the function gets the address of.
+    as "-DN=3".
     """
 
     path: Path
     name: str
     options: tuple[str, ...]
-    data: Array
 
 
 def complex_plan(
     shape: Shape,
     batch: int,
-    stride: int,
+    strides: tuple[int, int],
     distance: int,
     dtype: np.dtype[Any],
     inverse: bool,
@@ -43,13 +42,13 @@ def complex_plan(
 ) -> Callable[[Array, Array], None]:
     """Return what transforms from one array to another, on the current stream, without dividing.
 
-    shape: cells of a transform, contiguous if there are several axes. batch: number of transforms. stride,
-    distance: elements from a cell to the next along the last axis, and from a transform to the next. dtype:
-    complex64 or complex128. store: gets the results; the second array is scratch memory then. Raises RunError
-    if this CuPy, cuFFT or NVRTC takes no such function.
+    shape: cells of a transform, contiguous if there are several axes. batch: number of transforms. strides:
+    elements from a cell to the next along the last axis, in both arrays. distance: from a transform to the
+    next. dtype: complex64 or complex128. store: gets the results. Raises RunError if this CuPy, cuFFT or
+    NVRTC takes no such function.
     """
-    memory = (shape, stride, distance)
-    words = (shape, *memory, *memory, KINDS[dtype.itemsize], batch, "C", len(shape) - 1, None)
+    source, out = ((shape, stride, distance) for stride in strides)
+    words = (shape, *source, *out, KINDS[dtype.itemsize], batch, "C", len(shape) - 1, None)
     plan = cufft.PlanNd(*words) if store is None else _storing_plan(words, KINDS[dtype.itemsize], store)
     direction = cufft.CUFFT_INVERSE if inverse else cufft.CUFFT_FORWARD
     return lambda source, out: plan.fft(source, out, direction)
@@ -62,7 +61,6 @@ def _storing_plan(words: tuple[Any, ...], kind: int, store: StoreFunction) -> An
         with cupy.fft.config.set_cufft_callbacks(
             cb_store=store.path.read_text(),
             cb_store_name=name,
-            cb_store_data=store.data.data,
             cb_ver="jit",
             nvrtc_options=(f"-D{store.name}={name}", *store.options),
         ):

@@ -1,4 +1,4 @@
-"""Plans whose GPUs store into each other's memory, on two ranks or more: tests/gpu on mpirun -n N."""
+"""Plans whose GPUs copy into each other's memory, on two ranks or more: tests/gpu on mpirun -n N."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import transform_cases as cases
 
 import meshrun
+from jobs.transforms import direct_fourier
 from runner.world.world import World
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -18,8 +19,17 @@ pytestmark = pytest.mark.mpi
     "shape", [(5, 7), (64, 48), (9, 10, 11), (32, 64, 16), (33, 8, 35), (6, 5, 4, 3), (128, 128, 256)]
 )
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
-def test_it_is_the_transform(several: World, shape: tuple[int, ...], dtype: str, norm: Any) -> None:
+@pytest.mark.parametrize(("norm", "part_bytes"), [("backward", 1), ("ortho", 1 << 30), ("forward", 1)])
+def test_it_is_the_transform(
+    several: World,
+    shape: tuple[int, ...],
+    dtype: str,
+    norm: Any,
+    part_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In many parts, and in one."""
+    monkeypatch.setattr(direct_fourier, "PART_BYTES", part_bytes)
     with meshrun.FourierPlan(several, shape, dtype, norm=norm, exchange="direct") as plan:
         assert (plan.exchange, plan.reason) == ("direct", "")
         cases.plan_goes_there_and_back(several, plan, shape=shape, dtype=dtype, norm=norm, turns=10)
