@@ -12,6 +12,7 @@ from jobs.bench.collectives.options import (
     LINK_RATE,
     OURS,
     SPLITS,
+    STEADY,
     SWEEP,
     TRAFFIC,
     BenchCommand,
@@ -86,7 +87,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
 
 @bench.command(cls=BenchCommand)
 @click.argument("operation", type=click.Choice(OPERATIONS), metavar="OPERATION")
-@with_options([*LETTERS.values(), PLOT, LINK_RATE, *SPLITS, *LAST])
+@with_options([*LETTERS.values(), STEADY, PLOT, LINK_RATE, *SPLITS, *LAST])
 def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
     from jobs.bench.collectives.scaling import run

@@ -142,9 +142,14 @@ SPLITS = (
     click.option("--split-mask", envvar="NCCL_TESTS_SPLIT_MASK", metavar="HEX",
                  help="Split the ranks by AND with a mask."),
 )  # fmt: skip
+STEADY = click.option(
+    "--steady/--no-steady", default=True, show_default=True,
+    help="Before the first size, if it is 1M or less, repeat it until its time is steady.",
+)  # fmt: skip
 OURS = (
     click.option("--names", is_flag=True, help="Name ranks and groups below each row."),
     click.option("--wide", is_flag=True, help="More columns: wire rate, slowest, latest."),
+    STEADY,
     click.option("--show-tuning", is_flag=True, help="More columns: algorithm, protocol, channels."),
     click.option("--wires", is_flag=True, help="More columns: bytes counted on NVLinks and NICs."),
     click.option("--json-lines", metavar="FILE", help="Append each row as soon as it is measured."),

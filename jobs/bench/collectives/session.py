@@ -59,10 +59,10 @@ class Bench:
     everyone: the ranks to average over, which wait for each other; nccl-tests' MPI_COMM_WORLD. world_ranks:
     their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
     send and recv. progress: of this rank, for the watchdog. watched: there is a watchdog. detail: take the
-    time before each call. show_tuning: observe what the library chooses. wires: count bytes on wires. offset:
-    seconds that this rank's clock is ahead of rank 0's. wire: from algbw and busbw, GB/s on the limiting link
-    and its percentage of nominal. nominal: GB/s of that link. checks: number done so far. failures: number of
-    them that found wrong data.
+    time before each call. steady: warm up until times are steady. show_tuning: observe what the library
+    chooses. wires: count bytes on wires. offset: seconds that this rank's clock is ahead of rank 0's. wire:
+    from algbw and busbw, GB/s on the limiting link and its percentage of nominal. nominal: GB/s of that link.
+    checks: number done so far. failures: number of them that found wrong data.
     """
 
     world: World
@@ -78,6 +78,7 @@ class Bench:
     progress: MeasurementProgress
     watched: bool = False
     detail: bool = False
+    steady: bool = False
     show_tuning: bool = False
     wires: bool = False
     offset: float = 0.0
@@ -172,7 +173,7 @@ def opened(
         bench = Bench(
             world, everyone, everyone.allgather(world.rank), colors, group, settings, operation, traffic,
             send, recv, progress, watched=settings.timeout > 0, detail=options.detail,
-            show_tuning=options.show_tuning, wires=options.wires, offset=offset,
+            steady=options.steady, show_tuning=options.show_tuning, wires=options.wires, offset=offset,
         )  # fmt: skip
         assumptions: tuple[str, ...] = ()
         if options.wire:

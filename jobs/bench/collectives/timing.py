@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from typing import Any
 
 from jobs.bench.collectives.session import Bench, Point
 from runner.comm.collectives.api import Call, Pointer
+
+# Until times are steady: of sizes up to so many bytes, so many rounds at least and at most, of which the last
+# ones differ from the shortest one before by less than a factor.
+STEADY_BYTES = 1 << 20
+STEADY_LEAST, STEADY_MOST, STEADY_CALM, STEADY_FACTOR = 20, 100, 3, 1.1
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,25 @@ def clock(bench: Bench, point: Point) -> CallTimes:
         if collecting:
             gc.enable()
         bench.progress.done()
+
+
+def warm_up_until_steady(bench: Bench, point: Point) -> int:
+    """Time the calls of the first size until they take as long as before; return how often. Collective.
+
+    Without, the first sizes of a launch may read twice to three times as long on GPUs, above all the first
+    launch after a machine's start. Large messages do not show it.
+    """
+    if point.bytes > STEADY_BYTES:
+        return 0
+    best, calm = math.inf, 0
+    for rounds in range(1, STEADY_MOST + 1):
+        bench.progress.begin("warm-up until times are steady")
+        seconds = max(bench.everyone.allgather(clock(bench, point).seconds))
+        calm = calm + 1 if best / STEADY_FACTOR <= seconds <= STEADY_FACTOR * best else 0
+        best = min(best, seconds)
+        if rounds >= STEADY_LEAST and calm >= STEADY_CALM:
+            return rounds
+    return STEADY_MOST
 
 
 def _synchronise(bench: Bench, first: Sequence[Any]) -> None:

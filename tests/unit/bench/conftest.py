@@ -196,6 +196,7 @@ def _bench_on(
     spread: float = 1.0,
     matrix: Path | None = None,
     cudagraph: int = 0,
+    steady: bool = False,
     **settings: Any,
 ) -> list[Any]:
     """settings: as `SweepSettings`; by default one size of 64 bytes, one iteration, no warm-up.
@@ -203,7 +204,9 @@ def _bench_on(
     cudagraph: which a session on CPUs would refuse.
     """
     chosen = {"minbytes": 64, "maxbytes": 64, "stepfactor": 2, "iters": 1, "warmup_iters": 0} | settings
-    wanted = BenchOptions((operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix)
+    wanted = BenchOptions(
+        (operation,), SweepSettings(**chosen), split=split, spread=spread, matrix=matrix, steady=steady
+    )
 
     def on_rank(world: World) -> Any:
         colors = session.colors_of(world, wanted)

@@ -64,7 +64,7 @@ def rows(on_ranks: Any) -> Any:
     def run(wrap: Any, **options: Any) -> list[Any]:
         def body(world: World) -> Any:
             sizes = SweepSettings(minbytes=8, maxbytes=128, stepfactor=16, iters=2, warmup_iters=0)
-            wanted = BenchOptions(("all_reduce",), sizes, **options)
+            wanted = BenchOptions(("all_reduce",), sizes, steady=False, **options)
             with session.opened(
                 world, world.control, wanted, "all_reduce", MeasurementProgress(), [0, 0]
             ) as opened:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs.bench.collectives import timing
 from jobs.bench.collectives.measure import sweep
 from jobs.bench.collectives.results import ResultRow
 from jobs.bench.collectives.session import Bench
@@ -63,6 +64,29 @@ def test_two_sizes(journal: Any) -> None:
         fresh recv+128 > recv+0, wait
         """
     )
+
+
+def test_the_first_size_is_repeated_until_its_time_is_steady(
+    journal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the warm-up, with the calls of a timed size; nothing that follows changes."""
+    monkeypatch.setattr(timing, "STEADY_LEAST", 2)
+    monkeypatch.setattr(timing, "STEADY_MOST", 2)
+    sizes = {"minbytes": 64, "maxbytes": 256, "stepfactor": 4, "iters": 3, "warmup_iters": 2}
+    plain, warmed = journal(**sizes), journal(steady=True, **sizes)
+    once = [
+        "send+0 > recv+0",
+        "wait",
+        "barrier",
+        "send+0 > recv+0",
+        "send+64 > recv+64",
+        "send+128 > recv+128",
+        "wait",
+    ]
+    begun = steps("barrier, " + 3 * "send > recv, send > recv, wait, ")
+    assert warmed[: len(begun)] == plain[: len(begun)]
+    assert warmed[len(begun) : len(begun) + 14] == 2 * once
+    assert warmed[len(begun) + 14 :] == plain[len(begun) :]
 
 
 # One size from here on. Its beginning and its two placements, as the settings change them:
