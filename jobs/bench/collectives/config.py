@@ -67,8 +67,8 @@ Transport = Literal["nccl", "mpi"]
 @dataclass(frozen=True)
 class BenchOptions:
     """All options of a command. operations: measured in turn. names, wide: print more lines, more columns.
-    steady: warm up until times are steady. show_tuning: print what the library chose. wires: count bytes on
-    wires.
+    steady: repeat the untimed call before the timed ones. show_tuning: print what the library chose. wires:
+    count bytes on wires.
     sweep_tuning, channels: measure NCCL's algorithms and protocols, and these numbers of channels.
     transport: None for NCCL on GPUs and MPI on CPUs.
     output_file: of -J. split, split_mask: as in nccl-tests' variables. min_busbw, link_rate: GB/s. spread,

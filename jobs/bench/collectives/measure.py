@@ -18,7 +18,7 @@ from jobs.bench.collectives.observe import observed_choices, observed_traffic
 from jobs.bench.collectives.results import Iterations, PlacementResult, RankMismatch, ResultRow, SplitGroup
 from jobs.bench.collectives.session import Bench, Point
 from jobs.bench.collectives.specs import bandwidths
-from jobs.bench.collectives.timing import CallTimes, bound_call, clock, start_of, warm_up_until_steady
+from jobs.bench.collectives.timing import CallTimes, bound_call, clock, start_of
 from runner.comm.collectives.api import DATATYPES
 
 UNCHECKED_DATA = 99  # check number of the timed data, as in nccl-tests, of calls that are not checked
@@ -160,8 +160,6 @@ def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:
         bench.group.issue(calls)
         bench.group.wait()
     bench.progress.done()
-    if bench.steady:
-        warm_up_until_steady(bench, at_size(bench, blank, settings.minbytes, in_place=False))
     for cycle in count(1):
         for size in settings.sizes():
             placements = []

@@ -144,7 +144,7 @@ SPLITS = (
 )  # fmt: skip
 STEADY = click.option(
     "--steady/--no-steady", default=True, show_default=True,
-    help="Before the first size, if it is 1M or less, repeat it until its time is steady.",
+    help="Repeat the untimed call before the timed ones for 2 ms, of sizes up to 1M.",
 )  # fmt: skip
 OURS = (
     click.option("--names", is_flag=True, help="Name ranks and groups below each row."),

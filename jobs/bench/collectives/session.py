@@ -59,7 +59,7 @@ class Bench:
     everyone: the ranks to average over, which wait for each other; nccl-tests' MPI_COMM_WORLD. world_ranks:
     their ranks in the world. colors: their group numbers. group: this rank's collectives, with the buffers
     send and recv. progress: of this rank, for the watchdog. watched: there is a watchdog. detail: take the
-    time before each call. steady: warm up until times are steady. show_tuning: observe what the library
+    time before each call. steady: repeat the untimed call. show_tuning: observe what the library
     chooses. wires: count bytes on wires. offset: seconds that this rank's clock is ahead of rank 0's. wire:
     from algbw and busbw, GB/s on the limiting link and its percentage of nominal. nominal: GB/s of that link.
     checks: number done so far. failures: number of them that found wrong data.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from typing import Any
 from jobs.bench.collectives.session import Bench, Point
 from runner.comm.collectives.api import Call, Pointer
 
-# Until times are steady: of sizes up to so many bytes, so many rounds at least and at most, of which the last
-# ones differ from the shortest one before by less than a factor.
-STEADY_BYTES = 1 << 20
-STEADY_LEAST, STEADY_MOST, STEADY_CALM, STEADY_FACTOR = 20, 100, 3, 1.1
+# A GPU that was idle, as between two sizes, may pause in the first half of a millisecond of work, for a
+# hundred microseconds and more: with `steady`, untimed calls of sizes up to so many bytes, so long, so many
+# at once.
+STEADY_BYTES, STEADY_SECONDS, STEADY_CALLS = 1 << 20, 2e-3, 20
 
 
 @dataclass(frozen=True)
@@ -77,47 +76,41 @@ def clock(bench: Bench, point: Point) -> CallTimes:
     """Time all calls of one size and placement on this rank."""
     settings = bench.settings
     first = [bench.group.bind(bound_call(bench, point, 0))]
+    steady = bench.steady and point.bytes <= STEADY_BYTES
     steps = steps_of(bench, point, settings.iters)
     collecting = gc.isenabled()
     gc.disable()  # a garbage collection would be timed
     try:
         if settings.cudagraph:
-            return _clock_graph(bench, first, steps)
+            return _clock_graph(bench, first, steps, steady)
         if settings.blocking:
-            return _clock_blocking(bench, first, steps)
-        return _clock_queued(bench, first, steps)
+            return _clock_blocking(bench, first, steps, steady)
+        return _clock_queued(bench, first, steps, steady)
     finally:
         if collecting:
             gc.enable()
         bench.progress.done()
 
 
-def warm_up_until_steady(bench: Bench, point: Point) -> int:
-    """Time the calls of the first size until they take as long as before; return how often. Collective.
-
-    Without, the first sizes of a launch may read twice to three times as long on GPUs, above all the first
-    launch after a machine's start. Large messages do not show it.
-    """
-    if point.bytes > STEADY_BYTES:
-        return 0
-    best, calm = math.inf, 0
-    for rounds in range(1, STEADY_MOST + 1):
-        bench.progress.begin("warm-up until times are steady")
-        seconds = max(bench.everyone.allgather(clock(bench, point).seconds))
-        calm = calm + 1 if best / STEADY_FACTOR <= seconds <= STEADY_FACTOR * best else 0
-        best = min(best, seconds)
-        if rounds >= STEADY_LEAST and calm >= STEADY_CALM:
-            return rounds
-    return STEADY_MOST
+def _keep_busy(bench: Bench, first: Sequence[Any]) -> None:
+    """Repeat an untimed call for some time, equally often on every rank. Collective."""
+    calls, seconds = [*first] * STEADY_CALLS, 0.0
+    while seconds < STEADY_SECONDS:
+        begin = time.perf_counter()
+        bench.group.issue(calls)
+        bench.group.wait()
+        seconds += max(bench.everyone.allgather(time.perf_counter() - begin))
 
 
-def _synchronise(bench: Bench, first: Sequence[Any]) -> None:
+def _synchronise(bench: Bench, first: Sequence[Any], steady: bool) -> None:
     """Make the untimed call, then wait at a barrier; call it when only the timed calls are left to do.
 
     If a rank still had work to prepare, the others would wait for it in their first call; and work between
     the untimed and the first timed call would let caches and the device go cold.
     """
     bench.progress.before("in the call before the timed ones")
+    if steady:
+        _keep_busy(bench, first)
     bench.group.issue(first)
     bench.group.wait()
     bench.progress.before("at the barrier before the timed calls")
@@ -125,7 +118,9 @@ def _synchronise(bench: Bench, first: Sequence[Any]) -> None:
     bench.progress.enter(1)
 
 
-def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+def _clock_queued(
+    bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]], steady: bool
+) -> CallTimes:
     """Issue all calls, then wait for them (-z 0)."""
     settings, group = bench.settings, bench.group
     count = len(steps) * settings.agg_iters
@@ -147,7 +142,7 @@ def _clock_queued(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[A
     if marks:
         plan.append(marks[-1].record)
     issued, follower = group.packed(plan), _follower(bench, marks) if bench.watched else None
-    _synchronise(bench, first)
+    _synchronise(bench, first, steady)
     start = time.perf_counter()
     group.issue(issued)
     queued = time.perf_counter() - start
@@ -174,7 +169,9 @@ def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
     return follow
 
 
-def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+def _clock_blocking(
+    bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]], steady: bool
+) -> CallTimes:
     """Wait for every call: with a barrier after it (-z 1), without (-z 2), with an untimed one (-z 3)."""
     settings, group, everyone = bench.settings, bench.group, bench.everyone
     count = len(steps) * settings.agg_iters
@@ -183,7 +180,7 @@ def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence
     marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
     spent = 0.0
-    _synchronise(bench, first)
+    _synchronise(bench, first, steady)
     start = time.perf_counter()
     for number, step in enumerate(steps):
         bench.progress.enter(number + 1)
@@ -210,12 +207,14 @@ def _clock_blocking(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence
     return CallTimes(seconds / count, seconds / count, singles, stamps)
 
 
-def _clock_graph(bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]]) -> CallTimes:
+def _clock_graph(
+    bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]], steady: bool
+) -> CallTimes:
     """Capture all calls into one graph and launch it -G times."""
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
-    _synchronise(bench, first)
+    _synchronise(bench, first, steady)
     plan = [group.captured([call for step in steps for call in step])] * launches
     bench.progress.before("at the barrier before the graph")
     group.warm_up()  # caches are cold after capturing

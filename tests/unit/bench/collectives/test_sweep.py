@@ -6,6 +6,8 @@ The calls are those of rank 1 of 2 gathering floats: of 64 bytes, 32 are its own
 from __future__ import annotations
 
 import textwrap
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,27 +68,39 @@ def test_two_sizes(journal: Any) -> None:
     )
 
 
-def test_the_first_size_is_repeated_until_its_time_is_steady(
-    journal: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("settings", [{}, {"blocking": 1}, {"cudagraph": 2}])
+def test_the_untimed_call_is_repeated(
+    journal: Any, settings: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the warm-up, with the calls of a timed size; nothing that follows changes."""
-    monkeypatch.setattr(timing, "STEADY_LEAST", 2)
-    monkeypatch.setattr(timing, "STEADY_MOST", 2)
-    sizes = {"minbytes": 64, "maxbytes": 256, "stepfactor": 4, "iters": 3, "warmup_iters": 2}
-    plain, warmed = journal(**sizes), journal(steady=True, **sizes)
-    once = [
-        "send+0 > recv+0",
-        "wait",
-        "barrier",
-        "send+0 > recv+0",
-        "send+64 > recv+64",
-        "send+128 > recv+128",
-        "wait",
-    ]
-    begun = steps("barrier, " + 3 * "send > recv, send > recv, wait, ")
-    assert warmed[: len(begun)] == plain[: len(begun)]
-    assert warmed[len(begun) : len(begun) + 14] == 2 * once
-    assert warmed[len(begun) + 14 :] == plain[len(begun) :]
+    """Right before the one that nccl-tests makes, too, of sizes up to a limit; all else stays as it is."""
+    monkeypatch.setattr(timing, "STEADY_SECONDS", 1e-9)
+    monkeypatch.setattr(timing, "STEADY_BYTES", 64)
+    monkeypatch.setattr(timing, "STEADY_CALLS", 3)
+    sizes = {"minbytes": 64, "maxbytes": 128, "stepfactor": 2, "iters": 2, "warmup_iters": 0, "check": 0}
+    plain, steady = journal(**sizes, **settings), journal(steady=True, **sizes, **settings)
+    added = ["send+0 > recv+0"] * 3 + ["wait"], ["recv+32 > recv+0"] * 3 + ["wait"]
+    out = 1 + next(n for n, step in enumerate(plain) if step == "wait" and plain[n + 1] == "send+0 > recv+0")
+    within = plain.index("recv+32 > recv+0")
+    assert steady == [*plain[:out], *added[0], *plain[out:within], *added[1], *plain[within:]]
+
+
+def test_the_untimed_call_is_repeated_for_some_time_equally_often_on_every_rank(
+    bench_on: Any, recorded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is fast; it repeats as often as rank 0."""
+    clocks = {0: iter([0.0, 0.9e-3, 1e-3, 1.9e-3, 2e-3, 2.9e-3]), 1: iter([0.0] * 6)}
+
+    def body(bench: Bench) -> int:
+        watched = recorded(bench, False)
+        ticks = clocks[bench.group.rank]
+        ranks.rank = bench.group.rank
+        timing._keep_busy(watched.bench, [])
+        assert next(ticks, None) is None
+        return watched.journal.count("wait")
+
+    ranks = threading.local()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(clocks[ranks.rank])))
+    assert bench_on(2, "all_gather", body) == [3, 3]
 
 
 # One size from here on. Its beginning and its two placements, as the settings change them:

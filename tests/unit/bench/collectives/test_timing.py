@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import timing
 from jobs.bench.collectives.measure import at_size, measure
 from jobs.bench.collectives.session import Bench, Point
-from jobs.bench.collectives.timing import CallTimes, clock, warm_up_until_steady
+from jobs.bench.collectives.timing import CallTimes, clock
 from runner.comm.collectives.api import DATATYPES, Call
 from runner.world.watchdog.watchdog import MeasurementProgress
 
@@ -259,34 +258,3 @@ def test_where_a_device_is_that_works_off_a_queue(bench_on: Any, recorded: Any) 
 
     [text] = bench_on(1, "all_reduce", body, iters=3)
     assert text[2:] == ["iteration 1", "iteration 1", "iteration 2", "done"]
-
-
-@pytest.mark.parametrize(
-    ("times", "rounds"),
-    [
-        ([1.0] * 20, 20),  # as many as always
-        ([3.0] * 19 + [1.0] * 4, 23),  # three more that are no longer
-        ([1.0] * 18 + [1.2, 1.05, 1.0, 1.1], 22),  # one takes longer
-        ([1.0 + 0.5 * (n % 3 == 2) for n in range(200)], 100),  # it never gets steady
-    ],
-)
-def test_a_time_is_steady_when_it_does_not_get_shorter(
-    bench_on: Any, monkeypatch: pytest.MonkeyPatch, times: list[float], rounds: int
-) -> None:
-    """On the rank that takes longest; all ranks repeat as often."""
-
-    def body(bench: Bench) -> int:
-        spents[bench.group.rank] = iter(times if bench.group.rank else [1.0] * 200)
-        return warm_up_until_steady(bench, point_of(bench))
-
-    spents: dict[int, Any] = {}
-    monkeypatch.setattr(timing, "clock", lambda bench, _: CallTimes(next(spents[bench.group.rank]), 0.0))
-    assert bench_on(2, "all_reduce", body, minbytes=64) == [rounds, rounds]
-
-
-def test_large_sizes_are_not_repeated(bench_on: Any) -> None:
-    size = timing.STEADY_BYTES + 64
-    assert bench_on(2, "all_reduce", lambda bench: warm_up_until_steady(bench, point_of(bench, size))) == [
-        0,
-        0,
-    ]
