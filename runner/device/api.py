@@ -125,7 +125,10 @@ class Backend(Protocol):
         """
 
     def free_memory(self) -> int:
-        """Bytes of the device's memory that are free now."""
+        """Bytes of the device's memory that are free now, without those that are kept for later arrays."""
+
+    def release_memory(self) -> None:
+        """Give back the memory that this process keeps for later arrays."""
 
     def shortage(self, failure: BaseException) -> Shortage | None:
         """Return what did not fit if `failure` says that the device's memory is exhausted, else None."""

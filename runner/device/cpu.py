@@ -74,6 +74,9 @@ class CpuBackend:
     def free_memory(self) -> int:
         return free_host_memory()
 
+    def release_memory(self) -> None:
+        """NumPy keeps none."""
+
     def shortage(self, failure: BaseException) -> Shortage | None:
         return None  # a CPU computes in the host's memory, where Linux promises more than there is
 

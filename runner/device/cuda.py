@@ -129,6 +129,9 @@ class CudaBackend:
         free: int = cupy.cuda.runtime.memGetInfo()[0]
         return free
 
+    def release_memory(self) -> None:
+        cupy.get_default_memory_pool().free_all_blocks()
+
     def shortage(self, failure: BaseException) -> Shortage | None:
         runtime = cupy.cuda.runtime
         refused = isinstance(failure, runtime.CUDARuntimeError) and failure.status == OUT_OF_MEMORY

@@ -255,7 +255,7 @@ def test_cudas_compiler_takes_the_function(c_type: str) -> None:
     done(nvrtc.nvrtcDestroyProgram(program))
 
 
-def test_why_it_is_not_possible() -> None:
+def test_why_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     room = 1 << 40
     assert problem_of((8, 8), 2, 8, room) == ""
     assert problem_of((2, 2, 2, 2, 2), 2, 8, room).startswith("cuFFT transforms planes of three axes at most")
@@ -283,9 +283,12 @@ def test_why_it_is_not_possible() -> None:
         blind = open_direct_fourier(*about, ThreadPeers(world, blind=(1,)), plan, copies)
         assert blind == "rank 1 cannot open rank 0's memory"
         world.control.barrier()
+        released: list[int] = []
+        monkeypatch.setattr(world.backend, "release_memory", lambda: released.append(1))
         if world.rank == 1:
-            world.backend.free_memory = lambda: 0  # type: ignore[method-assign]
-        assert "0 are free" in str(open_direct_fourier(*about, ThreadPeers(world), plan, copies))
+            monkeypatch.setattr(world.backend, "free_memory", lambda: 1000 * (len(released) - 1))
+        assert " 0 are free" in str(open_direct_fourier(*about, ThreadPeers(world), plan, copies))
+        assert released == [1]
 
     on_ranks(2, case)
 
