@@ -143,17 +143,9 @@ class DirectFourier:
         self._mine = [bounds(cells, world.size, world.rank) for cells in shape[:2]]
         self._plans: dict[tuple[BatchLayout, bool], Execute] = {}
         for inverse in (False, True):
-            wide = (self._mine[1][1] - self._mine[1][0]) * self._inner
-            layouts = [
-                BatchLayout(shape[1:], last - first, (1, 1), self._plane)
-                for first, last in self._planes(world.rank)
-            ]
-            strides = (wide, self._plane) if inverse else (self._plane, wide)
-            layouts += [
-                BatchLayout(shape[:1], (last - first) * self._inner, strides, 1)
-                for first, last in self._lines(world.rank, inverse)
-            ]
-            for layout in layouts:
+            planes = [self._planes_layout(one) for one in self._planes(world.rank)]
+            lines = [self._lines_layout(one, inverse) for one in self._lines(world.rank, inverse)]
+            for layout in (*planes, *lines):
                 if layout.batch and (layout, inverse) not in self._plans:
                     factor = scales[inverse] if layout.distance == 1 else 1.0
                     self._plans[layout, inverse] = plan(layout, dtype, inverse, factor)
@@ -227,13 +219,22 @@ class DirectFourier:
         cut = first + round(EARLY[inverse] * (last - first))
         return [(first, cut), *_divided(cut, last, LATER[inverse])]
 
+    def _planes_layout(self, planes: Range) -> BatchLayout:
+        return BatchLayout(self._shape[1:], planes[1] - planes[0], (1, 1), self._plane)
+
+    def _lines_layout(self, lines: Range, inverse: bool) -> BatchLayout:
+        """Return the layout of lines out of the room into a block, or back."""
+        wide = (self._mine[1][1] - self._mine[1][0]) * self._inner
+        strides = (wide, self._plane) if inverse else (self._plane, wide)
+        return BatchLayout(self._shape[:1], (lines[1] - lines[0]) * self._inner, strides, 1)
+
     def _transform_planes(self, planes: Range, source: Array, out: Array) -> None:
         """Transform planes of a block into the room, or of the room into a block."""
         first, last = planes
         if first == last:
             return
         inverse, start = source is self._room, self._mine[0][0]
-        plan = self._plans[BatchLayout(self._shape[1:], last - first, (1, 1), self._plane), inverse]
+        plan = self._plans[self._planes_layout(planes), inverse]
         room, block = first * self._plane, (first - start) * self._plane
         plan(source.reshape(-1)[room if inverse else block :], out.reshape(-1)[block if inverse else room :])
 
@@ -242,10 +243,8 @@ class DirectFourier:
         first, last = lines
         if first == last:
             return
-        inverse, (start, stop) = out is self._room, self._mine[1]
-        wide = (stop - start) * self._inner
-        strides = (wide, self._plane) if inverse else (self._plane, wide)
-        plan = self._plans[BatchLayout(self._shape[:1], (last - first) * self._inner, strides, 1), inverse]
+        inverse, start = out is self._room, self._mine[1][0]
+        plan = self._plans[self._lines_layout(lines, inverse), inverse]
         room, block = first * self._inner, (first - start) * self._inner
         plan(source.reshape(-1)[block if inverse else room :], out.reshape(-1)[room if inverse else block :])
 

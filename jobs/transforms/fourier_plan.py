@@ -187,7 +187,7 @@ def open_direct_fourier(
 
     Collective. peers, plan, copies: instead of the GPUs' memory, of cuFFT and of the copy engines.
     """
-    world.backend.release_memory()  # rooms are not allocated where arrays are
+    world.backend.release_memory()  # a room is allocated from what the device has free
     free = min(world.control.allgather(world.backend.free_memory()))
     problem = problem_of(shape, world.size, dtype.itemsize, free)
     if problem:
