@@ -170,7 +170,7 @@ def tiles(steps: Sequence[int], *shapes: tuple[int, int, int]) -> list[tuple[int
 def choices(case: Case, quick: bool) -> list[tuple[int, Tuning]]:
     """Return numbers of steps, and choices that need a kernel of their own."""
     if len(case.size) < 3:
-        predicted = step_choice.choices(*case.program())
+        predicted = step_choice.choices(*case.program(), case.size)
         return [(one.steps, one.tuning) for one in (predicted[:3] if quick else predicted)]
     if case.name == "heat3d":
         return (
@@ -261,17 +261,22 @@ def copy_rate() -> float:
 
 
 def seconds(act: Any, rounds: int = 5) -> float:
-    """Return the median of some rounds on the device."""
+    """Return the median of some rounds on the device, of launches one behind another for 2 ms or more."""
     act()
-    times = []
-    for _ in range(rounds):
-        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        begin.record()
-        act()
-        end.record()
-        end.synchronize()
-        times.append(cupy.cuda.get_elapsed_time(begin, end) / 1e3)
+    once = lasted(act, 1)
+    times = [lasted(act, math.ceil(2e-3 / once)) for _ in range(rounds)]
     return float(statistics.median(times))
+
+
+def lasted(act: Any, launches: int) -> float:
+    """Return the seconds of each of some launches that the device makes one behind another."""
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    begin.record()
+    for _ in range(launches):
+        act()
+    end.record()
+    end.synchronize()
+    return float(cupy.cuda.get_elapsed_time(begin, end)) / 1e3 / launches
 
 
 def timed(name: str, case: Case, copy: float, quick: bool, pool: Executor) -> list[dict[str, Any]]:
