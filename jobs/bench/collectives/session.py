@@ -52,6 +52,13 @@ def no_wire_rate(algbw: float, busbw: float) -> tuple[float | None, float | None
     return None, None
 
 
+# A GPU that was idle, as between two sizes, may pause in the first half of a millisecond of work, for a
+# hundred microseconds and more. With `steady`, the untimed call of sizes up to so many bytes is repeated for
+# so many seconds.
+STEADY_BYTES, STEADY_SECONDS = 1 << 20, 2e-3
+REPEATED = "untimed calls for 2 ms before each size up to 1 MiB (--no-steady: one call)"
+
+
 @dataclass
 class Bench:
     """State that all sizes of one run share.
@@ -184,6 +191,9 @@ def opened(
 
         if options.wires:
             assumptions += (COUNTED,)
+
+        if options.steady and settings.minbytes <= STEADY_BYTES:
+            assumptions += (REPEATED,)
 
         def used() -> GpuMemoryUse | None:
             if not settings.memory:

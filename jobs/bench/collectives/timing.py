@@ -15,13 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jobs.bench.collectives.session import Bench, Point
+from jobs.bench.collectives.session import STEADY_BYTES, STEADY_SECONDS, Bench, Point
 from runner.comm.collectives.api import Call, Pointer
 
-# A GPU that was idle, as between two sizes, may pause in the first half of a millisecond of work, for a
-# hundred microseconds and more: with `steady`, untimed calls of sizes up to so many bytes, so long, so many
-# at once.
-STEADY_BYTES, STEADY_SECONDS, STEADY_CALLS = 1 << 20, 2e-3, 20
+STEADY_CALLS = 20  # untimed calls at once
 
 
 @dataclass(frozen=True)

@@ -229,6 +229,24 @@ def test_the_header_names_every_rank(on_ranks: Any) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("size", "steady", "said"),
+    [(8, True, True), (8, False, False), (1 << 20, True, True), (2 << 20, True, False)],
+)
+def test_the_header_says_that_untimed_calls_are_repeated(
+    on_ranks: Any, size: int, steady: bool, said: bool
+) -> None:
+    def body(world: World) -> Any:
+        options = BenchOptions(("all_reduce",), SweepSettings(minbytes=size, maxbytes=4 << 20), steady=steady)
+        with session.opened(
+            world, world.control, options, "all_reduce", MeasurementProgress(), [0, 0]
+        ) as opened:
+            return opened.header.assumptions
+
+    found, *_ = on_ranks(2, body)
+    assert found == ((session.REPEATED,) if said else ())
+
+
 def test_details_are_not_recorded_without_options(on_ranks: Any) -> None:
     """Calls are stamped and clocks compared only if an output needs it."""
 
