@@ -92,11 +92,12 @@ def test_shared_memory_of_the_run_goes(mark: str, token: str, tmp_path: Path) ->
 
 
 def test_shared_memory_that_is_older_than_the_run_stays(mark: str, token: str, tmp_path: Path) -> None:
-    """In a folder of its own: in /dev/shm, runs of other tests remove what they find."""
-    new, old = segment(tmp_path), segment(tmp_path, age=3600.0)
-    clean_up(mark, str(tmp_path / "nosuch"), 600, token, shared=tmp_path)
-    assert not new.exists()
-    assert old.exists()
+    """In a folder of its own: in /dev/shm itself, runs of other tests remove what they find."""
+    with tempfile.TemporaryDirectory(dir=shared_memory.FOLDER) as shared:
+        new, old = segment(Path(shared)), segment(Path(shared), age=3600.0)
+        clean_up(mark, str(tmp_path / "nosuch"), 600, token, shared=Path(shared))
+        assert not new.exists()
+        assert old.exists()
 
 
 def test_the_note_of_a_failure_that_a_killed_rank_left_goes(mark: str, token: str, tmp_path: Path) -> None:

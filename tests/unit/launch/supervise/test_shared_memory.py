@@ -18,7 +18,7 @@ from launch.supervise import shared_memory
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as path:
+    with tempfile.TemporaryDirectory(dir=shared_memory.FOLDER) as path:  # not every file system grants leases
         yield Path(path)
 
 
@@ -102,23 +102,22 @@ def test_a_segment_that_another_run_has_created_and_not_mapped_yet_stays(folder:
 @pytest.mark.parametrize(
     "namespaces", [["--user"], ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]]
 )
-def test_a_segment_of_a_process_in_another_namespace_stays(namespaces: list[str]) -> None:
+def test_a_segment_of_a_process_in_another_namespace_stays(folder: Path, namespaces: list[str]) -> None:
     """Containers may share /dev/shm: one cannot see the other's processes, or not what they map."""
     user = ["--map-user=1000", "--map-group=1000"] if namespaces == ["--user"] else []
     remover = (
         "import sys; from pathlib import Path; from launch.supervise import shared_memory;"
         "shared_memory.ATTEMPTS = 1; shared_memory.remove_orphans(set(), Path(sys.argv[1]))"
     )
-    with tempfile.TemporaryDirectory() as path:
-        left, theirs = segment(Path(path), "mpich_shm_left"), segment(Path(path), "mpich_shm_theirs")
-        with mapped(theirs):
-            done = subprocess.run(
-                ["unshare", *namespaces, *user, sys.executable, "-c", remover, path],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                check=False, capture_output=True, text=True,
-            )  # fmt: skip
-        if done.returncode and "unshare" in done.stderr:
-            pytest.skip(f"no namespaces: {done.stderr}")
-        assert (done.returncode, done.stderr) == (0, "")
-        assert theirs.exists()
-        assert not left.exists()
+    left, theirs = segment(folder, "mpich_shm_left"), segment(folder, "mpich_shm_theirs")
+    with mapped(theirs):
+        done = subprocess.run(
+            ["unshare", *namespaces, *user, sys.executable, "-c", remover, str(folder)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+    if done.returncode and "unshare" in done.stderr:
+        pytest.skip(f"no namespaces: {done.stderr}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert theirs.exists()
+    assert not left.exists()
