@@ -85,7 +85,7 @@ class FourierPlan:
                 raise UserError(
                     "a direct exchange of transforms is not possible here",
                     got=found,
-                    expected="GPUs of one host that reach each other's memory",
+                    expected="GPUs of one host that reach each other's memory and have room for the array",
                     hint='exchange="auto"',
                     everywhere=True,
                 )
