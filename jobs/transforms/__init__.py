@@ -14,6 +14,6 @@ projections     its check: sums over the whole output against sums over the inpu
 transpose       permutes the axes of blocks
 direct          transposes by stores into other GPUs' memory, and how that is opened
 fourier_plan    Fourier transforms of many arrays of one shape
-direct_fourier  those that store results into other GPUs' memory
+direct_fourier  those whose finished parts are copied into other GPUs' memory
 transpose_job   the job transpose, from a file to a file, in passes if the array does not fit memory
 """
