@@ -77,8 +77,8 @@ class BatchLayout:
 Planner = Callable[[BatchLayout, np.dtype[Any], bool, float], Execute]
 
 
-class Copies(Protocol):
-    """Copies to other ranks beside the computation; of GPUs, `runner.comm.peer_copies.PeerCopies`."""
+class RankCopies(Protocol):
+    """Copies to other ranks beside the computation; of GPUs, `runner.comm.peer_arrays.PeerCopies`."""
 
     def follow(self) -> None:
         """Let later copies wait for all that has been issued so far."""
@@ -108,9 +108,9 @@ def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor:
         raise Unreachable(str(reason)) from reason
 
 
-def peer_copies(world: World) -> Copies:
+def peer_copies(world: World) -> RankCopies:
     """Return copies by the copy engines of this rank's GPU."""
-    from runner.comm.peer_copies import PeerCopies
+    from runner.comm.peer_arrays import PeerCopies
 
     return PeerCopies(world.arrays)
 
@@ -126,7 +126,7 @@ class DirectFourier:
         scales: tuple[float, float],
         peers: PeerBlocks,
         plan: Planner,
-        copies: Callable[[World], Copies],
+        copies: Callable[[World], RankCopies],
     ) -> None:
         """Open the ranks' rooms, and make plans. Collective.
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from jobs.transforms.direct import PeerBlocks, find_peers, opened
 from jobs.transforms.direct_fourier import (
-    Copies,
     DirectFourier,
     Planner,
+    RankCopies,
     cufft_plan,
     peer_copies,
     problem_of,
@@ -181,7 +181,7 @@ def open_direct_fourier(
     scales: tuple[float, float],
     peers: PeerBlocks | None = None,
     plan: Planner = cufft_plan,
-    copies: Callable[[World], Copies] = peer_copies,
+    copies: Callable[[World], RankCopies] = peer_copies,
 ) -> DirectFourier | str:
     """Return what transforms by copies into other ranks' memory, or why it cannot; the same on every rank.
 

@@ -1,4 +1,4 @@
-"""Device arrays into which kernels of other ranks of the host store, and launches of such kernels."""
+"""Device arrays into which other ranks of the host store or copy, and launches of kernels that store."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Any
 import cupy
 import numpy as np
 
-from runner.comm.api import Control
+from runner.comm.api import Arrays, Control
 from runner.comm.peer_memory import PAGE, PeerMemory, Unreachable
-from runner.device.api import Device
+from runner.device.api import Device, Mark
 from runner.device.cuda import kernel
 from runner.device.raw.cuda_memory import CudaBox
 from runner.device.raw.memory import Memory
 from runner.errors import MeshrunError, first_line
 from runner.region import Array, Shape
+
+BEFORE_KERNELS = -5  # priority of a stream; CUDA takes the highest that there is
 
 
 class PeerArrays:
@@ -98,3 +100,43 @@ class DeviceTables:
     def kernel(self, path: Path, name: str) -> Callable[..., None]:
         """Compile a kernel; call the result with (grid, block, arguments)."""
         return kernel(path, name)
+
+
+class PeerCopies:
+    """A stream of copies from this GPU. Kernels stay in the caller's stream.
+
+    arrays: of all ranks.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays, self._word = arrays, cupy.zeros(1, cupy.float32)
+        self._stream = cupy.cuda.Stream(non_blocking=True, priority=BEFORE_KERNELS)
+
+    def follow(self) -> None:
+        """Let later copies wait for all that the caller's stream has been given."""
+        self._stream.wait_event(_event(cupy.cuda.get_current_stream()))
+
+    def rows(self, target: int, source: int, pitch: int, width: int, rows: int) -> None:
+        """Copy `rows` rows of `width` bytes. target, source: addresses; pitch: bytes between rows in both."""
+        kind = cupy.cuda.runtime.memcpyDefault
+        cupy.cuda.runtime.memcpy2DAsync(target, pitch, source, pitch, width, rows, kind, self._stream.ptr)
+
+    def arrived(self) -> Mark:
+        """Return a mark that is passed after all copies so far of all ranks. Collective."""
+        before = cupy.cuda.get_current_stream()
+        self._stream.use()
+        try:
+            self._arrays.all_reduce(self._word, "max")
+        finally:
+            before.use()
+        return _event(self._stream)
+
+    def wait(self, mark: Mark) -> None:
+        """Let later work of the caller's stream wait for `mark`."""
+        cupy.cuda.get_current_stream().wait_event(mark)
+
+
+def _event(stream: cupy.cuda.Stream) -> cupy.cuda.Event:
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
