@@ -12,7 +12,7 @@ from jobs.bench.copy.cases import Case, CopyTransfer, MemoryPlace
 from jobs.bench.copy.engines import UNIT
 from runner.comm.api import Control
 from runner.comm.peer_memory import PeerMemory, Unreachable, allocate_exportable
-from runner.device.raw.memory import Box, GpuProperties, Memory
+from runner.device.raw.memory import Box, GpuProperties, Kind, Memory
 from runner.errors import UserError
 
 End = Literal["source", "target"]
@@ -54,11 +54,14 @@ class Binding:
 class TransferBuffers:
     """Memory of a host's ranks, reused by one set of transfers after another; kept until the box closes.
 
-    All methods are collective over `group`, the host's ranks.
+    All methods are collective over `group`, the host's ranks. huge_pages: of host memory.
     """
 
-    def __init__(self, group: Control, box: Box, gpus: Sequence[MatrixGpu]) -> None:
+    def __init__(
+        self, group: Control, box: Box, gpus: Sequence[MatrixGpu], *, huge_pages: bool = False
+    ) -> None:
         self.group, self.box, self.gpus = group, box, gpus
+        self._host_kind: Kind = "huge" if huge_pages else "pinned"
         self._idle: dict[tuple[MemoryPlace, int], list[Memory]] = defaultdict(list)
         self._peers = PeerMemory(group, box)
 
@@ -102,7 +105,7 @@ class TransferBuffers:
             return idle.pop()
         gpu = self.gpus[place.gpu].gpu.index
         if place.kind == "host":
-            return self.box.allocate("pinned", nbytes, gpu)
+            return self.box.allocate(self._host_kind, nbytes, gpu)
         return allocate_exportable(self.box, nbytes, gpu)
 
     def _without_access(self, transfers: Sequence[CopyTransfer]) -> dict[int, str]:

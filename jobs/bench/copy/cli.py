@@ -28,6 +28,9 @@ MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.mea
         click.option("-n", "--samples", type=click.IntRange(min=1), default=3, show_default=True,
                      help="Samples of each cell; the median is reported."),
         click.option("--mean", is_flag=True, help="Report the mean of the samples instead of the median."),
+        click.option("--huge-pages", is_flag=True, help="Keep host memory in huge pages."),
+        click.option("--sample-pairs", "pairs", type=click.IntRange(min=1), metavar="N",
+                     help="Measure only N pairs of GPUs, drawn with a fixed seed."),
         click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True,
                      help="Check the copied data."),
         click.option("-J", "output_file", metavar="FILE.json",
@@ -44,7 +47,8 @@ def copy(device: Any, debug: bool, lists: bool, **words: Any) -> int:
     meshrun -n 4 bench copy -t 4 -t 5             one process per GPU
     meshrun bench copy -p device_to_device --plot pairs.html
 
-    Names, order, sizes, timing and layout are nvbandwidth's (0.8); outliers are marked and described.
+    Names, order, sizes, timing and layout are nvbandwidth's (0.8); outliers are marked and described. As with
+    nvbandwidth 0.9: how much samples vary, host memory in huge pages, some pairs of many.
     """
     if lists:
         click.echo(listing(), nl=False)

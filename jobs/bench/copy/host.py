@@ -15,13 +15,14 @@ from jobs.measure.patterns import Copied, Segment
 from jobs.measure.timers import host_seconds
 from runner.comm.api import Control
 from runner.comm.collectives.api import DATATYPES
+from runner.device.raw.huge_pages import huge_array
 
 ByteArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def measure(group: Control, settings: CopySettings, progress: Callable[[str], None]) -> CaseResult:
     """Measure a column for each of the host's ranks; collective over them, the same result on all."""
-    source, target = (np.empty(settings.size, np.uint8) for _ in range(2))
+    source, target = _buffer(settings), _buffer(settings)
     source[...] = target[...] = 0  # the first touch maps the pages
     samples_of: list[list[tuple[float, ...]]] = [[] for _ in range(group.size)]
     mismatches: list[str] = []
@@ -50,6 +51,10 @@ def measure(group: Control, settings: CopySettings, progress: Callable[[str], No
 
 def copy(target: ByteArray, source: ByteArray) -> None:
     np.copyto(target, source)
+
+
+def _buffer(settings: CopySettings) -> ByteArray:
+    return huge_array(settings.size) if settings.huge_pages else np.empty(settings.size, np.uint8)
 
 
 def _seconds(source: ByteArray, target: ByteArray, settings: CopySettings) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ class CopySettings:
     """Settings of a measurement.
 
     size: bytes of a buffer. copies, samples: copies of a sample, samples of a cell. mean: report the mean,
-    not the median. check: verify data. accesses: loads of a latency sample.
+    not the median. check: verify data. accesses: loads of a latency sample. huge_pages: of host memory.
+    pairs: how many pairs of GPUs to measure, drawn at random; None for all.
     """
 
     size: int = 512 << 20
@@ -28,6 +30,8 @@ class CopySettings:
     mean: bool = False
     check: bool = True
     accesses: int = 1_000_000
+    huge_pages: bool = False
+    pairs: int | None = None
 
     def middle(self, values: Sequence[float]) -> float:
         return statistics.fmean(values) if self.mean else statistics.median(values)
@@ -43,6 +47,14 @@ class MatrixCell:
     values: CellValues | None
     samples: tuple[CellValues, ...] = ()
     why: str = ""
+
+    def variation(self, number: int) -> float | None:
+        """Return the samples' standard deviation over their mean, in the case's matrix of this number.
+
+        None if there are fewer than two, or none of that matrix.
+        """
+        values = [sample[number] for sample in self.samples if number < len(sample)]
+        return statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ def measure(
 ) -> CaseResult:
     """Measure all cells of a case; collective over the host's ranks, the same result on all."""
     gpus, cells, wrong = len(transfer_runner.gpus), list[MatrixCell](), list[str]()
-    for row, column, transfers in case.cells(gpus):
+    for row, column, transfers in drawn(case, gpus, settings.pairs):
         progress(f"row {row}, column {column}")
         measured = _latency if case.engine == "chase" else _rates
         cell, found = measured(case, transfer_runner, settings, row, column, transfers)
@@ -81,6 +93,14 @@ def measure(
     elif all(cell.values is None for cell in cells):
         waived = cells[0].why
     return CaseResult(case, gpus, tuple(cells), tuple(wrong), waived)
+
+
+def drawn(case: Case, gpus: int, pairs: int | None) -> list[tuple[int, int, CopyTransfers]]:
+    """Return the cells to measure: of a matrix of pairs, so many; the same ones in all cases and runs."""
+    cells = list(case.cells(gpus))
+    if pairs is None or case.rows != "gpus" or pairs >= len(cells):
+        return cells
+    return [cells[number] for number in sorted(random.Random(0).sample(range(len(cells)), pairs))]
 
 
 def _rates(

@@ -74,4 +74,13 @@ def summary(result: CaseResult, number: int, key: str) -> list[str]:
     if not values:
         return []
     spread = f"min {min(values):.2f}, median {statistics.median(values):.2f}, max {max(values):.2f}"
-    return [f"SUM {key} {sum(values):.2f}", f"# {spread} {result.case.unit}"]
+    lines = [f"SUM {key} {sum(values):.2f}", f"# {spread} {result.case.unit}"]
+    varying = [(share, cell) for cell in result.cells if (share := cell.variation(number)) is not None]
+    if varying:
+        most, cell = max(varying, key=lambda one: one[0])
+        middle = statistics.median(share for share, _ in varying)
+        where = f"cell ({cell.row}, {cell.column})"
+        lines.append(
+            f"# samples vary by {middle:.1%} (median; standard deviation / mean), {most:.1%} in {where}"
+        )
+    return lines

@@ -93,7 +93,9 @@ def measure_all(
     printer = _Printer(world, cli_context, stream)
     printer.begin(hosts, settings, replace(settings, size=size))
     settings = replace(settings, size=size)
-    buffers = TransferBuffers(group, box, gpus) if box is not None else None
+    buffers = None
+    if box is not None:
+        buffers = TransferBuffers(group, box, gpus, huge_pages=settings.huge_pages)
     transfer_runner = TransferRunner(buffers, world.backend.synchronize) if buffers is not None else None
     for number, case in enumerate(cases):
         printer.case = f"{case.name} ({number + 1} of {len(cases)})"
@@ -126,6 +128,10 @@ class _Printer:
             f"# {settings.size:,} bytes a buffer, {settings.copies} copies a sample, {statistic} of "
             f"{settings.samples} samples, data {'checked' if settings.check else 'not checked'}"
         ]
+        if settings.huge_pages:
+            lines.append("# Host memory in huge pages")
+        if settings.pairs is not None:
+            lines.append(f"# At most {settings.pairs} pairs of GPUs of each case, drawn with a fixed seed")
         if settings.size < wanted.size:
             lines.append(f"# Reduced from {wanted.size:,} bytes, which do not fit in memory")
         for one in hosts:

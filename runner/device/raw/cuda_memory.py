@@ -14,12 +14,13 @@ import numpy as np
 from cupy.cuda import runtime
 
 from runner.device.cuda import count, describe
+from runner.device.raw.huge_pages import huge_array
 from runner.device.raw.memory import GpuProperties, Kind, Mark, Memory, Stream
 from runner.errors import RunError, UserError
 from runner.region import Array
 from runner.system import sysfs
 
-PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc
+PORTABLE, MAPPED, COMBINED = 1, 2, 4  # flags of cudaHostAlloc; the first of cudaHostRegister, too
 PINNED: dict[str, int] = {"pinned": PORTABLE, "combined": PORTABLE | COMBINED, "mapped": PORTABLE | MAPPED}
 OUT_OF_MEMORY, ALREADY_CONNECTED = 2, 704  # cudaErrorMemoryAllocation, cudaErrorPeerAccessAlreadyEnabled
 
@@ -72,6 +73,10 @@ class CudaBox:
                     owner = np.empty(nbytes, np.uint8)
                     owner[::4096] = 0  # first touch allocates the page
                     address = owner.ctypes.data
+                elif kind == "huge":
+                    owner = huge_array(nbytes)
+                    address = owner.ctypes.data
+                    runtime.hostRegister(address, nbytes, PORTABLE)
                 else:
                     address = runtime.hostAlloc(nbytes, PINNED[kind])
         return Memory(address, nbytes, kind, gpu, owner)
@@ -85,6 +90,8 @@ class CudaBox:
                 runtime.free(memory.address)
             elif memory.kind in PINNED:
                 runtime.freeHost(memory.address)
+            elif memory.kind == "huge":
+                runtime.hostUnregister(memory.address)
 
     def array(self, memory: Memory) -> Array:
         if memory.kind == "pageable":
@@ -96,7 +103,7 @@ class CudaBox:
     def host_array(self, memory: Memory) -> np.ndarray[Any, Any]:
         if memory.kind == "device":
             raise ValueError("the CPU cannot access device memory")
-        if memory.kind == "pageable":
+        if memory.kind in ("pageable", "huge"):
             owned: np.ndarray[Any, Any] = memory.owner
             return owned
         return np.ctypeslib.as_array((ctypes.c_uint8 * memory.nbytes).from_address(memory.address))

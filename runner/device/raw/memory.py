@@ -15,10 +15,10 @@ import numpy as np
 from runner.errors import UserError
 from runner.region import Array
 
-# pinned: page-locked. combined: page-locked and write-combined, which the CPU writes fast and reads
-# slowly. mapped: page-locked and accessible to kernels. managed: pages migrate to the device that accesses
-# them.
-Kind = Literal["device", "pageable", "pinned", "combined", "mapped", "managed"]
+# pinned: page-locked. huge: page-locked, in huge pages. combined: page-locked and write-combined, which the
+# CPU writes fast and reads slowly. mapped: page-locked and accessible to kernels. managed: pages migrate to
+# the device that accesses them.
+Kind = Literal["device", "pageable", "pinned", "huge", "combined", "mapped", "managed"]
 Stream = Any  # of one GPU
 Mark = Any  # a point in a stream
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,16 @@ def test_every_rank_has_a_column_and_all_agree(on_ranks: Ranks) -> None:
     assert all(value is not None and value > 0 for value in results[0].matrix(1)[0])
     assert [len(cell.samples) for cell in results[0].cells] == [4] * 3
     assert results[0].wrong == ()
+
+
+def test_memory_in_huge_pages(on_ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(host, "huge_array", lambda size: made.append(size) or np.zeros(size, np.uint8))
+    measured(on_ranks, 2)
+    assert made == []
+    (result, _) = measured(on_ranks, 2, replace(SETTINGS, huge_pages=True))
+    assert made == [1 << 12] * 4
+    assert result.wrong == ()
 
 
 def test_rates_are_bytes_of_all_timed_copies(on_ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

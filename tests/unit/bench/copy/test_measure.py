@@ -92,6 +92,43 @@ def test_latency_is_of_the_gpu_that_loads(bench_copy: Any, mode: dict[str, Any])
     ]
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_some_pairs_of_many(bench_copy: Any, ranks: int) -> None:
+    """The same ones in every case and on every rank; hosts are no pairs of GPUs."""
+    names = (
+        "device_to_device_memcpy_read_ce",
+        "device_to_device_memcpy_write_sm",
+        "host_to_device_memcpy_ce",
+    )
+    made = MadeHost(4, peers=lambda gpu, other: True)
+    ended = bench_copy(made, *names, ranks=ranks, pairs=5)
+    assert ended.failure is None
+    assert "# At most 5 pairs of GPUs of each case, drawn with a fixed seed\n" in ended.text
+    read, write, host = ([[word != "N/A" for word in row] for row in ended.rows(name)] for name in names)
+    assert read == write
+    assert sum(map(sum, read)) == 5
+    assert host == [[True] * 4]
+    every = bench_copy(made, names[0], pairs=12)
+    assert sum(word != "N/A" for row in every.rows(names[0]) for word in row) == 12
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_host_memory_in_huge_pages(
+    bench_copy: Any, monkeypatch: pytest.MonkeyPatch, huge_pages: bool
+) -> None:
+    taken, allocate = set(), MadeBox.allocate
+
+    def noted(self: MadeBox, kind: Any, nbytes: int, gpu: int) -> Any:
+        taken.add(kind)
+        return allocate(self, kind, nbytes, gpu)
+
+    monkeypatch.setattr(MadeBox, "allocate", noted)
+    ended = bench_copy(MadeHost(2), "host_to_device_memcpy_ce", huge_pages=huge_pages)
+    assert ended.failure is None
+    assert ("huge" in taken) == huge_pages
+    assert ("# Host memory in huge pages\n" in ended.text) == huge_pages
+
+
 def test_a_slow_pair_is_marked_and_named(bench_copy: Any) -> None:
     def rate(source: str, target: str) -> float:
         return 40e9 if (source, target) == ("GPU 2", "GPU 1") else 100e9

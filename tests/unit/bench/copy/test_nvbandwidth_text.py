@@ -42,6 +42,22 @@ def test_a_row_for_the_host() -> None:
     )
 
 
+def test_samples_that_vary() -> None:
+    """By their standard deviation over their mean: 20 of 100, and 0; the sum of both directions has none."""
+    case = BY_NAME["host_to_device_memcpy_ce"]
+    samples = [((50.0,), (50.0,), (50.0,)), ((100.0,), (80.0,), (120.0,))]
+    cells = [
+        MatrixCell(row, column, transfers, (100.0,), samples[column])
+        for row, column, transfers in case.cells(2)
+    ]
+    found = CaseResult(case, 2, tuple(cells))
+    assert nvbandwidth_text.summary(found, 0, "key")[2:] == [
+        "# samples vary by 10.0% (median; standard deviation / mean), 20.0% in cell (0, 1)"
+    ]
+    assert cells[1].variation(1) is None
+    assert MatrixCell(0, 0, (), (1.0,), ((1.0,),)).variation(0) is None
+
+
 ODD = [[None, 390.0, 391.0], [392.0, None, 100.0], [393.0, 394.0, None]]
 
 

@@ -54,6 +54,10 @@ def test_json_holds_numbers_transfers_and_samples(bench_copy: Any, tmp_path: Pat
     ]
     assert both["path"] == "peer"
     assert [len(values) for cell in both["cells"] for values in cell["samples"]] == [2] * 6
+    assert up["matrices"][0]["variation"] == [[pytest.approx(0), pytest.approx(0)]]
+    assert both["matrices"][0]["variation"] == [[None, pytest.approx(0)], [pytest.approx(0), None]]
+    assert both["matrices"][2]["variation"] == [[None, None], [None, None]]  # sums have no samples
+    assert (whole["huge_pages"], whole["pairs"]) == (False, None)
     total = both["matrices"][2]
     assert total["key"].endswith("_total")
     assert total["values"] == [[None, pytest.approx(200)], [pytest.approx(200), None]]

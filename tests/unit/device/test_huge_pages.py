@@ -1,0 +1,53 @@
+"""Host memory in huge pages, on this kernel and on those that give none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.device.raw import huge_pages
+from runner.errors import UserError
+
+
+def given() -> bool:
+    """Whether this kernel gives huge pages to those who ask."""
+    try:
+        return "[never]" not in (huge_pages.SETTINGS / "enabled").read_text() and bool(
+            huge_pages.page_bytes()
+        )
+    except (OSError, UserError):
+        return False
+
+
+@pytest.mark.skipif(not given(), reason="no transparent huge pages")
+@pytest.mark.parametrize("nbytes", [1, 4096, 5_000_001])
+def test_memory_is_in_huge_pages(nbytes: int) -> None:
+    page, before = huge_pages.page_bytes(), huge_pages.bytes_in_huge_pages()
+    array = huge_pages.huge_array(nbytes)
+    assert (array.nbytes, array.ctypes.data % page) == (nbytes, 0)
+    assert huge_pages.bytes_in_huge_pages() - before >= -(-nbytes // page) * page * huge_pages.ENOUGH
+    array[...] = 7  # all of it is ours to write
+    assert int(array.sum()) == 7 * nbytes
+
+
+def test_small_pages_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may take the wish and not follow it."""
+    rollup = tmp_path / "smaps_rollup"
+    rollup.write_text("Rss: 100 kB\nAnonHugePages:    2048 kB\n")
+    (tmp_path / "hpage_pmd_size").write_text("2097152\n")
+    monkeypatch.setattr(huge_pages, "ROLLUP", rollup)
+    monkeypatch.setattr(huge_pages, "SETTINGS", tmp_path)
+    with pytest.raises(UserError, match=r"small pages: got 0 of 4,194,304 bytes.*echo madvise > "):
+        huge_pages.huge_array(3 << 20)
+
+
+@pytest.mark.parametrize("text", [None, "", "many"])
+def test_a_kernel_without_huge_pages(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "hpage_pmd_size").write_text(text)
+    monkeypatch.setattr(huge_pages, "SETTINGS", tmp_path)
+    with pytest.raises(UserError, match="this kernel has no transparent huge pages"):
+        huge_pages.huge_array(1)
