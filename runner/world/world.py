@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -26,6 +27,7 @@ from runner.world.binding import bind_device, open_arrays, open_collectives, vis
 from runner.world.group import Group
 from runner.world.process_grid import Grid, open_grid, process_grid
 from runner.world.run_status import remove_stale_claims
+from runner.world.stuck import nccl_ras
 
 Value = TypeVar("Value")
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -193,7 +195,10 @@ def open_world(
         recorder, reasons = open_recorder(control, ranks, run_id, record)
         warnings += reasons
     own = RecordedControl(control, recorder) if isinstance(recorder, Recorder) else control
-    arrays = open_arrays(own, backend, shared_gpu=bool(clash))
+    on_gpu = backend.device.kind == "cuda"
+    listens = launcher.default_variable(nccl_ras.ADDRESS, nccl_ras.address_of(run_id))
+    with listens if on_gpu else nullcontext():
+        arrays = open_arrays(own, backend, shared_gpu=bool(clash))
     return World(own, arrays, backend, ranks, run_id, warnings, recorder=recorder)
 
 

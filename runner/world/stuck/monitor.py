@@ -14,6 +14,7 @@ from runner.recorder.process import process_state
 from runner.recorder.snapshot import RankSnapshot, snapshots
 from runner.world import helper_process
 from runner.world.run_status import RunLines
+from runner.world.stuck import nccl_ras
 from runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def start(world: World, started: Started) -> list[str]:
         "seconds": seconds,
         "chosen": started.stall_timeout is not None,
         "run": started.run,
+        "ras": nccl_ras.place(world.run_id) if world.here.device.kind == "cuda" else None,
         "size": world.size,
         "hosts": {str(number): world.ranks[number].host for number in first.values()},
     }

@@ -20,6 +20,7 @@ from runner.errors import tell
 from runner.recorder.snapshot import RankSnapshot, from_json, to_json
 from runner.world.helper_process import rank_has_ended, read_setting, write_message
 from runner.world.run_status import RunLines, run_at
+from runner.world.stuck import nccl_ras
 from runner.world.stuck.explain import explain, waiting_in
 from runner.world.stuck.monitor import HostMonitor
 from runner.world.watchdog.channel import Connection, Hub, connect
@@ -55,7 +56,8 @@ class Lead:
         found, silent = self.collect()
         if not found:
             return False  # all ranks have ended normally
-        if not report(self.setting, found, silent):
+        address = self.setting.get("ras")
+        if not report(self.setting, found, silent, nccl_ras.findings(address) if address else ()):
             self.reported = self.position
             return False
         if self.hub:
@@ -103,16 +105,19 @@ class Follow:
         return any("end" in message for message in messages)
 
 
-def report(setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str]) -> bool:
+def report(
+    setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str], quoted: Sequence[str] = ()
+) -> bool:
     """Say why nothing progresses; returns whether the run is to be ended.
 
+    quoted: lines of what NCCL says.
     It is not if the user has chosen no time-out, and the culprits compute in a job's function: that may take
     any time. A run that ends claims its failure, and prints nothing if a rank has failed first.
     """
     explanation = explain(found, setting["size"], silent)
     first, *others = explanation.sentences
     known = {one.rank: one for one in found}
-    lines = [f"  {line}" for line in others]
+    lines = [f"  {line}" for line in (*others, *quoted)]
     if not setting["chosen"] and all(computes(known.get(rank)) for rank in explanation.culprits):
         tell(f"no progress for {setting['seconds']:g} s: {first}")
         for line in (*lines, "  the run goes on; --stall-timeout SECONDS would end it"):

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from stalled_ranks import COMPUTING, WAITING, setting
 
 from launch.cli.main import command, main
 from runner.recorder import ring
-from runner.recorder.process import Frame
 from runner.recorder.ring import WAIT, Operation, Recorder
 from runner.recorder.snapshot import RankSnapshot
 from runner.world.run_status import RunDirectory, RunLines
@@ -28,34 +28,6 @@ from runner.world.stuck.monitor import HostMonitor
 from runner.world.stuck.monitor_process import Lead, end_ranks, report
 
 ABOUT = {"run": "abc", "size": 2, "host": "n1", "device": "CPU", "command": "run edges"}
-GROUPS = {"world": (0, 1)}
-WAITING = RankSnapshot(
-    0, "n1", "CPU", "running", 9.0, (Operation(9, "barrier", 9.0, None, 0, "world", 4),), {"world": 4}, GROUPS
-)
-COMPUTING = RankSnapshot(
-    1,
-    "n1",
-    "CPU",
-    "running",
-    9.0,
-    (Operation(8, "kernel", 9.0, None),),
-    {"world": 3},
-    GROUPS,
-    at=Frame("/home/a/edges.py", 17, "smooth"),
-)
-
-
-def setting(run: RunDirectory | None = None, **more: Any) -> dict[str, Any]:
-    place = None if run is None else str(run.path)
-    return {
-        "run_id": "abc",
-        "size": 2,
-        "seconds": 7.0,
-        "chosen": True,
-        "run": place,
-        "hosts": {"0": "n1"},
-        **more,
-    }
 
 
 @pytest.fixture
