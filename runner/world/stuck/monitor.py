@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from runner.recorder.process import process_state
 from runner.recorder.snapshot import RankSnapshot, snapshots
 from runner.world import helper_process
 from runner.world.run_status import RunLines
-from runner.world.stuck import nccl_ras
+from runner.world.stuck import gpu_states, nccl_ras
 from runner.world.watchdog.channel import LOOPBACK, host_addresses, interface_address
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ PROCESS = "runner.world.stuck.monitor_process"
 
 @dataclass
 class HostMonitor:
-    """The recorders of this host's ranks of one run."""
+    """The recorders of this host's ranks of one run. gpus: UUIDs of their GPUs, by rank."""
 
     run_id: str
     folder: Path = ring.FOLDER
+    gpus: Mapping[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     _ranks: set[int] = field(default_factory=set)
 
@@ -47,7 +49,10 @@ class HostMonitor:
         return counts
 
     def snapshots(self) -> list[RankSnapshot]:
-        return snapshots(ring.files_of(self.run_id, self.folder))
+        found = snapshots(ring.files_of(self.run_id, self.folder))
+        uuids = {one.rank: self.gpus[one.rank] for one in found if one.rank in self.gpus}
+        states = gpu_states.read_states(uuids)
+        return [replace(one, gpu=states.get(one.rank)) for one in found]
 
     def pids(self) -> list[int]:
         """Return the processes of the ranks that live."""
@@ -82,6 +87,11 @@ def start(world: World, started: Started) -> list[str]:
         "run": started.run,
         "ras": nccl_ras.place(world.run_id) if world.here.device.kind == "cuda" else None,
         "size": world.size,
+        "gpus": {
+            str(number): rank.device.uuid
+            for number, rank in enumerate(world.ranks)
+            if rank.host_id == world.here.host_id and rank.device.uuid
+        },
         "hosts": {str(number): world.ranks[number].host for number in first.values()},
     }
     offer: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from runner.errors import tell
 from runner.recorder.snapshot import RankSnapshot, from_json, to_json
 from runner.world.helper_process import rank_has_ended, read_setting, write_message
 from runner.world.run_status import RunLines, run_at
-from runner.world.stuck import nccl_ras
+from runner.world.stuck import gpu_states, nccl_ras
 from runner.world.stuck.explain import explain, waiting_in
 from runner.world.stuck.monitor import HostMonitor
 from runner.world.watchdog.channel import Connection, Hub, connect
@@ -57,7 +57,8 @@ class Lead:
         if not found:
             return False  # all ranks have ended normally
         address = self.setting.get("ras")
-        if not report(self.setting, found, silent, nccl_ras.findings(address) if address else ()):
+        told = [*gpu_states.sentences(found), *(nccl_ras.findings(address) if address else ())]
+        if not report(self.setting, found, silent, told):
             self.reported = self.position
             return False
         if self.hub:
@@ -106,18 +107,18 @@ class Follow:
 
 
 def report(
-    setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str], quoted: Sequence[str] = ()
+    setting: dict[str, Any], found: Sequence[RankSnapshot], silent: dict[int, str], told: Sequence[str] = ()
 ) -> bool:
     """Say why nothing progresses; returns whether the run is to be ended.
 
-    quoted: lines of what NCCL says.
+    told: what the GPUs do, and what NCCL says, in lines.
     It is not if the user has chosen no time-out, and the culprits compute in a job's function: that may take
     any time. A run that ends claims its failure, and prints nothing if a rank has failed first.
     """
     explanation = explain(found, setting["size"], silent)
     first, *others = explanation.sentences
     known = {one.rank: one for one in found}
-    lines = [f"  {line}" for line in (*others, *quoted)]
+    lines = [f"  {line}" for line in (*others, *told)]
     if not setting["chosen"] and all(computes(known.get(rank)) for rank in explanation.culprits):
         tell(f"no progress for {setting['seconds']:g} s: {first}")
         for line in (*lines, "  the run goes on; --stall-timeout SECONDS would end it"):
@@ -175,7 +176,8 @@ def watch(look: Callable[[], bool], monitor: HostMonitor) -> None:
 
 def main() -> None:
     setting = read_setting()
-    monitor = HostMonitor(setting["run_id"])
+    gpus = {int(rank): uuid for rank, uuid in setting.get("gpus", {}).items()}
+    monitor = HostMonitor(setting["run_id"], gpus=gpus)
     if setting["rank"]:
         place = setting["candidates"], setting["port"], setting["token"], setting["rank"]
         connection = connect(*place)

@@ -1,0 +1,117 @@
+"""What the GPUs of a stuck run do, by NVML or by one that does not answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nvml
+import pytest
+from stalled_ranks import COMPUTING, WAITING, setting
+
+from runner.recorder.snapshot import from_json, to_json
+from runner.world.run_status import RunDirectory
+from runner.world.stuck import gpu_states, monitor
+from runner.world.stuck.monitor import HostMonitor
+from runner.world.stuck.monitor_process import Lead
+
+BUSY = {"busy": 100.0, "power": 412.4, "SM clock": 1980.0, "temperature": 61.0}
+IDLE = {"busy": 0.0, "power": 118.0, "SM clock": 345.0, "temperature": 33.0}
+
+
+class Nvml(nvml.Nvml):
+    """A GPU at work, of which some readings fail."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 2
+
+    def nvmlDeviceGetFieldValues(self, device: str, fields: Any) -> Any:
+        raise nvml.NotSupported
+
+    def nvmlDeviceGetUtilizationRates(self, device: str) -> Any:
+        return SimpleNamespace(gpu=self._answer("busy", 97), memory=3)
+
+    def nvmlDeviceGetPowerUsage(self, device: str) -> int:
+        return int(self._answer("power", 412_400))
+
+    def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:
+        assert kind == self.NVML_CLOCK_SM
+        return int(self._answer("clock", 1980))
+
+    def nvmlDeviceGetTemperature(self, device: str, kind: int) -> int:
+        return int(self._answer("temperature", 61))
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        ((), {"busy": 97, "power": 412.4, "SM clock": 1980, "temperature": 61}),
+        (("busy", "power"), {"SM clock": 1980, "temperature": 61}),
+        (("handle",), {}),
+        (("init",), {}),
+    ],
+)
+def test_readings(failing: tuple[str, ...], expected: dict[str, float]) -> None:
+    with nvml.loaded(Nvml([], {name: nvml.NotSupported() for name in failing})):
+        assert gpu_states.read_states({3: nvml.UUID}) == {3: expected}
+
+
+def test_a_driver_that_does_not_answer_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_states, "TIMEOUT", 0.1)
+
+    def read(uuid: str) -> dict[str, float]:
+        if uuid == "lost":
+            time.sleep(5)
+        return BUSY
+
+    begin = time.monotonic()
+    assert gpu_states.read_states({0: "fine", 1: "lost"}, read) == {0: BUSY, 1: {}}
+    assert time.monotonic() - begin < 4
+
+
+def test_a_line_for_those_that_do_the_same() -> None:
+    ranks = [replace(WAITING, rank=rank, gpu=gpu) for rank, gpu in enumerate(
+        [BUSY, {**BUSY, "busy": 99.0, "power": 390.0}, IDLE, {}, {"busy": 40.0}, {"power": 300.0}, BUSY, None]
+    )]  # fmt: skip
+    assert gpu_states.sentences(ranks) == [
+        "the GPUs of ranks 0-1, 6 are busy: 99 to 100 %, 390 to 412 W, SM clock 1980 MHz, 61 C",
+        "the GPU of rank 2 is idle: 0 %, 118 W, SM clock 345 MHz, 33 C",
+        "the GPU of rank 3 is not answering NVML",
+        "the GPU of rank 4 is busy in part: 40 %",
+        "the GPU of rank 5 is in an unknown state: 300 W",
+    ]
+    assert gpu_states.sentences([WAITING, COMPUTING]) == []
+
+
+@pytest.mark.parametrize("gpu", [None, {}, BUSY])
+def test_the_state_goes_to_another_host(gpu: dict[str, float] | None) -> None:
+    sent = replace(WAITING, gpu=gpu)
+    assert from_json(json.loads(json.dumps(to_json(sent)))) == sent
+
+
+@pytest.mark.parametrize("gpu", [3, "busy", [1], {"busy": "very"}, {"busy": None}])
+def test_what_is_no_state_is_refused(gpu: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        from_json({**json.loads(json.dumps(to_json(WAITING))), "gpu": gpu})
+
+
+def test_a_stall_is_reported_with_what_the_gpus_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(monitor, "snapshots", lambda _: [WAITING, COMPUTING])
+    monkeypatch.setattr(monitor.ring, "files_of", lambda *_: [])
+    states = {"GPU-a": IDLE, "GPU-b": BUSY}
+    monkeypatch.setattr(gpu_states, "read_state", states.__getitem__)
+    monkeypatch.setattr(HostMonitor, "progress", lambda _: {0: 9, 1: 8})
+    watched = HostMonitor("abc", gpus={0: "GPU-a", 1: "GPU-b"})
+    lead = Lead(setting(RunDirectory(tmp_path), seconds=0.0), watched, None)
+    lead.look()
+    assert lead.look()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[2:4] == [
+        "meshrun:   the GPU of rank 0 is idle: 0 %, 118 W, SM clock 345 MHz, 33 C",
+        "meshrun:   the GPU of rank 1 is busy: 100 %, 412 W, SM clock 1980 MHz, 61 C",
+    ]
