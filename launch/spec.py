@@ -62,7 +62,7 @@ class LaunchSpec:
 def parse_shape(text: str) -> tuple[int | None, int]:
     """Parse "2x8" as 2 hosts with 8 ranks each, "8" as None and 8. Raises ValueError."""
     match = SHAPE.fullmatch(text)
-    if not match or not int(match[2]) or match[1] == "0":
+    if not match or not int(match[2]) or (match[1] and not int(match[1])):
         raise ValueError(f"expected HOSTSxGPUS such as 2x8, or GPUS, not {text!r}")
     return (int(match[1]) if match[1] else None), int(match[2])
 

@@ -158,6 +158,11 @@ class RungResult:
     measured: float = 0.0
 
 
+def measured_nothing(rungs: Sequence[RungResult]) -> bool:
+    """Return whether there are rungs, and none was measured."""
+    return bool(rungs) and all(one.result == "not measured" for one in rungs)
+
+
 @dataclass(frozen=True)
 class Alarm:
     """A problem other than a slow part: wrong data, an error counter that increased, a rank that died."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
+LIBRARIES = ("numpy", "cupy", "scipy")  # whose functions are not looked into for slices
+NAMES = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
 SCIPY = ("scipy.ndimage", "scipy.signal")
 _FILTERS = """
     binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening convolve convolve2d
@@ -238,12 +241,58 @@ def with_inferred_halo(job: Job, inputs: Sequence[ArrayType], parameters: dict[s
 
 
 def _slices(function: Any) -> bool:
-    """Return whether a function, or one that it names, takes slices. Without slices it needs no halo."""
+    """Return whether a function, or what it names, takes or is a slice. Without slices it needs no halo."""
+    seen: set[int] = set()
+    reached: list[Any] = [function]
+    while reached:
+        value = reached.pop()
+        code = getattr(value, "__code__", None)
+        if isinstance(value, slice) or (isinstance(code, CodeType) and _code_slices(code)):
+            return True
+        key = id(value if code is None else code)  # a method is another object each time
+        if key not in seen:
+            seen.add(key)
+            reached += _held(value)
+    return False
+
+
+def _code_slices(code: CodeType) -> bool:
     return any(
-        "diff" in code.co_names
-        or any(one.opname.endswith("_SLICE") or isinstance(one.argval, slice) for one in _instructions(code))
-        for code in _codes(function, set())
+        one.opname.endswith("_SLICE") or isinstance(one.argval, slice) or one.argval in ("diff", "slice")
+        for one in _instructions(code)
     )
+
+
+def _held(value: Any) -> list[Any]:
+    """Return the parts of a tuple, list, dictionary, partial or static function; of a function the variables
+    around it, its defaults, the globals that it names, the object that it is bound to, and of these the
+    attributes that it names."""
+    if isinstance(value, (tuple, list)):
+        return list(value)
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, functools.partial):
+        return [value.func, value.args, value.keywords]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [value.__func__]
+    if isinstance(value, MethodType):
+        return _held_by_function(value.__func__, value.__self__)
+    return _held_by_function(value, None) if isinstance(value, FunctionType) else []
+
+
+def _held_by_function(function: Any, bound: Any) -> list[Any]:
+    if str(function.__module__).split(".")[0] in LIBRARIES:
+        return []
+    names = {one.argval for one in _instructions(function.__code__) if one.opname in NAMES}
+    around = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    owners = [*around, *map(function.__globals__.get, names), bound]
+    found = [(owner, inspect.getattr_static(owner, name, None)) for owner in owners for name in names]
+    attributes = [MethodType(one, owner) if _is_method(one, owner) else one for owner, one in found]
+    return [*owners, function.__defaults__, function.__kwdefaults__, *attributes]
+
+
+def _is_method(value: Any, owner: Any) -> bool:
+    return isinstance(value, FunctionType) and not isinstance(owner, (ModuleType, type))
 
 
 def _codes(function: Any, seen: set[CodeType]) -> Iterator[CodeType]:

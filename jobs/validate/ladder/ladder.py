@@ -37,7 +37,7 @@ from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.report.wording import rate_text, unit_name
 from jobs.validate.topology import Topology, topology_of
-from jobs.validate.verdict import Finding, RungResult, Status, Verdict, unit_of
+from jobs.validate.verdict import Finding, RungResult, Status, Verdict, measured_nothing, unit_of
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
@@ -112,6 +112,9 @@ class Ladder:
             self.on_rung(name)
             if self.measure_rung(name):
                 broken = broken or name
+        if not self.incomplete and measured_nothing(self.rungs):
+            wanted = [f"{one.name}: {one.why}" for one in self.rungs if one.name in self.plan.rungs]
+            self.note_not_judged(f"nothing was measured: {'; '.join(wanted)}")
         return self.verdict()
 
     def verdict(self) -> Verdict:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jobs.validate.ladder.budget import Deadline
-from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict
+from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict, measured_nothing
 
 # Different names that one fault may get in different rounds.
 FAMILY = {
@@ -73,7 +73,8 @@ class SoakRound:
 def soak(climb: Callable[[], Verdict], until: Deadline, on_round: Callable[[str], None]) -> SoakResult:
     """Climb until the deadline, at least once. on_round: called with a line about each round.
 
-    The last round is finished, and repeated once more if it has unconfirmed findings.
+    The last round is finished, and repeated once more if it has unconfirmed findings. A round that measured
+    nothing is the last one: the next would not either.
     """
     first: Finding | Alarm | None = None
     worst: Verdict | None = None
@@ -93,7 +94,7 @@ def soak(climb: Callable[[], Verdict], until: Deadline, on_round: Callable[[str]
             first, at = facts[0], this.at
         last = this
         was_over, over = over, until.left() <= 0
-        if was_over or (over and not is_unconfirmed(this, None)):
+        if was_over or (over and not is_unconfirmed(this, None)) or measured_nothing(verdict.rungs):
             break
     assert last is not None  # there was one round at least
     worst = worse(worst, last.judged(None))

@@ -18,7 +18,7 @@ def test_shapes(text: str, expected: tuple[int | None, int]) -> None:
     assert parse_shape(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "x8", "2x", "0x8", "2x0", "0", "2 x 8", "2x8x1", "-2x8", "two"])
+@pytest.mark.parametrize("text", ["", "x8", "2x", "0x8", "00x8", "2x0", "0", "2 x 8", "2x8x1", "-2x8", "two"])
 def test_no_shapes(text: str) -> None:
     with pytest.raises(ValueError, match="expected HOSTSxGPUS such as 2x8"):
         parse_shape(text)

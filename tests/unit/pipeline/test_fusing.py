@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -619,6 +620,62 @@ def test_a_halo_that_is_not_named_is_inferred() -> None:
         inferred(lambda block: block[1:])
     assert "its decorator names none" in str(failure.value)
     assert "halo=((0, 1) or (1, 0), 0)" in str(failure.value)
+
+
+LEFT, RIGHT = np.s_[:, :-2], np.s_[:, 2:]
+
+
+class Differences:
+    sides = (LEFT, RIGHT)
+
+    def between(self, block: Any) -> Any:
+        return self.right(block) - self.left(block)
+
+    @staticmethod
+    def left(block: Any) -> Any:
+        return block[:, :-2]
+
+    @staticmethod
+    def right(block: Any) -> Any:
+        return block[:, 2:]
+
+
+def by_sides(block: Any, sides: Any) -> Any:
+    return block[sides[1]] - block[sides[0]]
+
+
+def between(block: Any, sides: Any = Differences.sides) -> Any:
+    return by_sides(block, sides)
+
+
+def test_a_halo_is_inferred_wherever_the_slices_are_written() -> None:
+    helpers = ModuleType("helpers")
+    helpers.__dict__["between"] = lambda block: block[:, 2:] - block[:, :-2]
+    differences = Differences()
+
+    swapped = functools.partial(by_sides, sides=(RIGHT, LEFT))
+
+    def inner(block: Any) -> Any:
+        return block[:, 2:] - block[:, :-2]
+
+    functions = {
+        "in a function around it": lambda block: inner(block) * 2,
+        "in another module": lambda block: helpers.between(block) * 2,
+        "in globals": lambda block: block[RIGHT] - block[LEFT],
+        "in a call": lambda block: (
+            block[(slice(None), slice(2, None))] - block[(slice(None), slice(None, -2))]
+        ),
+        "in a method": lambda block: differences.between(block) * 2,
+        "in a static method": lambda block: Differences.right(block) - Differences.left(block),
+        "in a class": lambda block: block[Differences.sides[1]] - block[Differences.sides[0]],
+        "in a default": lambda block: between(block) * 2,
+        "in a partial function": lambda block: swapped(block) * 2,
+    }
+    halos = {
+        where: with_inferred_halo(meshrun.map_blocks(function), FIELD, {}).halo
+        for where, function in functions.items()
+    }
+    assert halos == dict.fromkeys(functions, (0, 1))
 
 
 def test_an_inferred_halo_has_as_many_axes_as_are_computed_alike() -> None:

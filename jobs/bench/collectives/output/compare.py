@@ -67,9 +67,9 @@ def compare(a: BenchRecord, b: BenchRecord, tolerance: float, metric: str = "tim
     """Compare every row of A with the same row of B; also list the rows that only B has.
 
     A row is not ok if B is slower than A by more than the tolerance (b / a - 1 of times, 1 - b / a of rates),
-    if B lacks it, if a value is not a number or if a record has wrong data. A faster row is ok. Raises
-    UserError for an unknown metric, a negative tolerance, records of different tests, or times of different
-    clocks.
+    if B lacks it, if a value is no number, or no time above 0, or if a record has wrong data. A faster row is
+    ok. Raises UserError for an unknown metric, a negative tolerance, records of different tests, or times of
+    different clocks.
     """
     if metric not in METRICS:
         raise UserError("unknown metric", got=metric, expected=" or ".join(METRICS))
@@ -152,6 +152,8 @@ def _row(
         reason, ok = "only in B", True
     elif b is None:
         reason, ok = "missing in B", False
+    elif metric == "time" and not (a > 0 and b > 0 and math.isfinite(ratio)):
+        reason, ok, ratio = "not a time", False, math.nan
     elif not math.isfinite(ratio):
         reason, ok = "not a number", False
     else:

@@ -247,6 +247,15 @@ def test_nothing_measured_at_all_is_unknown() -> None:
     assert climb_ladder(fleet).status == "unknown"
 
 
+def test_rungs_that_this_fleet_does_not_have_are_not_ok() -> None:
+    verdict = climb_ladder(ToyFleet([4]), Plan(rungs=("host pairs", "rails")))
+    assert verdict.status == "unknown"
+    assert verdict.line == (
+        "unknown: nothing was measured: host pairs: there is one host; rails: there is one host"
+    )
+    assert climb_ladder(ToyFleet([4]), Plan(rungs=("gpu", "host pairs"))).status == "ok"
+
+
 def test_more_slow_paths_than_hosts_are_no_faults() -> None:
     ladder = Ladder(ToyFleet([2] * 3), Plan())
     evidence = Evidence("flows", 1.0, 2.0, 3, (), 1.0)

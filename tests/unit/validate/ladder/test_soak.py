@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jobs.validate.ladder.budget import Deadline
 from jobs.validate.ladder.soak import SoakResult, soak
-from jobs.validate.verdict import Alarm, Evidence, Finding, FindingKind, Status, Verdict
+from jobs.validate.verdict import Alarm, Evidence, Finding, FindingKind, RungResult, Status, Verdict
 
 EVIDENCE = Evidence("flows", 30e9, 48e9, 20, (), 1.0)
 OK = Verdict("ok", (), (), ())
@@ -57,6 +57,13 @@ def test_healthy_rounds_until_the_time_is_over() -> None:
 
 def test_one_round_at_least() -> None:
     assert soaked(iter([OK]), 0.001)[0].rounds == 1
+
+
+def test_a_round_that_measured_nothing_is_the_last_one() -> None:
+    """Rounds of nothing take no time: on a model they would go on for ever."""
+    nothing = replace(LOST, rungs=(RungResult("rails", "not measured", "there is one host"),))
+    result, _ = soaked(iter([OK, nothing]), 60, each=0.0)
+    assert (result.rounds, result.worst) == (2, nothing)
 
 
 def test_the_first_degradation_is_named_with_the_time_of_its_first_round() -> None:

@@ -115,10 +115,21 @@ def test_what_was_not_checked_may_pass() -> None:
     assert compare(a_record("a", [1.0], None), a_record("b", [1.0], None), 0.0).ok
 
 
-@pytest.mark.parametrize(("a", "b"), [(math.nan, 10.0), (10.0, math.nan), (10.0, math.inf), (0.0, 10.0)])
-def test_what_is_no_number_never_passes(a: float, b: float) -> None:
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (math.nan, 10.0),
+        (10.0, math.nan),
+        (10.0, math.inf),
+        (0.0, 10.0),
+        (10.0, 0.0),
+        (10.0, -1.0),
+        (-1.0, -1.0),
+    ],
+)
+def test_what_is_no_time_never_passes(a: float, b: float) -> None:
     found = compare(a_record("a", [a]), a_record("b", [b]), math.inf)
-    assert [line.verdict for line in found.rows] == ["not a number"] * 2
+    assert [line.verdict for line in found.rows] == ["not a time"] * 2
     assert not found.ok
 
 
