@@ -17,6 +17,7 @@ import meshrun
 from runner import files
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
+from runner.pipeline.steps.loop import largest_change
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import StepOptions
@@ -244,6 +245,18 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 25, until=0.0)
     assert record["steps"]["steps"] == 25
     assert not record["steps"]["until"]["reached"]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint64])
+def test_until_sees_any_change_of_integers(tmp_path: Path, dtype: Any) -> None:
+    """Also of those that no float64 tells apart, and one that is larger than the dtype's largest number."""
+    limits = np.iinfo(dtype)
+    counts = meshrun.map_blocks(halo=0)(lambda block: block + dtype(1))
+    _, record = stepped(tmp_path, counts, [np.full(9, limits.max // 2, dtype)], 25, until=0.5, every=1)
+    assert record["steps"]["steps"] == 25
+    assert record["steps"]["until"]["change"] == 1
+    ends = np.array([limits.min, limits.max], dtype)
+    assert largest_change(ends, ends[::-1]) == float(int(limits.max) - int(limits.min))
 
 
 @pytest.mark.parametrize(("ranks", "overlap"), [(1, False), (3, False), (3, True)])
