@@ -247,6 +247,13 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     assert not record["steps"]["until"]["reached"]
 
 
+def test_fields_without_cells_keep_their_own_types(tmp_path: Path) -> None:
+    job = meshrun.map_blocks(halo=((1, 1), (0, 0)), outputs=2)(lambda one, other: (one[1:-1], other[1:-1]))
+    fields = [np.zeros((0, 5)), np.zeros((0, 5, 3), np.int16)]
+    found, _ = stepped(tmp_path, job, fields, 3, ranks=2)
+    assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in fields]
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint64])
 def test_until_sees_any_change_of_integers(tmp_path: Path, dtype: Any) -> None:
     """Also of those that no float64 tells apart, and one that is larger than the dtype's largest number."""
