@@ -95,16 +95,17 @@ class ChunkSteps(StepBlocks):
         """Take the same steps, several by one kernel. Rows begin at any address: aligning them is a copy."""
         kernel, cycles = self.task.kernel, passes(first - last, self.fused_steps)
         assert kernel is not None
-        for steps in set(cycles):
+        for steps in cycles:
             failure = prepare(self, steps)
             if failure is not None:
                 self._take_single_steps(failure)
                 return self._one_by_one(first, last)
         left = first
-        for steps in cycles:
-            left -= steps
-            kernel.advance(self, steps, left)
-            self.swap()
+        for steps, kernels in cycles.items():
+            for _ in range(kernels):
+                left -= steps
+                kernel.advance(self, steps, left)
+                self.swap()
         return None
 
     def _take_single_steps(self, failure: NotCompiled) -> None:

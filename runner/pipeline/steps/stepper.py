@@ -258,7 +258,7 @@ class Stepper(StepBlocks):
             if replayed:
                 left -= replayed
             else:
-                taken = passes(left, cycle)[0] if self.fused_steps > 1 else min(left, cycle)
+                taken = max(passes(left, cycle)) if self.fused_steps > 1 else min(left, cycle)
                 left -= taken
                 if self.world.checksums is not None:
                     self.world.checksums.step = self.done + taken
@@ -279,7 +279,7 @@ class Stepper(StepBlocks):
         if self.fused_steps == 1:
             return self.steps_per_exchange
         cycles = passes(steps, self.steps_per_exchange)
-        for cycle in sorted(set(cycles) - self._prepared):
+        for cycle in sorted(cycles.keys() - self._prepared):
             with self.phases("prepare"):
                 failures = self.world.control.allgather(prepare(self, cycle))
             failure = next((one for one in failures if one is not None), None)
@@ -287,7 +287,7 @@ class Stepper(StepBlocks):
                 self._take_single_steps(failure)
                 return self.steps_per_exchange
             self._prepared.add(cycle)
-        return cycles[0]
+        return max(cycles)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
         if self.must_fuse:
@@ -374,7 +374,7 @@ class Stepper(StepBlocks):
         if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
-            left = min(left, cycle * passes(left, cycle).count(cycle) + 1)
+            left = min(left, cycle * passes(left, cycle).get(cycle, 0) + 1)
         cycles = next((one for one in self._graph_cycles if left > one * cycle), 0)
         if not cycles:
             return 0
