@@ -55,6 +55,7 @@ class ChunkSteps(StepBlocks):
             layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
         self.lay_out(layouts, _cut(len(task.shape)))
         self._blocks = list(blocks)
+        self.note_inputs_that_stay()
         self._look(region, 0)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
         self._finals = self._unfed_results()
@@ -70,6 +71,7 @@ class ChunkSteps(StepBlocks):
         self.changes += [
             largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
         ]
+        self.check_inputs_that_stay()
         self._look(region, self.wide.steps)
         return [self.result(number) for number in range(len(self.feeds))]
 

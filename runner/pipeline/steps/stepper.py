@@ -209,6 +209,7 @@ class Stepper(StepBlocks):
             self._all_halos.fill(list(map(self.read_part, places, self._blocks)), self.world.arrays)
         with self.phases("prepare"):
             self._try_a_row()
+            self.note_inputs_that_stay()
             self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
 
     def _open_halos(self) -> None:
@@ -299,8 +300,11 @@ class Stepper(StepBlocks):
         self._choose_overlap()
 
     def settle(self) -> None:
-        """Wait until all steps are done, and add their times to the phases."""
+        """Wait until all steps are done, and add their times to the phases.
+
+        Raises RunError on a rank whose function has changed an input that stays."""
         backend = self.world.backend
+        self.check_inputs_that_stay()
         if backend.asynchronous:
             backend.synchronize()
             self._check_halos()

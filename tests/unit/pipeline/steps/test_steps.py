@@ -20,7 +20,7 @@ from runner.comm.threads import ThreadComm, run_ranks
 from runner.pipeline.steps.loop import largest_change
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import StepOptions
+from runner.plan.step_options import SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
@@ -581,6 +581,29 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
 
     with pytest.raises(meshrun.RunError, match="changes its input weights, which all further steps need"):
         stepped(tmp_path, spoils, [np.ones((6, 4)), np.ones((6, 4))], 3, ranks=ranks)
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 400])
+@pytest.mark.parametrize(("ranks", "checkpoint"), [(1, None), (3, 4)])
+def test_so_is_one_that_changes_it_where_a_cell_has_some_value(
+    tmp_path: Path, ranks: int, checkpoint: int | None, chunk_bytes: int | None
+) -> None:
+    """Fuel that burns where it is hot: each rank and chunk has its own."""
+
+    @meshrun.map_blocks(feeds=("heat",), halo=((1, 1), (0, 0)))
+    def burns(heat: Any, fuel: Any) -> Any:
+        fuel[heat > 2] *= 0.5
+        return heat[1:-1] + fuel[1:-1]
+
+    heat, fuel = np.zeros((12, 4)), np.zeros((12, 4))
+    fuel[2:5] = 1
+    saved = None if checkpoint is None else SaveInterval(steps=checkpoint)
+    stream = StreamOptions(chunk_bytes=chunk_bytes)
+    with pytest.raises(meshrun.RunError, match="changes its input fuel, which all further steps need"):
+        stepped(tmp_path, burns, [heat, fuel], 8, ranks=ranks, checkpoint=saved, stream=stream)
+    assert not list(tmp_path.glob("out*.npy.checkpoint/step-*"))
+    found, _ = stepped(tmp_path, burns, [heat, fuel], 2, ranks=ranks, stream=stream)
+    np.testing.assert_array_equal(found[0], 2 * fuel)
 
 
 @pytest.mark.parametrize(
