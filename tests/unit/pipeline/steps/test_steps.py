@@ -22,6 +22,7 @@ from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
+from runner.report.summary import render
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
@@ -245,6 +246,10 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 25, until=0.0)
     assert record["steps"]["steps"] == 25
     assert not record["steps"]["until"]["reached"]
+    assert "largest change 0.0" in render(record)
+    _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 9, until=1e-4)
+    assert record["steps"]["until"] == {"tolerance": 1e-4, "change": None, "reached": False}
+    assert "not known whether a step changes at most 0.0001" in render(record)
 
 
 def test_fields_without_cells_keep_their_own_types(tmp_path: Path) -> None:
