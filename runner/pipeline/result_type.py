@@ -78,8 +78,12 @@ def types_of(task: Task, results: Sequence[Array]) -> tuple[ResultType, ...]:
 
 
 def types_without_cells(task: Task) -> tuple[ResultType, ...]:
-    """Return the result types for empty arrays, on which no function is called: the first input's."""
-    return ((task.shape[task.leading :], task.dtype),) * len(task.job.output_names)
+    """Return the result types for empty arrays, on which no function is called.
+
+    They are those of the inputs that the results feed, and of the first one if they feed none.
+    """
+    fed = (task.fields[place or 0] for place in task.feed_numbers)
+    return tuple((one.shape[task.leading :], one.dtype) for one in fed)
 
 
 @contextmanager

@@ -117,8 +117,10 @@ def _until_notes(until: Record) -> list[str]:
     """Say whether the run ended before its last step."""
     change, tolerance = until["change"], f"{until['tolerance']:.3g}"
     if "field" not in until:
+        if change is None:
+            return [f"  not known whether a step changes at most {tolerance}: none was checked (--every N)"]
         verdict = "reached" if until["reached"] else "not reached"
-        return [] if change is None else [f"  largest change {change:.3g} in a step: {tolerance} {verdict}"]
+        return [f"  largest change {change:.3g} in a step: {tolerance} {verdict}"]
     over, name = counted(until["over"], "step"), until["field"]
     if change is None:
         return [f"  not known to be steady: the {name} is compared every {over}; take more steps"]

@@ -10,6 +10,7 @@ band to band of rows away from the block that it reads: what it overwrites, no l
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ from runner.plan.task import Task
 from runner.region import Array, Region
 from runner.report.phases import Phases
 from runner.world.world import World
+
+SLAB_BYTES = 4 << 20  # of which a checksum is taken at once
 
 
 class StepBlocks:
@@ -358,9 +361,36 @@ class StepBlocks:
             self._results(row.region, windows, self._outs(row.region, None))
         for place, old in before.items():
             if not bool((old.view(np.uint8) == windows[place].view(np.uint8)).all()):
-                name = self.task.fields[place].name
-                raise RunError(
-                    f"job {self.task.job.name} changes its input {name}, which all further steps need",
-                    expected=f"no change, or an output that feeds {name}",
-                    hint=f"work on {name}.copy(), or name {name} in feeds=",
-                )
+                raise self._changed(place)
+
+    def _changed(self, place: int) -> RunError:
+        name = self.task.fields[place].name
+        return RunError(
+            f"job {self.task.job.name} changes its input {name}, which all further steps need",
+            expected=f"no change, or an output that feeds {name}",
+            hint=f"work on {name}.copy(), or name {name} in feeds=",
+        )
+
+    def note_inputs_that_stay(self) -> None:
+        """Remember what is in the inputs that no output feeds, for `check_inputs_that_stay`."""
+        called = self.task.kernel is None and not self.world.backend.asynchronous and self.region.size > 0
+        stay = [place for place in range(len(self._blocks)) if place not in self.fed] if called else []
+        self._stay = {place: _checksum(self._blocks[place]) for place in stay}
+
+    def check_inputs_that_stay(self) -> None:
+        """Raise RunError if a function that is called on a CPU has changed an input that no output feeds.
+
+        A function may do so for some values only, which `_try_a_row` did not see.
+        """
+        for place, before in self._stay.items():
+            if _checksum(self._blocks[place]) != before:
+                raise self._changed(place)
+
+
+def _checksum(block: Array) -> int:
+    """Return a checksum of an array's bytes, of which at most some rows are copied at a time."""
+    rows, total = max(SLAB_BYTES // max(block[:1].nbytes, 1), 1), 0
+    for first in range(0, len(block), rows):
+        slab = np.ascontiguousarray(block[first : first + rows])
+        total = zlib.crc32(slab.reshape(-1).view(np.uint8), total)
+    return total

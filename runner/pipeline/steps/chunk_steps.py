@@ -55,6 +55,7 @@ class ChunkSteps(StepBlocks):
             layouts.append(BlockLayout(part, one.shape, cut, one.widths, task.boundary, task.cval))
         self.lay_out(layouts, _cut(len(task.shape)))
         self._blocks = list(blocks)
+        self.note_inputs_that_stay()
         self._look(region, 0)
         self._spare = {place: self._like(place, blocks[place]) for place in self.fed}
         self._finals = self._unfed_results()
@@ -70,6 +71,7 @@ class ChunkSteps(StepBlocks):
         self.changes += [
             largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
         ]
+        self.check_inputs_that_stay()
         self._look(region, self.wide.steps)
         return [self.result(number) for number in range(len(self.feeds))]
 
@@ -95,16 +97,17 @@ class ChunkSteps(StepBlocks):
         """Take the same steps, several by one kernel. Rows begin at any address: aligning them is a copy."""
         kernel, cycles = self.task.kernel, passes(first - last, self.fused_steps)
         assert kernel is not None
-        for steps in set(cycles):
+        for steps in cycles:
             failure = prepare(self, steps)
             if failure is not None:
                 self._take_single_steps(failure)
                 return self._one_by_one(first, last)
         left = first
-        for steps in cycles:
-            left -= steps
-            kernel.advance(self, steps, left)
-            self.swap()
+        for steps, kernels in cycles.items():
+            for _ in range(kernels):
+                left -= steps
+                kernel.advance(self, steps, left)
+                self.swap()
         return None
 
     def _take_single_steps(self, failure: NotCompiled) -> None:

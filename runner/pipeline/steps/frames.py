@@ -168,16 +168,17 @@ class Frames:
         self._as_array = self.path.suffix.lower() in ARRAYS
         most = ANIMATED if self.path.suffix else PIXELS
         self._margin = self.content.margin if self.content else 0
+        plane = self.content.plane if self.content else None
         self._slices = (
             whole_slices(self._field.shape)
             if self._as_array
-            else picture_slices(
-                self.task, self.place, most, self._margin, self.content.plane if self.content else None
-            )
+            else picture_slices(self.task, self.place, most, self._margin, plane)
         )
         self._axes = [axis for axis, one in enumerate(self._slices) if one.stop - one.start > 1][-2:]
         self._seams = self._find_seams() if self._margin else []
         self.shape = _shape_of(self._slices, self._field.shape)
+        lengths = [self.shape[axis] for axis in picture_axes(self.task, self.place, plane)]
+        self._flat = (1, *lengths) if len(lengths) == 1 else tuple(lengths)  # of a picture
         self._name = self.content.name if self.content else self._field.name
         self._range = self.options.frame_range or (self.content.limits if self.content else None)
         if self._range is None and self.colors is not None and self.colors.field == self._name:
@@ -237,7 +238,7 @@ class Frames:
             whole = np.empty(region.shape, self._field.dtype)
             source.read(region, whole)
             cells[number] = whole[shown]
-        self._write_picture(step, cells.reshape(_flat(self.shape)))
+        self._write_picture(step, cells.reshape(self._flat))
 
     def close(self) -> None:
         """Complete the pictures, on rank 0."""
@@ -472,11 +473,11 @@ class Frames:
             whole, *values = wholes
             for seam, one in zip(self._seams, values, strict=True):
                 self._mend(whole, seam, one)
-            pixels = whole.reshape(-1, *_flat(self.shape))
+            pixels = whole.reshape(-1, *self._flat)
             lines = self.content.lines(pixels) if self.content.isolines else None
             self._write_picture(snapshot.step, self.content.picture(pixels), lines)
         else:
-            self._write_picture(snapshot.step, wholes[0].reshape(_flat(self.shape)))
+            self._write_picture(snapshot.step, wholes[0].reshape(self._flat))
 
     def _write_picture(self, step: int, whole: HostArray, lines: HostArray | None = None) -> None:
         """Write a picture of (rows, columns). lines: pixels that are on lines."""
@@ -525,6 +526,8 @@ def open_frames(
         frames = Frames(
             world, task, options, names.index(chosen), every, path, -(-first // every) * every, None, content
         )
+        if 0 in frames.shape and path.suffix.lower() not in ARRAYS:
+            raise UserError(f"frames show {chosen}, which has no cells", hint="leave --frames out")
         parent = path.parent if path.parent.is_dir() else Path()
         hint = "a larger --every, or another disk"
         check_room(parent, frames.bytes, f"{frames.count:,} frames", path, hint)
@@ -553,16 +556,11 @@ def picture_slices(
     that are not shown. plane: axis and index of the plane, of an array of three shared axes.
     """
     shape, shared = task.fields[place].shape, task.leading
-    axes = max(len(shape) - 2, 0)
-    fixed = [axis for axis in reversed(range(len(shape))) if axis >= shared][:axes]
-    fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
-    if plane is not None:
-        fixed = [plane[0]]
-    shown = [n for axis, n in enumerate(shape) if axis not in fixed]
-    stride = max(-(-max(shown, default=1) // most), 1)
+    axes = picture_axes(task, place, plane)
+    stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
     slices = []
     for axis, length in enumerate(shape):
-        if axis in fixed:
+        if axis not in axes:
             at = 0 if axis >= shared else length // 2 if plane is None else plane[1]
             slices.append(slice(at, min(at + 1, length), 1))
         else:
@@ -570,10 +568,12 @@ def picture_slices(
     return tuple(slices)
 
 
-def _flat(shape: Shape) -> Shape:
-    """Return the rows and columns of a picture of cells of `shape`."""
-    longer: list[Any] = [n for n in shape if n != 1]
-    if len(longer) > 2:
-        raise AssertionError(f"no plane: {shape}")
-    rows, columns = ([1, 1, *longer])[-2:]
-    return (rows, columns)
+def picture_axes(task: Task, place: int, plane: tuple[int, int] | None = None) -> list[int]:
+    """Return the axes of an input that are a picture's rows and columns: two, or all of fewer."""
+    shape, shared = task.fields[place].shape, task.leading
+    axes = max(len(shape) - 2, 0)
+    fixed = [axis for axis in reversed(range(len(shape))) if axis >= shared][:axes]
+    fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
+    if plane is not None:
+        fixed = [plane[0]]
+    return [axis for axis in range(len(shape)) if axis not in fixed]

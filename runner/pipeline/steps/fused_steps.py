@@ -28,11 +28,15 @@ def prepare(blocks: StepBlocks, steps: int) -> NotCompiled | None:
     return None
 
 
-def passes(steps: int, most: int) -> list[int]:
-    """Return the steps of each of the fewest kernels: as equal as can be, as each number has a kernel."""
+def passes(steps: int, most: int) -> dict[int, int]:
+    """Return the steps of the fewest kernels, the longest first, and how many kernels take so many.
+
+    They are as equal as can be, as each number has a kernel.
+    """
     count = -(-steps // most)
     few, more = divmod(steps, max(count, 1))
-    return [few + 1] * more + [few] * (count - more)
+    found = {few + 1: more, few: count - more}
+    return {taken: kernels for taken, kernels in found.items() if kernels}
 
 
 def most_fused_steps(task: Task) -> int:

@@ -122,8 +122,11 @@ def largest_change(new: Array, old: Array) -> float:
         return 0.0
     if new.dtype.kind == "b":
         return float((new != old).any())
-    if new.dtype.kind in "iu":  # the difference of two integers may exceed their dtype
-        new, old = new.astype(np.float64), old.astype(np.float64)
+    if new.dtype.kind in "iu":  # unsigned, the difference of any two integers is exact
+        kind = np.dtype(f"u{new.dtype.itemsize}")
+        falls, change = new < old, new.astype(kind) - old.astype(kind)
+        change[falls] = 0 - change[falls]
+        return float(change.max())
     return float(abs(new - old).max())
 
 

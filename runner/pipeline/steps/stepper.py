@@ -209,6 +209,7 @@ class Stepper(StepBlocks):
             self._all_halos.fill(list(map(self.read_part, places, self._blocks)), self.world.arrays)
         with self.phases("prepare"):
             self._try_a_row()
+            self.note_inputs_that_stay()
             self.world.control.barrier()  # or waiting for a later neighbour would count as exchange
 
     def _open_halos(self) -> None:
@@ -258,7 +259,7 @@ class Stepper(StepBlocks):
             if replayed:
                 left -= replayed
             else:
-                taken = passes(left, cycle)[0] if self.fused_steps > 1 else min(left, cycle)
+                taken = max(passes(left, cycle)) if self.fused_steps > 1 else min(left, cycle)
                 left -= taken
                 if self.world.checksums is not None:
                     self.world.checksums.step = self.done + taken
@@ -279,7 +280,7 @@ class Stepper(StepBlocks):
         if self.fused_steps == 1:
             return self.steps_per_exchange
         cycles = passes(steps, self.steps_per_exchange)
-        for cycle in sorted(set(cycles) - self._prepared):
+        for cycle in sorted(cycles.keys() - self._prepared):
             with self.phases("prepare"):
                 failures = self.world.control.allgather(prepare(self, cycle))
             failure = next((one for one in failures if one is not None), None)
@@ -287,7 +288,7 @@ class Stepper(StepBlocks):
                 self._take_single_steps(failure)
                 return self.steps_per_exchange
             self._prepared.add(cycle)
-        return cycles[0]
+        return max(cycles)
 
     def _take_single_steps(self, failure: NotCompiled) -> None:
         if self.must_fuse:
@@ -299,8 +300,11 @@ class Stepper(StepBlocks):
         self._choose_overlap()
 
     def settle(self) -> None:
-        """Wait until all steps are done, and add their times to the phases."""
+        """Wait until all steps are done, and add their times to the phases.
+
+        Raises RunError on a rank whose function has changed an input that stays."""
         backend = self.world.backend
+        self.check_inputs_that_stay()
         if backend.asynchronous:
             backend.synchronize()
             self._check_halos()
@@ -374,7 +378,7 @@ class Stepper(StepBlocks):
         if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
-            left = min(left, cycle * passes(left, cycle).count(cycle) + 1)
+            left = min(left, cycle * passes(left, cycle).get(cycle, 0) + 1)
         cycles = next((one for one in self._graph_cycles if left > one * cycle), 0)
         if not cycles:
             return 0

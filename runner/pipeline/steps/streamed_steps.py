@@ -9,10 +9,10 @@ at each step after which the fields are looked at: for a checkpoint, a frame or 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from runner.system.host_memory import memory_folder
 from runner.world.world import World
 
 STEPS = 32  # of a pass, unless --steps-per-exchange names them
+STRETCHES = 1000  # of which the longest is sought: later ones are like them
 
 
 @dataclass
@@ -110,12 +111,10 @@ class StreamedSteps:
         each: 1: as many as suit the chunks. Lowered where chunks are too small for them.
         """
         world, task = self.world, self.task
-        ends = self._ends(steps)
-        longest = max(b - a for a, b in pairwise((self.first, *ends)))
+        longest = max(b - a for a, b in islice(self._stretches(steps), STRETCHES))
         wide, chunks = self._plan(min(each if each > 1 else STEPS, longest), wanted=min(each, longest))
-        lengths = [n for a, b in pairwise((self.first, *ends)) for n in passes(b - a, wide.steps)]
         feeds = task.feed_numbers
-        between = self._between(feeds, len(lengths))
+        between = self._between(feeds, len(list(islice(self._passes(steps, wide.steps), 3))))
         sources = list(self.sources)
         nbytes = sum(task.input_bytes(region) for region in task.partition)
         counts: list[tuple[int, int]] = []
@@ -126,14 +125,15 @@ class StreamedSteps:
         if self.frames is not None:
             world.on_root(self.frames.open)
             self._show(done, sources)
-        for number, count in enumerate(lengths):
+        for number, count in enumerate(self._passes(steps, wide.steps)):
+            in_all = number + -(-(steps - done) // count)
             done += count
             sinks = list(self.sinks) if done == steps else between[number % 2]
             checked = self.until is not None and done % self.every == 0
             wider, must = for_chunks(task, count), self.must_fuse
             finite = self._finite(done, count, last=checked or done == steps)
             taker = ChunkSteps(world, task, wider, observed=checked, finite=finite, must_fuse=must)
-            moved = (number * nbytes, len(lengths) * nbytes)
+            moved = (number * nbytes, in_all * nbytes)
             counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason
             for taken in finite:
@@ -174,16 +174,23 @@ class StreamedSteps:
             },
         }
 
-    def _ends(self, steps: int) -> list[int]:
-        """Return the steps after which a pass must end."""
+    def _stretches(self, steps: int) -> Iterator[tuple[int, int]]:
+        """Yield the steps between which the fields are not looked at: first and last of each stretch."""
         interval = None if self.checkpoints is None else self.checkpoints.interval
         saved = None if interval is None else interval.steps
         looked_at = self.every if self.frames is not None or self.until is not None else None
-        found = {steps}
-        for each in (looked_at, saved, self.check_finite):
-            if each is not None:
-                found.update(range(next_multiple(self.first, each), steps, each))
-        return sorted(found)
+        every = [each for each in (looked_at, saved, self.check_finite) if each is not None]
+        begin = self.first
+        while begin < steps:
+            end = min([steps, *(next_multiple(begin, each) for each in every)])
+            yield begin, end
+            begin = end
+
+    def _passes(self, steps: int, most: int) -> Iterator[int]:
+        """Yield the steps of each pass. Of a run that `until` is to stop, few of all these are taken."""
+        for begin, end in self._stretches(steps):
+            for taken, count in passes(end - begin, most).items():
+                yield from repeat(taken, count)
 
     def _finite(self, done: int, count: int, *, last: bool) -> list[int]:
         """Return after how many of the `count` steps of a pass to look for cells that are not finite.

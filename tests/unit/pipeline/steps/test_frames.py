@@ -17,6 +17,7 @@ import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
+from runner.pipeline.steps.frames import LINE
 from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
 from runner.report.colors import NOT_A_NUMBER, draw_lines, indices, isolines, palette, value_range
@@ -162,6 +163,35 @@ def test_a_vector_field_shows_its_first_component_and_a_volume_its_middle_plane(
     solid = meshrun.map_blocks(halo=1)(lambda block: block[1:-1, 1:-1, 1:-1])
     task = plan_task(solid, {}, [((10, 8, 6), np.dtype(np.float32))], 2)
     assert picture_slices(task, 0) == (slice(5, 6, 1), slice(0, 8, 1), slice(0, 6, 1))
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 5000])
+@pytest.mark.parametrize("shape", [(9, 1), (9, 1, 3), (1, 9), (3, 9, 1), (1, 1, 9), (1, 1), (9,)])
+def test_a_field_of_one_row_or_column_is_drawn_as_such(
+    tmp_path: Path, shape: tuple[int, ...], chunk_bytes: int | None
+) -> None:
+    axes = 2 if shape == (9, 1, 3) else len(shape)
+    own = (slice(1, -1),) * axes
+    job = meshrun.map_blocks(halo=(1,) * axes, boundary="nearest")(lambda block: block[own])
+    field = np.arange(float(np.prod(shape))).reshape(shape)
+    filmed(tmp_path, "film", 2, field=field, job=job, ranks=2, chunk_bytes=chunk_bytes)
+    plane = field[..., 0] if axes < len(shape) else field[shape[0] // 2] if len(shape) == 3 else field
+    if plane.ndim == 1:
+        plane = np.repeat(plane[None], LINE, axis=0)
+    found = np.asarray(Image.open(tmp_path / "film" / "frame-000002.png").convert("RGB"))
+    np.testing.assert_array_equal(found, colored(plane, *value_range(plane)))
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 100])
+@pytest.mark.parametrize("frames", ["film", "film.gif", "film.webp"])
+def test_pictures_of_a_field_without_cells_are_refused(
+    tmp_path: Path, frames: str, chunk_bytes: int | None
+) -> None:
+    with pytest.raises(UserError, match="no cells") as refused:
+        filmed(tmp_path, frames, field=np.zeros((0, 5)), chunk_bytes=chunk_bytes, ranks=2)
+    assert "frames" in str(refused.value)
+    assert not list(tmp_path.glob("*film*"))
+    assert filmed(tmp_path, "film.npy", field=np.zeros((0, 5)))["steps"]["frames"] == 4
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -28,6 +28,7 @@ from runner.pipeline.block_layout import BlockLayout
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps import stepper as stepper_module
 from runner.pipeline.steps.blocks import StepBlocks
+from runner.pipeline.steps.fused_steps import passes
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.chunking import DEVICE_SHARE
 from runner.plan.halo import BOUNDARIES
@@ -138,6 +139,18 @@ def run_all(
     expected = kernels.know(function, arrays, steps, widths, boundary, range(fields), 9)
     found, record = stepped(folder, job, arrays, steps, **({"fuse": "require"} | options))
     return all(map(np.array_equal, found, expected)), record
+
+
+@pytest.mark.parametrize(
+    ("steps", "most"), [(0, 8), (1, 8), (8, 8), (9, 8), (22, 8), (5, 1), (10**12 + 1, 7)]
+)
+def test_kernels_are_counted_and_not_listed(steps: int, most: int) -> None:
+    """In a run of a million steps, a list for each kernel takes longer than the kernel."""
+    found = passes(steps, most)
+    assert sum(taken * kernels for taken, kernels in found.items()) == steps
+    assert sum(found.values()) == -(-steps // most)
+    assert not found or max(found) <= min(most, min(found) + 1)
+    assert list(found) == sorted(found, reverse=True)
 
 
 @pytest.mark.parametrize("most", [3, 4])

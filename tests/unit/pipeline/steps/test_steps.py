@@ -17,10 +17,12 @@ import meshrun
 from runner import files
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
+from runner.pipeline.steps.loop import largest_change
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import StepOptions
+from runner.plan.step_options import SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
+from runner.report.summary import render
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
@@ -244,6 +246,29 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 25, until=0.0)
     assert record["steps"]["steps"] == 25
     assert not record["steps"]["until"]["reached"]
+    assert "largest change 0.0" in render(record)
+    _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 9, until=1e-4)
+    assert record["steps"]["until"] == {"tolerance": 1e-4, "change": None, "reached": False}
+    assert "not known whether a step changes at most 0.0001" in render(record)
+
+
+def test_fields_without_cells_keep_their_own_types(tmp_path: Path) -> None:
+    job = meshrun.map_blocks(halo=((1, 1), (0, 0)), outputs=2)(lambda one, other: (one[1:-1], other[1:-1]))
+    fields = [np.zeros((0, 5)), np.zeros((0, 5, 3), np.int16)]
+    found, _ = stepped(tmp_path, job, fields, 3, ranks=2)
+    assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in fields]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int64, np.uint64])
+def test_until_sees_any_change_of_integers(tmp_path: Path, dtype: Any) -> None:
+    """Also of those that no float64 tells apart, and one that is larger than the dtype's largest number."""
+    limits = np.iinfo(dtype)
+    counts = meshrun.map_blocks(halo=0)(lambda block: block + dtype(1))
+    _, record = stepped(tmp_path, counts, [np.full(9, limits.max // 2, dtype)], 25, until=0.5, every=1)
+    assert record["steps"]["steps"] == 25
+    assert record["steps"]["until"]["change"] == 1
+    ends = np.array([limits.min, limits.max], dtype)
+    assert largest_change(ends, ends[::-1]) == float(int(limits.max) - int(limits.min))
 
 
 @pytest.mark.parametrize(("ranks", "overlap"), [(1, False), (3, False), (3, True)])
@@ -563,6 +588,29 @@ def test_a_function_that_changes_an_input_that_stays_is_refused(tmp_path: Path, 
         stepped(tmp_path, spoils, [np.ones((6, 4)), np.ones((6, 4))], 3, ranks=ranks)
 
 
+@pytest.mark.parametrize("chunk_bytes", [None, 400])
+@pytest.mark.parametrize(("ranks", "checkpoint"), [(1, None), (3, 4)])
+def test_so_is_one_that_changes_it_where_a_cell_has_some_value(
+    tmp_path: Path, ranks: int, checkpoint: int | None, chunk_bytes: int | None
+) -> None:
+    """Fuel that burns where it is hot: each rank and chunk has its own."""
+
+    @meshrun.map_blocks(feeds=("heat",), halo=((1, 1), (0, 0)))
+    def burns(heat: Any, fuel: Any) -> Any:
+        fuel[heat > 2] *= 0.5
+        return heat[1:-1] + fuel[1:-1]
+
+    heat, fuel = np.zeros((12, 4)), np.zeros((12, 4))
+    fuel[2:5] = 1
+    saved = None if checkpoint is None else SaveInterval(steps=checkpoint)
+    stream = StreamOptions(chunk_bytes=chunk_bytes)
+    with pytest.raises(meshrun.RunError, match="changes its input fuel, which all further steps need"):
+        stepped(tmp_path, burns, [heat, fuel], 8, ranks=ranks, checkpoint=saved, stream=stream)
+    assert not list(tmp_path.glob("out*.npy.checkpoint/step-*"))
+    found, _ = stepped(tmp_path, burns, [heat, fuel], 2, ranks=ranks, stream=stream)
+    np.testing.assert_array_equal(found[0], 2 * fuel)
+
+
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [
@@ -773,7 +821,7 @@ def test_checkpoints_of_a_run_in_chunks_by_the_clock(tmp_path: Path, shared_memo
 
 
 @pytest.mark.parametrize("devices", [False, True])
-@pytest.mark.parametrize(("ranks", "every", "limit"), [(1, None, 400), (3, 7, 400), (2, None, 25)])
+@pytest.mark.parametrize(("ranks", "every", "limit"), [(1, None, 400), (3, 7, 10**12), (2, None, 25)])
 def test_until_stops_a_run_in_chunks_at_the_same_step(
     tmp_path: Path, shared_memory: Path, ranks: int, every: int | None, limit: int, devices: bool
 ) -> None:
@@ -792,7 +840,7 @@ def test_until_stops_a_run_in_chunks_at_the_same_step(
     assert record["stream"]["chunks"] > 1
     assert record["steps"]["steps"] == whole["steps"]["steps"]
     assert record["steps"]["until"] == whole["steps"]["until"]
-    assert record["steps"]["until"]["reached"] == (limit == 400)
+    assert record["steps"]["until"]["reached"] == (limit > 25)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
     assert not list(shared_memory.iterdir())
