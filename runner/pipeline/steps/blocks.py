@@ -392,5 +392,5 @@ def _checksum(block: Array) -> int:
     rows, total = max(SLAB_BYTES // max(block[:1].nbytes, 1), 1), 0
     for first in range(0, len(block), rows):
         slab = np.ascontiguousarray(block[first : first + rows])
-        total = zlib.crc32(slab.reshape(-1).view(np.uint8), total)
+        total = zlib.crc32(slab.reshape(-1).view(np.uint8).data, total)
     return total
