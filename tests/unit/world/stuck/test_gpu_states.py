@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,22 +54,25 @@ class Nvml(nvml.Nvml):
         (("init",), {}),
     ],
 )
-def test_readings(failing: tuple[str, ...], expected: dict[str, float]) -> None:
+def test_readings(
+    failing: tuple[str, ...], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_states, "TIMEOUT", 60.0)
     with nvml.loaded(Nvml([], {name: nvml.NotSupported() for name in failing})):
         assert gpu_states.read_states({3: nvml.UUID}) == {3: expected}
 
 
 def test_a_driver_that_does_not_answer_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_states, "TIMEOUT", 0.1)
+    monkeypatch.setattr(gpu_states, "TIMEOUT", 1.0)
+    over = threading.Event()
 
     def read(uuid: str) -> dict[str, float]:
         if uuid == "lost":
-            time.sleep(5)
+            over.wait()
         return BUSY
 
-    begin = time.monotonic()
     assert gpu_states.read_states({0: "fine", 1: "lost"}, read) == {0: BUSY, 1: {}}
-    assert time.monotonic() - begin < 4
+    over.set()
 
 
 def test_a_line_for_those_that_do_the_same() -> None:
@@ -103,6 +106,7 @@ def test_a_stall_is_reported_with_what_the_gpus_do(
 ) -> None:
     monkeypatch.setattr(monitor, "snapshots", lambda _: [WAITING, COMPUTING])
     monkeypatch.setattr(monitor.ring, "files_of", lambda *_: [])
+    monkeypatch.setattr(gpu_states, "TIMEOUT", 60.0)
     states = {"GPU-a": IDLE, "GPU-b": BUSY}
     monkeypatch.setattr(gpu_states, "read_state", states.__getitem__)
     monkeypatch.setattr(HostMonitor, "progress", lambda _: {0: 9, 1: 8})
