@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -27,7 +28,8 @@ from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
 WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
-LIBRARIES = ("numpy", "cupy", "scipy")  # whose functions are not looked into for slices
+# Whose functions are not looked into for slices: they slice what is theirs, or return whole blocks.
+LIBRARIES = {"numpy", "cupy", "scipy", *sys.stdlib_module_names}
 NAMES = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
 SCIPY = ("scipy.ndimage", "scipy.signal")
 _FILTERS = """
@@ -246,6 +248,8 @@ def _slices(function: Any) -> bool:
     reached: list[Any] = [function]
     while reached:
         value = reached.pop()
+        if isinstance(value, (FunctionType, MethodType)) and _top(value.__module__) in LIBRARIES:
+            continue
         code = getattr(value, "__code__", None)
         if isinstance(value, slice) or (isinstance(code, CodeType) and _code_slices(code)):
             return True
@@ -254,6 +258,10 @@ def _slices(function: Any) -> bool:
             seen.add(key)
             reached += _held(value)
     return False
+
+
+def _top(module: str | None) -> str:
+    return (module or "").split(".")[0]
 
 
 def _code_slices(code: CodeType) -> bool:
@@ -281,8 +289,6 @@ def _held(value: Any) -> list[Any]:
 
 
 def _held_by_function(function: Any, bound: Any) -> list[Any]:
-    if str(function.__module__).split(".")[0] in LIBRARIES:
-        return []
     names = {one.argval for one in _instructions(function.__code__) if one.opname in NAMES}
     around = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     owners = [*around, *map(function.__globals__.get, names), bound]

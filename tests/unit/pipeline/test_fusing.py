@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -691,6 +692,19 @@ def test_functions_without_slices_are_not_called_for_their_halo() -> None:
         calls.append(1)
         return block + 1
 
+    with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
+    assert calls == []
+
+
+def test_slices_in_libraries_are_of_their_own_data() -> None:
+    """A function that formats a text is not called because Python's library slices."""
+    calls = []
+
+    def counted(block: Any) -> Any:
+        calls.append(1)
+        return block + len(textwrap.dedent("a"))
+
+    assert fusing._code_slices(textwrap.dedent.__code__)
     with_inferred_halo(meshrun.map_blocks(counted), FIELD, {})
     assert calls == []
 
