@@ -110,7 +110,8 @@ def from_json(values: Mapping[str, Any]) -> RankSnapshot:
     """Return the snapshot that `to_json` made plain, before or after JSON. KeyError, TypeError, ValueError or
     OverflowError if it is none."""
     gpu = values.get("gpu")
-    for table in (values["groups"], values["messages"], *dict(values["messages"]).values(), gpu or {}):
+    tables = [values["groups"], values["messages"], *dict(values["messages"]).values()]
+    for table in tables if gpu is None else [*tables, gpu]:
         if not isinstance(table, Mapping):
             raise TypeError(f"{type(table).__name__} instead of a table")
     groups: Iterable[tuple[str, Any]] = values["groups"].items()
