@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from runner.errors import UserError
@@ -12,7 +13,7 @@ from runner.system.gpu_counters import load_readings
 from runner.system.nvml import handle
 from runner.world.watchdog.report import ranks_text
 
-TIMEOUT = 2.0  # seconds; NVML's calls may wait for a driver that waits for its GPU
+TIMEOUT = 1.0  # seconds for all of a host; NVML's calls may wait for a driver that waits for its GPU
 FORMS = {"busy": "{} %", "power": "{} W", "SM clock": "SM clock {} MHz", "temperature": "{} C"}
 
 # By name: "busy" (% of the last second or less in which a kernel ran), and those of `load_readings`; empty if
@@ -20,20 +21,19 @@ FORMS = {"busy": "{} %", "power": "{} W", "SM clock": "SM clock {} MHz", "temper
 GpuState = Mapping[str, float]
 
 
-def read_states(
-    uuids: Mapping[int, str], read: Callable[[str], GpuState] | None = None
-) -> dict[int, GpuState]:
+def read_states(uuids: Mapping[int, str]) -> dict[int, GpuState]:
     """Return the states of GPUs, by rank. uuids: by rank. Those that do not answer in time are empty."""
     found: dict[int, GpuState] = {}
 
     def look(rank: int, uuid: str) -> None:
-        found[rank] = (read or read_state)(uuid)
+        found[rank] = read_state(uuid)
 
     threads = [threading.Thread(target=look, args=one, daemon=True) for one in uuids.items()]
     for thread in threads:
         thread.start()
+    until = time.monotonic() + TIMEOUT
     for thread in threads:
-        thread.join(TIMEOUT)
+        thread.join(max(until - time.monotonic(), 0.0))
     return {rank: found.get(rank, {}) for rank in uuids}
 
 

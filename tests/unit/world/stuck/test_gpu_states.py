@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ import nvml
 import pytest
 from stalled_ranks import COMPUTING, WAITING, setting
 
+from runner.recorder import process
 from runner.recorder.snapshot import from_json, to_json
 from runner.world.run_status import RunDirectory
-from runner.world.stuck import gpu_states, monitor
+from runner.world.stuck import gpu_states, monitor, monitor_process
 from runner.world.stuck.monitor import HostMonitor
 from runner.world.stuck.monitor_process import Lead
 
@@ -63,6 +65,7 @@ def test_readings(
 
 
 def test_a_driver_that_does_not_answer_does_not_hold_up_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a host's GPUs may be lost: they have one time-out together."""
     monkeypatch.setattr(gpu_states, "TIMEOUT", 1.0)
     over = threading.Event()
 
@@ -71,8 +74,17 @@ def test_a_driver_that_does_not_answer_does_not_hold_up_the_report(monkeypatch: 
             over.wait()
         return BUSY
 
-    assert gpu_states.read_states({0: "fine", 1: "lost"}, read) == {0: BUSY, 1: {}}
+    monkeypatch.setattr(gpu_states, "read_state", read)
+    uuids = dict.fromkeys(range(1, 31), "lost")
+    begin = time.monotonic()
+    assert gpu_states.read_states({0: "fine", **uuids}) == {0: BUSY, **{rank: {} for rank in uuids}}
+    assert time.monotonic() - begin < len(uuids) * gpu_states.TIMEOUT
     over.set()
+
+
+def test_a_host_answers_in_time_although_neither_python_nor_a_gpu_does() -> None:
+    """Otherwise all of its ranks would count as silent."""
+    assert process.ANSWER_TIMEOUT + gpu_states.TIMEOUT < monitor_process.ANSWER_TIMEOUT
 
 
 def test_a_line_for_those_that_do_the_same() -> None:
@@ -95,7 +107,7 @@ def test_the_state_goes_to_another_host(gpu: dict[str, float] | None) -> None:
     assert from_json(json.loads(json.dumps(to_json(sent)))) == sent
 
 
-@pytest.mark.parametrize("gpu", [3, "busy", [1], {"busy": "very"}, {"busy": None}])
+@pytest.mark.parametrize("gpu", [3, "busy", [1], {"busy": "very"}, {"busy": None}, 0, "", []])
 def test_what_is_no_state_is_refused(gpu: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         from_json({**json.loads(json.dumps(to_json(WAITING))), "gpu": gpu})
