@@ -230,23 +230,26 @@ class DirectFourier:
 
     def _transform_planes(self, planes: Range, source: Array, out: Array) -> None:
         """Transform planes of a block into the room, or of the room into a block."""
-        first, last = planes
-        if first == last:
-            return
-        inverse, start = source is self._room, self._mine[0][0]
-        plan = self._plans[self._planes_layout(planes), inverse]
-        room, block = first * self._plane, (first - start) * self._plane
-        plan(source.reshape(-1)[room if inverse else block :], out.reshape(-1)[block if inverse else room :])
+        first, start = planes[0], self._mine[0][0]
+        layout = self._planes_layout(planes)
+        self._transform(layout, source is self._room, source, out, first * self._plane, start * self._plane)
 
     def _transform_lines(self, lines: Range, source: Array, out: Array) -> None:
         """Transform lines of a block into the room, or of the room into a block."""
-        first, last = lines
-        if first == last:
-            return
-        inverse, start = out is self._room, self._mine[1][0]
-        plan = self._plans[self._lines_layout(lines, inverse), inverse]
-        room, block = first * self._inner, (first - start) * self._inner
-        plan(source.reshape(-1)[block if inverse else room :], out.reshape(-1)[room if inverse else block :])
+        inverse, first, start = out is self._room, lines[0], self._mine[1][0]
+        layout = self._lines_layout(lines, inverse)
+        self._transform(layout, inverse, source, out, first * self._inner, start * self._inner)
+
+    def _transform(
+        self, layout: BatchLayout, inverse: bool, source: Array, out: Array, place: int, start: int
+    ) -> None:
+        """Execute a plan. place: of the first cell in the room; start: of a block's first cell there."""
+        if layout.batch:
+            cells = [
+                array.reshape(-1)[place if array is self._room else place - start :]
+                for array in (source, out)
+            ]
+            self._plans[layout, inverse](*cells)
 
     def _send(self, rank: int, planes: Range, lines: Range) -> None:
         """Copy cells of this room to the same place of another rank's."""
