@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,16 +73,16 @@ def clock(bench: Bench, point: Point) -> CallTimes:
     """Time all calls of one size and placement on this rank."""
     settings = bench.settings
     first = [bench.group.bind(bound_call(bench, point, 0))]
-    steady = bench.steady and point.bytes <= STEADY_BYTES
+    synchronise = partial(_synchronise, bench, first, bench.steady and point.bytes <= STEADY_BYTES)
     steps = steps_of(bench, point, settings.iters)
     collecting = gc.isenabled()
     gc.disable()  # a garbage collection would be timed
     try:
         if settings.cudagraph:
-            return _clock_graph(bench, first, steps, steady)
+            return _clock_graph(bench, synchronise, steps)
         if settings.blocking:
-            return _clock_blocking(bench, first, steps, steady)
-        return _clock_queued(bench, first, steps, steady)
+            return _clock_blocking(bench, synchronise, steps)
+        return _clock_queued(bench, synchronise, steps)
     finally:
         if collecting:
             gc.enable()
@@ -115,9 +115,7 @@ def _synchronise(bench: Bench, first: Sequence[Any], steady: bool) -> None:
     bench.progress.enter(1)
 
 
-def _clock_queued(
-    bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]], steady: bool
-) -> CallTimes:
+def _clock_queued(bench: Bench, synchronise: Callable[[], None], steps: Sequence[Sequence[Any]]) -> CallTimes:
     """Issue all calls, then wait for them (-z 0)."""
     settings, group = bench.settings, bench.group
     count = len(steps) * settings.agg_iters
@@ -139,7 +137,7 @@ def _clock_queued(
     if marks:
         plan.append(marks[-1].record)
     issued, follower = group.packed(plan), _follower(bench, marks) if bench.watched else None
-    _synchronise(bench, first, steady)
+    synchronise()
     start = time.perf_counter()
     group.issue(issued)
     queued = time.perf_counter() - start
@@ -167,7 +165,7 @@ def _follower(bench: Bench, marks: Sequence[Any]) -> Any:
 
 
 def _clock_blocking(
-    bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]], steady: bool
+    bench: Bench, synchronise: Callable[[], None], steps: Sequence[Sequence[Any]]
 ) -> CallTimes:
     """Wait for every call: with a barrier after it (-z 1), without (-z 2), with an untimed one (-z 3)."""
     settings, group, everyone = bench.settings, bench.group, bench.everyone
@@ -177,7 +175,7 @@ def _clock_blocking(
     marks = group.marks(apart * len(steps) + 1) if settings.per_iter_timing else []
     begun: list[float] = []
     spent = 0.0
-    _synchronise(bench, first, steady)
+    synchronise()
     start = time.perf_counter()
     for number, step in enumerate(steps):
         bench.progress.enter(number + 1)
@@ -204,14 +202,12 @@ def _clock_blocking(
     return CallTimes(seconds / count, seconds / count, singles, stamps)
 
 
-def _clock_graph(
-    bench: Bench, first: Sequence[Any], steps: Sequence[Sequence[Any]], steady: bool
-) -> CallTimes:
+def _clock_graph(bench: Bench, synchronise: Callable[[], None], steps: Sequence[Sequence[Any]]) -> CallTimes:
     """Capture all calls into one graph and launch it -G times."""
     settings, group = bench.settings, bench.group
     launches = settings.cudagraph
     count = len(steps) * settings.agg_iters * launches
-    _synchronise(bench, first, steady)
+    synchronise()
     plan = [group.captured([call for step in steps for call in step])] * launches
     bench.progress.before("at the barrier before the graph")
     group.warm_up()  # caches are cold after capturing
