@@ -69,10 +69,17 @@ class CaseResult:
 
     def matrix(self, number: int) -> list[list[float | None]]:
         """Return the values of the case's matrix of this number."""
+        return self._laid_out(lambda cell: None if cell.values is None else cell.values[number])
+
+    def variations(self, number: int) -> list[list[float | None]]:
+        """Return how much the samples of this matrix vary."""
+        return self._laid_out(lambda cell: cell.variation(number))
+
+    def _laid_out(self, figure: Callable[[MatrixCell], float | None]) -> list[list[float | None]]:
         rows = self.gpus if self.case.rows == "gpus" else 1
         matrix: list[list[float | None]] = [[None] * self.gpus for _ in range(rows)]
         for cell in self.cells:
-            matrix[cell.row][cell.column] = None if cell.values is None else cell.values[number]
+            matrix[cell.row][cell.column] = figure(cell)
         return matrix
 
 

@@ -103,18 +103,11 @@ def _matrix(result: CaseResult, number: int, peaks: Sequence[Peaks]) -> Json:
         "key": key,
         "title": title,
         "values": result.matrix(number),
-        "variation": _variation(result, number),
+        "variation": result.variations(number),
         "outliers": [[one.cell.row, one.cell.column] for one in find_outliers(result, number)],
         "messages": messages(result, number),
         "peak": (best_of_peak(result, number, peaks) or None) if peaks else None,
     }
-
-
-def _variation(result: CaseResult, number: int) -> list[list[float | None]]:
-    matrix: list[list[float | None]] = [[None] * len(row) for row in result.matrix(number)]
-    for cell in result.cells:
-        matrix[cell.row][cell.column] = cell.variation(number)
-    return matrix
 
 
 def _transfer(transfer: CopyTransfer) -> Json:
