@@ -23,8 +23,8 @@ class RankSnapshot:
     are open, outer ones first, and the last few. collectives: by label of the communicator, the number of the
     last collective that it has entered. groups: the ranks of each communicator, None if not recorded.
     messages: by label and peer, the numbers of messages sent to it and expected from it. at: where its Python
-    stands; None if it did not answer. total: operations so far. gpu: readings of its GPU, by name; empty if
-    it does not answer, None if there is none or it was not asked.
+    stands; None if it did not answer. total: operations so far. gpu: readings of its GPU, by name, or why
+    there are none; None if there is no GPU or it was not asked.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class RankSnapshot:
     messages: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
     at: Frame | None = None
     total: int = 0
-    gpu: Mapping[str, float] | None = None
+    gpu: Mapping[str, float] | str | None = None
 
     def __str__(self) -> str:
         return f"rank {self.rank} (host {self.host}, {self.device})"
@@ -111,7 +111,7 @@ def from_json(values: Mapping[str, Any]) -> RankSnapshot:
     OverflowError if it is none."""
     gpu = values.get("gpu")
     tables = [values["groups"], values["messages"], *dict(values["messages"]).values()]
-    for table in tables if gpu is None else [*tables, gpu]:
+    for table in tables if gpu is None or isinstance(gpu, str) else [*tables, gpu]:
         if not isinstance(table, Mapping):
             raise TypeError(f"{type(table).__name__} instead of a table")
     groups: Iterable[tuple[str, Any]] = values["groups"].items()
@@ -124,6 +124,6 @@ def from_json(values: Mapping[str, Any]) -> RankSnapshot:
             for label, peers in values["messages"].items()
         },
         "at": None if values["at"] is None else Frame(**values["at"]),
-        "gpu": None if gpu is None else {str(name): float(value) for name, value in gpu.items()},
+        "gpu": {name: float(value) for name, value in gpu.items()} if isinstance(gpu, Mapping) else gpu,
     }
     return RankSnapshot(**plain)

@@ -16,6 +16,7 @@ from runner.world.watchdog.report import ranks_text
 
 WAITS = (WAIT, DEVICE_WAIT)
 MOST_SENTENCES = 4
+CPU = "CPU"  # a device that has done what a rank has issued when the call returns
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def explain(ranks: Sequence[RankSnapshot], size: int, silent: Mapping[int, str] 
         found = [*_holding_up(known, waits), *_circles(known, waits)]
     if not found:
         found = [*_nobody_missing(known)]
+    if not found:
+        found = [*_behind_on_device(known)]
     if not found:
         found = [(one.rank, f"{one} is not waiting for another rank: {_doing(one)}") for one in ranks]
     blamed = {rank for rank, _ in found}
@@ -134,18 +137,25 @@ def waits_for(known: Mapping[int, RankSnapshot]) -> dict[int, set[int]]:
             missing = _not_entered(one, operation.group, operation.sequence, known)
         elif operation.name == WAIT:
             missing = _unsent(one, operation.group, known) or _unreceived(one, operation.group, known)
-        else:  # a device runs what was issued for any communicator of device arrays
-            on_device = [group for group in one.groups if group.endswith(ON_DEVICE)]
-            missing = {
-                rank
-                for group in on_device
-                for rank in (
-                    *_not_entered(one, group, one.collectives.get(group, 0), known),
-                    *_unsent(one, group, known),
-                )
-            }
+        else:
+            missing = _not_issued(one, known)
         waits[one.rank] = missing - {one.rank}
     return waits
+
+
+def _not_issued(one: RankSnapshot, known: Mapping[int, RankSnapshot]) -> set[int]:
+    """Ranks that have issued less than what was issued on `one`, for any communicator of device arrays: its
+    device waits for them."""
+    return {
+        rank
+        for group in one.groups
+        if group.endswith(ON_DEVICE)
+        for rank in (
+            *_not_entered(one, group, one.collectives.get(group, 0), known),
+            *_unsent(one, group, known),
+        )
+        if rank != one.rank
+    }
 
 
 def _not_entered(one: RankSnapshot, group: str, sequence: int, known: Mapping[int, RankSnapshot]) -> set[int]:
@@ -180,13 +190,8 @@ def _unreceived(one: RankSnapshot, group: str, known: Mapping[int, RankSnapshot]
 
 
 def _holding_up(known: Mapping[int, RankSnapshot], waits: Mapping[int, set[int]]) -> Found:
-    """Ranks that wait for nobody and that others wait for, those that hold up most first."""
-    held: dict[int, list[int]] = {}
-    for rank, missing in waits.items():
-        for other in missing:
-            if not waits.get(other):
-                held.setdefault(other, []).append(rank)
-    for culprit, ranks in sorted(held.items(), key=lambda item: (-len(item[1]), item[0])):
+    """Ranks that wait for nobody and that others wait for."""
+    for culprit, ranks in _held(waits):
         one = known[culprit]
         first = known[ranks[0]]
         operation = waiting_in(first)
@@ -195,6 +200,16 @@ def _holding_up(known: Mapping[int, RankSnapshot], waits: Mapping[int, set[int]]
         what = f"entered {operation}, in" if operation.is_collective else "sent or received the messages, for"
         what = f"has not {what} which {_ranks(same)} {_waited(same)}"
         yield culprit, f"{one} {what}; {_doing(one)}"
+
+
+def _held(waits: Mapping[int, set[int]]) -> list[tuple[int, list[int]]]:
+    """Return the ranks that wait for nobody, each with those that wait for it; what holds up most first."""
+    held: dict[int, list[int]] = {}
+    for rank, missing in waits.items():
+        for other in missing:
+            if not waits.get(other):
+                held.setdefault(other, []).append(rank)
+    return sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
 def _same_wait(one: Operation | None, other: Operation) -> bool:
@@ -253,6 +268,16 @@ def _nobody_missing(known: Mapping[int, RankSnapshot]) -> Found:
                 one.rank,
                 f"{_ranks(ranks)} {_waited(ranks)} in {name}, which no rank is missing in{_at(ranks[0])}",
             )
+
+
+def _behind_on_device(known: Mapping[int, RankSnapshot]) -> Found:
+    """Ranks that others' devices wait for. No recorder sees how a user's code waits for its device."""
+    ahead = {one.rank: _not_issued(one, known) for one in known.values() if one.device != CPU}
+    for culprit, ranks in _held(ahead):
+        waiting, verb = ("device", "waits") if len(ranks) == 1 else ("devices", "wait")
+        names = _ranks([known[rank] for rank in ranks])
+        one = known[culprit]
+        yield culprit, f"{one} has not issued what the {waiting} of {names} {verb} for; {_doing(one)}"
 
 
 def _others(known: Mapping[int, RankSnapshot], blamed: set[int]) -> list[str]:

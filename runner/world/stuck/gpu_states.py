@@ -16,13 +16,13 @@ from runner.world.watchdog.report import ranks_text
 TIMEOUT = 1.0  # seconds for all of a host; NVML's calls may wait for a driver that waits for its GPU
 FORMS = {"busy": "{} %", "power": "{} W", "SM clock": "SM clock {} MHz", "temperature": "{} C"}
 
-# By name: "busy" (% of the last second or less in which a kernel ran), and those of `load_readings`; empty if
-# NVML reports nothing.
-GpuState = Mapping[str, float]
+# By name: "busy" (% of the last second or less in which a kernel ran), and those of `load_readings`; or why
+# NVML does not tell.
+GpuState = Mapping[str, float] | str
 
 
 def read_states(uuids: Mapping[int, str]) -> dict[int, GpuState]:
-    """Return the states of GPUs, by rank. uuids: by rank. Those that do not answer in time are empty."""
+    """Return the states of GPUs, by rank. uuids: by rank."""
     found: dict[int, GpuState] = {}
 
     def look(rank: int, uuid: str) -> None:
@@ -34,19 +34,20 @@ def read_states(uuids: Mapping[int, str]) -> dict[int, GpuState]:
     until = time.monotonic() + TIMEOUT
     for thread in threads:
         thread.join(max(until - time.monotonic(), 0.0))
-    return {rank: found.get(rank, {}) for rank in uuids}
+    late = f"NVML has not answered within {TIMEOUT:g} s"
+    return {rank: found.get(rank, late) for rank in uuids}
 
 
 def read_state(uuid: str) -> GpuState:
     """Return the state of a GPU."""
     try:
         nvml, gpu = handle(uuid)
-    except UserError:
-        return {}
+    except UserError as reason:
+        return str(reason)
     found = load_readings(gpu, nvml)
     with suppress(nvml.NVMLError):
         found["busy"] = float(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-    return found
+    return found or "NVML reports nothing"
 
 
 def sentences(ranks: Sequence[RankSnapshot]) -> list[str]:
@@ -64,8 +65,8 @@ def sentences(ranks: Sequence[RankSnapshot]) -> list[str]:
 
 
 def _doing(state: GpuState) -> str:
-    if not state:
-        return "not answering NVML"
+    if isinstance(state, str):
+        return f"in an unknown state: {state}"
     busy = state.get("busy")
     if busy is None:
         return "in an unknown state"
@@ -75,7 +76,8 @@ def _doing(state: GpuState) -> str:
 def _readings(ranks: Sequence[RankSnapshot]) -> str:
     shown = []
     for name, form in FORMS.items():
-        values = [round(one.gpu[name]) for one in ranks if one.gpu and name in one.gpu]
+        states = [one.gpu for one in ranks if isinstance(one.gpu, Mapping)]
+        values = [round(state[name]) for state in states if name in state]
         if values:
             least, most = min(values), max(values)
             shown.append(form.format(least if least == most else f"{least} to {most}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,6 +81,11 @@ def start(world: World, started: Started) -> list[str]:
     for number, rank in enumerate(world.ranks):
         first.setdefault(rank.host_id, number)
     leads = world.rank == 0
+    gpus = {
+        str(number): rank.device.uuid
+        for number, rank in enumerate(world.ranks)
+        if rank.host_id == world.here.host_id and rank.device.uuid
+    }
     setting: dict[str, Any] = {
         "run_id": world.run_id,
         "seconds": seconds,
@@ -87,11 +93,8 @@ def start(world: World, started: Started) -> list[str]:
         "run": started.run,
         "ras": nccl_ras.place(world.run_id) if world.here.device.kind == "cuda" else None,
         "size": world.size,
-        "gpus": {
-            str(number): rank.device.uuid
-            for number, rank in enumerate(world.ranks)
-            if rank.host_id == world.here.host_id and rank.device.uuid
-        },
+        "gpus": gpus,
+        "path": [folder for folder in sys.path if folder] if gpus else [],
         "hosts": {str(number): world.ranks[number].host for number in first.values()},
     }
     offer: dict[str, Any] = {}

@@ -177,6 +177,7 @@ def watch(look: Callable[[], bool], monitor: HostMonitor) -> None:
 def main() -> None:
     setting = read_setting()
     gpus = {int(rank): uuid for rank, uuid in setting.get("gpus", {}).items()}
+    sys.path += setting.get("path", ())  # of the rank, for pynvml: this process has begun without packages
     monitor = HostMonitor(setting["run_id"], gpus=gpus)
     if setting["rank"]:
         place = setting["candidates"], setting["port"], setting["token"], setting["rank"]

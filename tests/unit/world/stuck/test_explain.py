@@ -120,6 +120,49 @@ def test_a_device_waits_for_messages_that_were_not_sent() -> None:
     assert explain([waits, rank(1, entered("kernel", group=""), groups={group: (0, 1)})], 2).culprits == (1,)
 
 
+DEVICE = {"world on device": (0, 1, 2)}
+
+
+@pytest.mark.parametrize("device", ["GPU", "CPU"])
+def test_a_device_waits_although_the_user_s_code_waits_in_its_own_way(device: str) -> None:
+    """Ranks 0 and 2 wait by CuPy, which no recorder sees; rank 1 has issued one collective less."""
+    job = entered("job", group="")
+    ranks = [
+        replace(rank(number, job, groups=DEVICE, collectives={"world on device": count}), device=device)
+        for number, count in enumerate([6, 5, 6])
+    ]
+    found = explain(ranks, 3)
+    if device == "CPU":  # nothing that was issued is still to be done
+        assert found.culprits == (0, 1, 2)
+        return
+    assert found.culprits == (1,)
+    assert found.sentences == (
+        "rank 1 (host n1, GPU) has not issued what the devices of ranks 0, 2 wait for; it is at edges.py:30 "
+        "in edges, for 12 s in job",
+        "ranks 0, 2: in job at edges.py:30 in edges",
+    )
+
+
+def test_of_devices_that_wait_for_each_other_s_ranks_the_last_is_named() -> None:
+    ranks = [
+        rank(number, groups=DEVICE, collectives={"world on device": count})
+        for number, count in enumerate([6, 5, 4])
+    ]
+    assert explain(ranks, 3).culprits == (2,)
+
+
+def test_a_device_that_waits_for_a_message() -> None:
+    group = "world on device"
+    ranks = [
+        rank(0, groups=DEVICE, messages={group: {1: (1, 1)}}),
+        rank(1, groups=DEVICE, messages={group: {0: (0, 1)}}),
+        rank(2, groups=DEVICE),
+    ]
+    found = explain(ranks, 3)
+    assert found.culprits == (1,)
+    assert "has not issued what the device of rank 0 waits for; it is at" in found.sentences[0]
+
+
 def test_a_collective_that_all_have_entered() -> None:
     ranks = [waiting(0), waiting(1)]
     ranks = [replace(one, groups={"world": (0, 1)}) for one in ranks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from stalled_ranks import COMPUTING, WAITING, setting
 
 from runner.recorder import process
 from runner.recorder.snapshot import from_json, to_json
+from runner.world import helper_process
 from runner.world.run_status import RunDirectory
 from runner.world.stuck import gpu_states, monitor, monitor_process
 from runner.world.stuck.monitor import HostMonitor
@@ -52,12 +54,13 @@ class Nvml(nvml.Nvml):
     [
         ((), {"busy": 97, "power": 412.4, "SM clock": 1980, "temperature": 61}),
         (("busy", "power"), {"SM clock": 1980, "temperature": 61}),
-        (("handle",), {}),
-        (("init",), {}),
+        (("busy", "power", "clock", "temperature"), "NVML reports nothing"),
+        (("handle",), f"NVML, {nvml.UUID}: NotSupported"),
+        (("init",), "NVML: NotSupported"),
     ],
 )
 def test_readings(
-    failing: tuple[str, ...], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    failing: tuple[str, ...], expected: dict[str, float] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_states, "TIMEOUT", 60.0)
     with nvml.loaded(Nvml([], {name: nvml.NotSupported() for name in failing})):
@@ -77,7 +80,8 @@ def test_a_driver_that_does_not_answer_does_not_hold_up_the_report(monkeypatch: 
     monkeypatch.setattr(gpu_states, "read_state", read)
     uuids = dict.fromkeys(range(1, 31), "lost")
     begin = time.monotonic()
-    assert gpu_states.read_states({0: "fine", **uuids}) == {0: BUSY, **{rank: {} for rank in uuids}}
+    late = dict.fromkeys(uuids, "NVML has not answered within 1 s")
+    assert gpu_states.read_states({0: "fine", **uuids}) == {0: BUSY, **late}
     assert time.monotonic() - begin < len(uuids) * gpu_states.TIMEOUT
     over.set()
 
@@ -87,27 +91,58 @@ def test_a_host_answers_in_time_although_neither_python_nor_a_gpu_does() -> None
     assert process.ANSWER_TIMEOUT + gpu_states.TIMEOUT < monitor_process.ANSWER_TIMEOUT
 
 
+PYNVML = """
+class NVMLError(Exception):
+    pass
+NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 0
+def nothing(*_): raise NVMLError
+nvmlDeviceGetFieldValues = nvmlDeviceGetPowerUsage = nvmlDeviceGetTemperature = nothing
+nvmlDeviceGetUtilizationRates = nothing
+def nvmlInit(): pass
+def nvmlDeviceGetHandleByUUID(uuid): return uuid
+def nvmlDeviceGetClockInfo(gpu, kind): return 1980
+"""
+
+
+def test_the_process_that_asks_finds_the_package_of_the_rank(tmp_path: Path) -> None:
+    """It is started without packages, and NVML's bindings are one."""
+    (tmp_path / "pynvml.py").write_text(PYNVML)
+    asks = (
+        "from runner.world.stuck import gpu_states, monitor_process as process\n"
+        "from runner.world.stuck.monitor import HostMonitor\n"
+        "process.watch = lambda look, monitor: print(gpu_states.read_states(monitor.gpus))\n"
+        "process.main()"
+    )
+    words = helper_process.command(monitor_process.__name__)
+    words[-1] = words[-1].partition(" from runner.world")[0] + f"\n{asks}"
+    given = {**setting(RunDirectory(tmp_path)), "rank": 0, "hosts": {}, "token": "", "address": ""}
+    given |= {"gpus": {"3": "GPU-a"}, "path": [str(tmp_path)]}
+    done = subprocess.run(words, input=json.dumps(given) + "\n", capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "{3: {'SM clock': 1980.0}}"
+
+
 def test_a_line_for_those_that_do_the_same() -> None:
     ranks = [replace(WAITING, rank=rank, gpu=gpu) for rank, gpu in enumerate(
-        [BUSY, {**BUSY, "busy": 99.0, "power": 390.0}, IDLE, {}, {"busy": 40.0}, {"power": 300.0}, BUSY, None]
+        [BUSY, {**BUSY, "busy": 99.0, "power": 390.0}, IDLE, "GPU is lost", {"busy": 40.0}, {"power": 3.0},
+         BUSY, None]
     )]  # fmt: skip
     assert gpu_states.sentences(ranks) == [
         "the GPUs of ranks 0-1, 6 are busy: 99 to 100 %, 390 to 412 W, SM clock 1980 MHz, 61 C",
         "the GPU of rank 2 is idle: 0 %, 118 W, SM clock 345 MHz, 33 C",
-        "the GPU of rank 3 is not answering NVML",
+        "the GPU of rank 3 is in an unknown state: GPU is lost",
         "the GPU of rank 4 is busy in part: 40 %",
-        "the GPU of rank 5 is in an unknown state: 300 W",
+        "the GPU of rank 5 is in an unknown state: 3 W",
     ]
     assert gpu_states.sentences([WAITING, COMPUTING]) == []
 
 
-@pytest.mark.parametrize("gpu", [None, {}, BUSY])
-def test_the_state_goes_to_another_host(gpu: dict[str, float] | None) -> None:
+@pytest.mark.parametrize("gpu", [None, {}, BUSY, "GPU is lost", ""])
+def test_the_state_goes_to_another_host(gpu: dict[str, float] | str | None) -> None:
     sent = replace(WAITING, gpu=gpu)
     assert from_json(json.loads(json.dumps(to_json(sent)))) == sent
 
 
-@pytest.mark.parametrize("gpu", [3, "busy", [1], {"busy": "very"}, {"busy": None}, 0, "", []])
+@pytest.mark.parametrize("gpu", [3, [1], {"busy": "very"}, {"busy": None}, 0, []])
 def test_what_is_no_state_is_refused(gpu: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         from_json({**json.loads(json.dumps(to_json(WAITING))), "gpu": gpu})
