@@ -50,7 +50,7 @@ def _add(name: str, operations: tuple[str, ...], summary: str) -> None:
     @bench.command(name, cls=BenchCommand, help=summary, short_help=summary)
     @with_options([*LETTERS.values(), *OURS, *SWEEP, *(TRAFFIC if varied else ()), *LAST])
     def command(device: str, debug: bool, **words: Any) -> int:
-        from jobs.bench.collectives import run, tuning_sweep
+        from jobs.bench.collectives.commands import run, tuning_sweep
 
         options = bench_options(operations, words)
         body = tuning_sweep.run if options.sweep_tuning else run.run
@@ -80,7 +80,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
 )
 def pingpong(device: str, debug: bool, **words: Any) -> int:
     """Measure latency, one-way and two-way bandwidth between two ranks."""
-    from jobs.bench.collectives.pingpong import run
+    from jobs.bench.collectives.commands.pingpong import run
 
     return run_on_ranks(run, bench_options(("pingpong",), words), device, debug)
 
@@ -90,7 +90,7 @@ def pingpong(device: str, debug: bool, **words: Any) -> int:
 @with_options([*LETTERS.values(), STEADY, PLOT, LINK_RATE, *SPLITS, *LAST])
 def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     """Measure OPERATION on 1, 2, 4, ... of the ranks: inside a host, then across hosts."""
-    from jobs.bench.collectives.scaling import run
+    from jobs.bench.collectives.commands.scaling import run
 
     options = bench_options((operation,), words)
     if options.split or options.split_mask:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.collectives import checks, pingpong, scaling
+from jobs.bench.collectives import checks
+from jobs.bench.collectives.commands import pingpong, scaling
+from jobs.bench.collectives.commands.run import run
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.run import run
 from jobs.bench.collectives.specs import SPECS
 from jobs.measure.exit_codes import WrongResults
 from launch.cli.cli_context import CliContext

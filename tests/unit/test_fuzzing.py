@@ -506,7 +506,7 @@ TARGETS = [
     ),
     *texts(
         "pairs",
-        lazily("jobs.bench.collectives.pingpong", "parse_pairs", 4),
+        lazily("jobs.bench.collectives.commands.pingpong", "parse_pairs", 4),
         "0-1,2-3",
         errors=(MeshrunError, click.UsageError, ValueError),
     ),

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.bench.collectives import pingpong
+from jobs.bench.collectives.commands import pingpong
+from jobs.bench.collectives.commands.pingpong import parse_pairs
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.pingpong import parse_pairs
 from meshrun import World
 from runner.comm.collectives.api import DATATYPES, Call
 from runner.errors import UserError

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from jobs.bench.collectives.commands.run import check_files
 from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.measure import kinds, sweep
 from jobs.bench.collectives.output import tuning as output
@@ -20,7 +21,6 @@ from jobs.bench.collectives.output.reader import RowKey
 from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.output.tuning import OWN, TuningSweep
 from jobs.bench.collectives.results import Header, ResultRow
-from jobs.bench.collectives.run import check_files
 from jobs.bench.collectives.session import Bench, colors_of, opened
 from jobs.bench.collectives.timing import bound_call
 from jobs.measure.exit_codes import WrongResults

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from jobs.bench.collectives import session
+from jobs.bench.collectives.commands.run import check_files
 from jobs.bench.collectives.config import BenchOptions
 from jobs.bench.collectives.measure import sweep
 from jobs.bench.collectives.output.nccl_tests_text import cells, figure, titles
 from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.results import ResultRow
-from jobs.bench.collectives.run import check_files
 from jobs.bench.collectives.specs import SPECS
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import RecordFile, open_record

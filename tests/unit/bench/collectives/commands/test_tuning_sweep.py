@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import measure, timing, tuning_sweep
+from jobs.bench.collectives import measure, timing
+from jobs.bench.collectives.commands import tuning_sweep
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.timing import CallTimes
 from jobs.measure.exit_codes import WrongResults

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.bench.collectives import scaling
-from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.collectives.output import plots
-from jobs.bench.collectives.results import PlacementResult, ResultRow
-from jobs.bench.collectives.scaling import (
+from jobs.bench.collectives.commands import scaling
+from jobs.bench.collectives.commands.scaling import (
     ScalingPoint,
     efficiency,
     measure_single_rank,
     near_first,
     rank_counts,
 )
+from jobs.bench.collectives.config import BenchOptions, SweepSettings
+from jobs.bench.collectives.output import plots
+from jobs.bench.collectives.results import PlacementResult, ResultRow
 from meshrun import World
 from runner.comm.collectives.api import Call
 from runner.errors import UserError
