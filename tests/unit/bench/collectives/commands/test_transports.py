@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.bench.collectives import run
+from jobs.bench.collectives.commands import run
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.output.reader import read_each
 from jobs.bench.collectives.session import check_device
