@@ -47,7 +47,7 @@ from runner.world.world import World
 
 MOST = 1 << 31  # that an int of CUDA does not hold
 C_TYPES = {8: "float2", 16: "double2"}
-PARTS = 8  # of the planes
+PARTS = 16  # of the planes
 PART_BYTES = 16 << 20  # smaller parts take longer than what is gained by them
 # By whether it is the inverse: the share of a rank's lines whose cells go with the planes' parts, and the
 # number of parts of the other lines.
@@ -145,10 +145,11 @@ class DirectFourier:
         for inverse in (False, True):
             planes = [self._planes_layout(one) for one in self._planes(world.rank)]
             lines = [self._lines_layout(one, inverse) for one in self._lines(world.rank, inverse)]
-            for layout in (*planes, *lines):
-                if layout.batch and (layout, inverse) not in self._plans:
-                    factor = scales[inverse] if layout.distance == 1 else 1.0
-                    self._plans[layout, inverse] = plan(layout, dtype, inverse, factor)
+            # Of the planes, which are in order in memory: in cuFFT's kernels of lines a factor takes longer.
+            for layouts, factor in ((planes, scales[inverse]), (lines, 1.0)):
+                for layout in layouts:
+                    if layout.batch and (layout, inverse) not in self._plans:
+                        self._plans[layout, inverse] = plan(layout, dtype, inverse, factor)
 
     def forward(self, block: Array) -> Array:
         """Return this rank's part of axis 1 of the transform. Collective.

@@ -211,6 +211,7 @@ def test_a_rank_that_does_not_wait_is_noticed(
 def test_most_of_the_copies_go_beside_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forwards after each part of the planes, backwards after each part of the lines but the last one."""
     monkeypatch.setattr(direct_fourier, "PART_BYTES", 1)
+    monkeypatch.setattr(direct_fourier, "PARTS", 8)
 
     def case(world: World) -> list[tuple[int, int]]:
         shares = []
