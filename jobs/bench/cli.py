@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
 from runner.comm.collectives.api import OPERATIONS
+
+KERNELS = ("product", "copy")  # jobs.bench.collectives.commands.overlap.LOADS
+# The kernels of all have to find room on a GPU at once, or ranks wait for each other for ever.
+MOST_COMMUNICATORS = 4
 
 
 @click.group(cls=BenchGroup, no_args_is_help=False)
@@ -96,6 +101,37 @@ def scale(operation: str, device: str, debug: bool, **words: Any) -> int:
     if options.split or options.split_mask:
         raise click.UsageError("scale splits the ranks itself: remove --split and unset NCCL_TESTS_SPLIT")
     return run_on_ranks(run, options, device, debug)
+
+
+@bench.command(cls=BenchCommand)
+@click.argument("operation", type=click.Choice(OPERATIONS), metavar="OPERATION")
+@with_options(
+    [
+        *(LETTERS[f"-{letter}"] for letter in "beifncodrTJ"),
+        STEADY,
+        click.option(
+            "--communicators",
+            type=click.IntRange(1, MOST_COMMUNICATORS),
+            default=2,
+            show_default=True,
+            help="Communicators of all ranks that call at once.",
+        ),
+        click.option(
+            "--kernel",
+            type=click.Choice(KERNELS),
+            default=KERNELS[0],
+            show_default=True,
+            help="What runs beside the calls: a product of matrices or a copy in memory.",
+        ),
+        *LAST,
+    ]
+)
+def overlap(operation: str, communicators: int, kernel: str, device: str, debug: bool, **words: Any) -> int:
+    """Measure OPERATION on several communicators at once, and beside a kernel that computes."""
+    from jobs.bench.collectives.commands.overlap import run
+
+    body = partial(run, communicators=communicators, kernel=kernel)
+    return run_on_ranks(body, bench_options((operation,), words), device, debug)
 
 
 @bench.command(cls=BenchCommand)

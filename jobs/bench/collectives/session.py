@@ -139,16 +139,18 @@ def opened(
     colors: Sequence[int],
     tuning: NcclTuning | None = None,
     transport: Transport | None = None,
+    share: int = 1,
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.
 
     colors: each rank's group number. tuning: instead of the environment's. transport: None for the
-    default. Raises UserError, on every rank, if the options cannot be measured here.
+    default. share: sessions that are open at once, and share the memory. Raises UserError, on every rank, if
+    the options cannot be measured here.
     """
     operation = SPECS[name]
     check_device(world, options.settings, transport)
     check_ranks(operation, options.settings, colors)
-    settings, reduced = within_memory(world, everyone, options.settings)
+    settings, reduced = within_memory(world, everyone, options.settings, share)
     ranks = colors.count(colors[everyone.rank])
     progress.begin(f"opening {name}", "connecting the ranks")
     progress.grace = CONNECTING
@@ -247,14 +249,14 @@ def header(everyone: Control, world: World, bench: Bench, assumptions: tuple[str
 
 
 def within_memory(
-    world: World, everyone: Control, settings: SweepSettings
+    world: World, everyone: Control, settings: SweepSettings, share: int = 1
 ) -> tuple[SweepSettings, int | None]:
     """Limit maxbytes to what memory holds; returns the settings, and that size if it is less than requested.
 
     On GPUs nccl-tests' rule: 1 GiB for each 16 GiB installed (at most 4) and one more stay free; the rest
-    holds three buffers, or two without checks. On CPUs the available memory, shared by the host's ranks,
-    holds five: two buffers, two scratch buffers, and one stays free. Raises UserError if not even the
-    smallest size fits.
+    holds three buffers, or two without checks, of each of `share` sessions. On CPUs the available memory,
+    shared by the host's ranks, holds five: two buffers, two scratch buffers, and one stays free. Raises
+    UserError if not even the smallest size fits.
     """
     device = world.here.device
     if device.kind == "cuda":
@@ -263,7 +265,7 @@ def within_memory(
     else:
         local = sum(rank.host_id == world.here.host_id for rank in world.ranks)
         fits = world.backend.free_memory() // 5 // local
-    fits = max(min(everyone.allgather(fits)), 0)
+    fits = max(min(everyone.allgather(fits)), 0) // share
     if settings.maxbytes <= fits:
         return settings, None
     if settings.minbytes > fits:

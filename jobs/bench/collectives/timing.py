@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,21 +76,30 @@ def clock(bench: Bench, point: Point) -> CallTimes:
     first = [bench.group.bind(bound_call(bench, point, 0))]
     synchronise = partial(_synchronise, bench, first, bench.steady and point.bytes <= STEADY_BYTES)
     steps = steps_of(bench, point, settings.iters)
-    collecting = gc.isenabled()
-    gc.disable()  # a garbage collection would be timed
     try:
-        if settings.cudagraph:
-            return _clock_graph(bench, synchronise, steps)
-        if settings.blocking:
-            return _clock_blocking(bench, synchronise, steps)
-        return _clock_queued(bench, synchronise, steps)
+        with uncollected():
+            if settings.cudagraph:
+                return _clock_graph(bench, synchronise, steps)
+            if settings.blocking:
+                return _clock_blocking(bench, synchronise, steps)
+            return _clock_queued(bench, synchronise, steps)
     finally:
-        if collecting:
-            gc.enable()
         bench.progress.done()
 
 
-def _keep_busy(bench: Bench, first: Sequence[Any]) -> None:
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection inside, which would be timed."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def keep_busy(bench: Bench, first: Sequence[Any]) -> None:
     """Repeat an untimed call for some time, equally often on every rank. Collective."""
     calls, seconds = [*first] * STEADY_CALLS, 0.0
     while seconds < STEADY_SECONDS:
@@ -107,7 +117,7 @@ def _synchronise(bench: Bench, first: Sequence[Any], steady: bool) -> None:
     """
     bench.progress.before("in the call before the timed ones")
     if steady:
-        _keep_busy(bench, first)
+        keep_busy(bench, first)
     bench.group.issue(first)
     bench.group.wait()
     bench.progress.before("at the barrier before the timed calls")

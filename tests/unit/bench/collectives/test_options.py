@@ -136,7 +136,8 @@ def test_the_other_options() -> None:
 )
 def test_every_measurement_takes_its_letters(command: str) -> None:
     found = {spelling for parameter in bench.commands[command].params for spelling in parameter.opts}
-    assert found >= ({"-b", "-e", "-f", "-n", "-d", "-T", "-J"} if command == "pingpong" else LETTERS.keys())
+    own = {"pingpong": "befndTJ", "overlap": "beifncodrTJ"}
+    assert found >= ({f"-{letter}" for letter in own[command]} if command in own else LETTERS.keys())
 
 
 def test_pingpong_has_defaults_of_its_own() -> None:

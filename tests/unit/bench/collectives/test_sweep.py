@@ -94,7 +94,7 @@ def test_the_untimed_call_is_repeated_for_some_time_equally_often_on_every_rank(
         watched = recorded(bench, False)
         ticks = clocks[bench.group.rank]
         ranks.rank = bench.group.rank
-        timing._keep_busy(watched.bench, [])
+        timing.keep_busy(watched.bench, [])
         assert next(ticks, None) is None
         return watched.journal.count("wait")
 
