@@ -35,7 +35,8 @@ from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps.kernel import build
 from runner.fuse.steps.layout import NotFusable
 from runner.fuse.trace import trace
-from runner.pipeline.block_layout import LINE, BlockLayout
+from runner.pipeline.block_layout import BlockLayout
+from runner.plan.steps import LINE
 from runner.region import Region
 from runner.report.record import write_json
 

@@ -87,6 +87,9 @@ class Backend(Protocol):
     def null_stream(self) -> Any:
         """CUDA's default stream; None on a CPU."""
 
+    def new_stream(self) -> Any:
+        """A stream whose kernels get room on the device before those of the main one; None on a CPU."""
+
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         """A new device array, uninitialised."""
 

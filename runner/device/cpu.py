@@ -34,6 +34,9 @@ class CpuBackend:
         self._made = 0
         keep_freed_memory()
 
+    def new_stream(self) -> None:
+        pass
+
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return an array; those of more than a page begin at different places of their pages.
 

@@ -78,10 +78,13 @@ class CudaBackend:
         cupy.cuda.Device(index).use()
         self.device = describe(index)
         self.stream = cupy.cuda.Stream(non_blocking=True)
+        self._side = self.new_stream()
+        self.stream.use()
+
+    def new_stream(self) -> Any:
         # Higher priority (lower number): an exchange gets its few thread blocks scheduled while a kernel
         # runs.
-        self._side = cupy.cuda.Stream(non_blocking=True, priority=-1)
-        self.stream.use()
+        return cupy.cuda.Stream(non_blocking=True, priority=-1)
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> Array:
         return cupy.empty(shape, dtype)

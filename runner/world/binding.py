@@ -110,7 +110,7 @@ def open_collectives(
     backend: Backend,
     cta_policy: int | None,
     peers: int | None,
-    null_stream: bool,
+    stream: Literal["main", "null", "own"],
     tuning: NcclTuning | None,
     transport: Literal["nccl", "mpi"] | None,
 ) -> Collectives:
@@ -144,8 +144,9 @@ def open_collectives(
     if backend.device.kind == "cuda":
         from runner.comm.collectives.nccl import NcclCollectives
 
-        stream = backend.null_stream if null_stream else backend.stream
-        return NcclCollectives(group, stream, cta_policy=cta_policy, peers=peers, tuning=tuning)
+        given = {"main": backend.stream, "null": backend.null_stream}
+        chosen = backend.new_stream() if stream == "own" else given[stream]
+        return NcclCollectives(group, chosen, cta_policy=cta_policy, peers=peers, tuning=tuning)
     if isinstance(group, ThreadComm):
         from runner.comm.collectives.threads import ThreadCollectives
 

@@ -131,7 +131,7 @@ class World(Group):
         *,
         cta_policy: int | None = None,
         peers: int | None = None,
-        null_stream: bool = False,
+        stream: Literal["main", "null", "own"] = "main",
         tuning: NcclTuning | None = None,
         transport: Literal["nccl", "mpi"] | None = None,
     ) -> Collectives:
@@ -139,11 +139,12 @@ class World(Group):
 
         group: all ranks (`control`), or those of one color (`control.split`).
 
-        cta_policy, peers, null_stream: NCCL's configuration and stream; ignored on CPUs. tuning: instead of
-        the environment's NCCL_ALGO and NCCL_PROTO; likewise. transport: None for NCCL on GPUs and MPI on
-        CPUs; "mpi" on GPUs needs a CUDA-aware MPI.
+        cta_policy, peers: NCCL's configuration; ignored on CPUs. stream: the backend's main one, CUDA's
+        default one, or a new one (`Backend.new_stream`); likewise. tuning: instead of the environment's
+        NCCL_ALGO and NCCL_PROTO; likewise. transport: None for NCCL on GPUs and MPI on CPUs; "mpi" on GPUs
+        needs a CUDA-aware MPI.
         """
-        return open_collectives(group, self.backend, cta_policy, peers, null_stream, tuning, transport)
+        return open_collectives(group, self.backend, cta_policy, peers, stream, tuning, transport)
 
 
 def open_world(

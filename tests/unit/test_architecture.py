@@ -357,3 +357,44 @@ def test_every_room_of_launch_exists() -> None:
         path.stem for path in (ROOT / "launch").iterdir() if path.stem not in ("__init__", "__pycache__")
     }
     assert rooms == {room for rooms in LAUNCH_ROOMS for room in rooms}
+
+
+def _names_of(module: Path) -> set[str]:
+    """Return the names that a module's file binds, in whatever block."""
+    found = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    return found
+
+
+def _not_there(text: str) -> list[str]:
+    """Return what a program imports from the project's packages and does not exist."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").partition(".")[0] not in PACKAGES:
+            continue
+        place = ROOT / str(node.module).replace(".", "/")
+        file = place.with_suffix(".py") if place.with_suffix(".py").is_file() else place / "__init__.py"
+        names = _names_of(file) if file.is_file() else set()
+        found += [
+            f"{node.module}.{alias.name}"
+            for alias in node.names
+            if alias.name not in names
+            and not (place / f"{alias.name}.py").is_file()
+            and not (place / alias.name).is_dir()
+        ]
+    return found
+
+
+def test_what_needs_a_gpu_imports_what_exists() -> None:
+    """No import of these files is executed here, and mypy does not read them."""
+    files = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("tests/gpu/*.py")]
+    assert len(files) > 50
+    assert not {path.name: names for path in files if (names := _not_there(path.read_text()))}
+    assert _not_there("from runner.errors import UserError, Nothing") == ["runner.errors.Nothing"]
+    assert _not_there("from runner.nowhere import a") == ["runner.nowhere.a"]

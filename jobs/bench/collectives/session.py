@@ -139,18 +139,18 @@ def opened(
     colors: Sequence[int],
     tuning: NcclTuning | None = None,
     transport: Transport | None = None,
-    share: int = 1,
+    at_once: int | None = None,
 ) -> Iterator[Session]:
     """Open a session for operation `name` and close it at the end; collective over `everyone`.
 
     colors: each rank's group number. tuning: instead of the environment's. transport: None for the
-    default. share: sessions that are open at once, and share the memory. Raises UserError, on every rank, if
-    the options cannot be measured here.
+    default. at_once: number of sessions that share the memory, each in a stream of its own; None for one
+    in the main stream. Raises UserError, on every rank, if the options cannot be measured here.
     """
     operation = SPECS[name]
     check_device(world, options.settings, transport)
     check_ranks(operation, options.settings, colors)
-    settings, reduced = within_memory(world, everyone, options.settings, share)
+    settings, reduced = within_memory(world, everyone, options.settings, at_once or 1)
     ranks = colors.count(colors[everyone.rank])
     progress.begin(f"opening {name}", "connecting the ranks")
     progress.grace = CONNECTING
@@ -161,7 +161,7 @@ def opened(
         members,
         cta_policy=settings.cta_policy,
         peers=SENDRECV_PEERS if name == "sendrecv" else None,
-        null_stream=settings.stream_null,
+        stream="null" if settings.stream_null else "main" if at_once is None else "own",
         tuning=tuning,
         transport=transport,
     )

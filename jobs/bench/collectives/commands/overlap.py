@@ -7,6 +7,9 @@ hidden behind what is computed. For each size, one after another:
     together    as many on every communicator, each with a stream and buffers of its own
     beside      calls on one communicator while a kernel is repeated in another stream for as long
 
+The calls' streams have the higher priority, as those of exchanges in a run: without it, calls would wait for
+the end of a kernel that fills the GPU.
+
 What a call hides is what OSU's benchmarks call overlap (osu_util.c): of the time that the calls take alone,
 the part by which they do not prolong the kernels.
 """
@@ -98,7 +101,7 @@ def run(
     with watching(world, handler, options.settings.timeout) as progress, ExitStack() as stack:
         sessions = [
             stack.enter_context(
-                opened(world, world.control, options, name, progress, [0] * world.size, share=communicators)
+                opened(world, world.control, options, name, progress, [0] * world.size, at_once=communicators)
             )
             for _ in range(communicators)
         ]
