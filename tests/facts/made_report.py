@@ -8,6 +8,7 @@ from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.probe.api import LoadReadings, WrongData
 from jobs.validate.report.model import Change, Drift, HardwareLimit, Member, RateCurve, RateMatrix, Report
 from jobs.validate.verdict import Alarm, Evidence, Finding, RungResult, Verdict
+from runner.world.stuck.nccl_ras import NcclDiagnostics
 
 GB = 1e9
 RATES: dict[RungName, dict[str, float]] = {
@@ -177,6 +178,12 @@ def healthy() -> Report:
         limits=LIMITS,
         matrices=(pairs("c0"), pairs("c1"), *(rail(f"rail {number}", 2) for number in range(8))),
         curves=CURVES,
+        nccl=NcclDiagnostics(
+            (
+                "GPU inventory: 8x NVIDIA H200 per node consistent across 16 ranks in comm 0x254",
+                "ECC: no uncorrected volatile errors across 16 ranks in comm 0x254",
+            )
+        ),
     )
 
 
@@ -216,6 +223,13 @@ def critical() -> Report:
         drifts=DRIFTS,
         changed=("driver 570.86.15 -> 580.95.05",),
         loads=LOADS,
+        nccl=NcclDiagnostics(
+            ("ECC: no uncorrected volatile errors across 64 ranks in comm 0x254",),
+            (
+                "NCCL environment: NCCL_IB_TIMEOUT=21 on rank(s) {0,...} (N=8)",
+                "NCCL environment: NCCL_IB_TIMEOUT=(unset) on rank(s) {8,...} (N=56)",
+            ),
+        ),
     )
 
 

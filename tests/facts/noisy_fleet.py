@@ -58,6 +58,9 @@ class NoisyFleet:
     def unavailable(self) -> Mapping[Any, str]:
         return {"host": "the ranks are CPUs"}
 
+    def nccl_diagnostics(self) -> None:
+        return None
+
     def loads(self) -> Sequence[LoadReadings]:
         return ()
 

@@ -53,6 +53,9 @@ class ToyFleet:
         found, self.found_wrong = self.found_wrong, []
         return found
 
+    def nccl_diagnostics(self) -> None:
+        return None
+
     def loads(self) -> Sequence[LoadReadings]:
         return ()
 

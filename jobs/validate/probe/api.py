@@ -11,6 +11,7 @@ import numpy as np
 
 from jobs.validate.plan import RungName
 from jobs.validate.verdict import Unit
+from runner.world.stuck.nccl_ras import NcclDiagnostics
 
 Seconds = np.ndarray[Any, np.dtype[np.float64]]
 Flows = np.ndarray[Any, np.dtype[np.int64]] | Sequence[tuple[int, int]]  # (flows, 2): sender, receiver
@@ -130,6 +131,9 @@ class Probe(Protocol):
 
     def loads(self) -> Sequence[LoadReadings]:
         """Return what was read during the measurements of "tensor" so far; empty if nothing can be read."""
+
+    def nccl_diagnostics(self) -> NcclDiagnostics | None:
+        """Return what NCCL finds of its ranks; None without one that does (2.31)."""
 
     def wrong_data(self) -> Sequence[WrongData]:
         """Return the wrong data found since the last call. Measurements check some of the data they move."""

@@ -26,6 +26,7 @@ class MeteredProbe:
         self.unit, self.unavailable = probe.unit, probe.unavailable
         self.counters, self.wrong_data, self.clock = probe.counters, probe.wrong_data, probe.clock
         self.copies_unavailable, self.loads = probe.copies_unavailable, probe.loads
+        self.nccl_diagnostics = probe.nccl_diagnostics
         self.left: Callable[[], float] = lambda: math.inf
         self.reset()
 

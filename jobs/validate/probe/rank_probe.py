@@ -33,6 +33,8 @@ from runner.comm.collectives.api import Collectives
 from runner.device.raw.memory import open_box
 from runner.errors import MeshrunError
 from runner.report.units import size_name
+from runner.world.stuck import nccl_ras
+from runner.world.stuck.nccl_ras import NcclDiagnostics
 from runner.world.watchdog.watchdog import MeasurementProgress
 
 ReadCounters = Callable[[], Mapping[tuple[str, str], float | str]]
@@ -171,6 +173,12 @@ class RankProbe:
 
     def loads(self) -> Sequence[LoadReadings]:
         return [LoadReadings(*values) for values in self._request("loads") if values]
+
+    def nccl_diagnostics(self) -> NcclDiagnostics | None:
+        place = nccl_ras.place(self.world.run_id)
+        if place is None or self.group.library < nccl_ras.DIAGNOSES:
+            return None
+        return nccl_ras.diagnostics(place)
 
     def counters(self) -> Mapping[CounterKey, float | str]:
         """Read counters, as in `Probe`; of those that several ranks read, the last rank's count."""

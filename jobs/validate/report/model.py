@@ -17,6 +17,7 @@ from typing import Any, Literal
 from jobs.validate.plan import RungName
 from jobs.validate.probe.api import LoadReadings, WrongData
 from jobs.validate.verdict import Verdict
+from runner.world.stuck.nccl_ras import NcclDiagnostics
 
 SCHEMA = 2  # of the JSON document
 
@@ -127,7 +128,7 @@ class Report:
     `parse_fleet` reads it; "" for a real one. ended: why the run ended early, in one sentence that names the
     rank, or "". baseline: the file compared with; drifts: the rates that differ from it; changed: sentences
     on other differences. loads: what was read of each GPU beside the load on its tensor cores; of a soak, in
-    all rounds.
+    all rounds. nccl: NCCL's own diagnostics; None if it has none.
     """
 
     verdict: Verdict
@@ -147,6 +148,7 @@ class Report:
     changed: tuple[str, ...] = ()
     ended: str = ""
     loads: tuple[LoadReadings, ...] = ()
+    nccl: NcclDiagnostics | None = None
 
     def _repr_html_(self) -> str:
         """Show the report in a notebook as on a terminal."""

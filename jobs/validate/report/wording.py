@@ -227,3 +227,11 @@ def drift_sentence(one: Drift) -> str:
         f"({rate_text(one.rate, unit)} of {rate_text(one.usual, unit)} {unit_name(unit)}, "
         f"{score})"
     )
+
+
+def nccl_sentences(report: Report) -> list[str]:
+    """Return what NCCL's diagnostics have found; a sentence if it is nothing."""
+    if report.nccl is None:
+        return []
+    checks = counted(len(report.nccl.passed), "check")
+    return [*report.nccl.found] or [f"{checks} of GPUs, drivers, links and variables, all passed"]

@@ -27,13 +27,14 @@ from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
 from runner.errors import UserError, tell
+from runner.world.stuck.nccl_ras import NcclDiagnostics
 
 BETWEEN = ("host pairs", "rails", "all")  # rungs
 
 
 @dataclass
 class Validation:
-    """environment, members, limits, loads: as in Report. ladder: the current climb.
+    """environment, members, limits, loads, nccl: as in Report. ladder: the current climb.
 
     notes: what the plan omits.
     """
@@ -48,6 +49,7 @@ class Validation:
     started: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
     begin: float = field(default_factory=time.monotonic)
     loads: tuple[LoadReadings, ...] = ()
+    nccl: NcclDiagnostics | None = None
 
     def report(self, verdict: Verdict, ended: str = "") -> Report:
         """Return a report of everything so far. ended: why the run ended early, or ""."""
@@ -71,6 +73,7 @@ class Validation:
             tuple(curves),
             ended=ended,
             loads=self.loads,
+            nccl=self.nccl,
         )
 
     def interim_report(self, rung: RungName) -> Report:
@@ -111,7 +114,7 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     else:
         verdict = climb()
     assert validation.ladder is not None
-    validation.loads = tuple(probe.loads())
+    validation.loads, validation.nccl = tuple(probe.loads()), probe.nccl_diagnostics()
     report, ladder = validation.report(verdict), validation.ladder
     without = unknown_rates(report)
     if without:

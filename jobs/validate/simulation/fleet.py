@@ -121,6 +121,9 @@ class SimulatedFleet:
         """Return nothing: a model has no data."""
         return ()
 
+    def nccl_diagnostics(self) -> None:
+        """A model has no NCCL."""
+
     def loads(self) -> Sequence[LoadReadings]:
         """Return nothing: a model has no tensor cores."""
         return ()

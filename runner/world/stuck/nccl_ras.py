@@ -2,14 +2,18 @@
 
 Since NCCL 2.24 it listens on this host, at NCCL_RAS_ADDR. The protocol is lines of text: "TIMEOUT seconds" is
 answered by "OK", "STATUS" by a report, behind which the connection is closed (NCCL's user guide, "RAS";
-src/ras/client_support.cc). Processes of several jobs may share an address and take each other's questions, so
-that every run gets one of its own.
+src/ras/client_support.cc). Since 2.31, "DIAGNOSTICS" is answered by what differs between the ranks' GPUs,
+drivers and variables, and by GPUs with uncorrected errors or NVLinks that are down. Processes of several jobs
+may share an address and take each other's questions, so that every run gets one of its own.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runner.errors import first_line, printable
 from runner.system.launcher import environment
@@ -19,6 +23,17 @@ PORTS = (20000, 8000)  # the first one, and how many: below those that Linux giv
 TIMEOUT = 2.0  # seconds for the whole question
 MOST_BYTES, MOST_LINES = 1 << 20, 16
 HEADINGS = ("Errors", "Warnings")  # of the report, each underlined
+VERSION = re.compile(r"NCCL version (\d+)\.(\d+)\.(\d+)")
+DIAGNOSES = 23100  # the first version that does
+DIAGNOSED = re.compile(r" NCCL DIAG \[(\w+)\] +(.*)")
+
+
+@dataclass(frozen=True)
+class NcclDiagnostics:
+    """Sentences of NCCL: on what it has found to be right, and on all else."""
+
+    passed: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
 
 
 def address_of(run_id: str) -> str:
@@ -43,13 +58,41 @@ def findings(address: str) -> list[str]:
         return [f"NCCL's RAS at {address} does not answer: {first_line(reason)}"]
     lines = quoted(text)
     if not lines:
-        return [f"NCCL's RAS at {address} reports no errors and no warnings"]
+        told = [f"NCCL's RAS at {address} reports no errors and no warnings"]
+    else:
+        told = [f"NCCL's RAS at {address} reports:", *_indented(lines)]
+    version = VERSION.search(text)
+    if version and int(version[1]) * 10000 + int(version[2]) * 100 + int(version[3]) >= DIAGNOSES:
+        found = diagnostics(address).found
+        told += ["NCCL's diagnostics find:", *_indented(found)] if found else []
+    return told
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
     more = [f"... {len(lines) - MOST_LINES} more lines"] if len(lines) > MOST_LINES else []
-    return [f"NCCL's RAS at {address} reports:", *(f"  {line}" for line in [*lines[:MOST_LINES], *more])]
+    return [f"  {line}" for line in [*lines[:MOST_LINES], *more]]
+
+
+def diagnostics(address: str) -> NcclDiagnostics:
+    """Return what an NCCL of version DIAGNOSES or later finds; in `found` also that it does not answer."""
+    try:
+        text = printable(asked(address, "DIAGNOSTICS"))
+        results = [match.groups() for line in text.splitlines() if (match := DIAGNOSED.search(line))]
+        if not results:
+            raise ValueError(f"it answers {text[:80]!r}")
+    except (OSError, ValueError) as reason:
+        return NcclDiagnostics(found=(f"NCCL's RAS at {address} does not answer: {first_line(reason)}",))
+    passed = tuple(sentence for mark, sentence in results if mark == "OK")
+    return NcclDiagnostics(passed, tuple(sentence for mark, sentence in results if mark != "OK"))
 
 
 def report(address: str) -> str:
     """Return RAS's text about the job. Raises OSError, and ValueError for what is no answer of RAS."""
+    return asked(address, "STATUS")
+
+
+def asked(address: str, question: str) -> str:
+    """Return the answer to a question. Raises OSError, and ValueError for what is no answer of RAS."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + TIMEOUT
     with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT) as connection:
@@ -60,7 +103,7 @@ def report(address: str) -> str:
         answer, _, found = found.partition(b"\n")
         if answer.strip() != b"OK":
             raise ValueError(f"it answers {printable(answer.strip()[:80].decode(errors='replace'))!r}")
-        connection.sendall(b"STATUS\n")
+        connection.sendall(f"{question}\n".encode())
         while (some := _received(connection, until, ends=True)) and len(found) < MOST_BYTES:
             found += some
     return found.decode(errors="replace")

@@ -61,6 +61,7 @@ def text(report: Report) -> str:
         "loads": wording.load_rows(report),
         "load_columns": wording.LOAD_COLUMNS,
         "changes": sorted(report.changes, key=lambda one: one.weight != "fault"),
+        "nccl": wording.nccl_sentences(report),
         "comparison": wording.comparison(report),
         "style": Markup((PAGE / "style.css").read_text(encoding="utf-8")),
         "script": Markup(script),

@@ -63,14 +63,14 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_ras, "TIMEOUT", 60.0)
 
 
-def spoken(text: str, *, pieces: int = 7) -> Talk:
+def spoken(text: str, *, pieces: int = 7, question: bytes = b"STATUS\n") -> Talk:
     """Answer as NCCL does, some bytes at a time."""
 
     def talk(client: socket.socket) -> None:
         lines = client.makefile("rb")
         assert lines.readline() == b"TIMEOUT 60\n"
         client.sendall(b"OK\n")
-        assert lines.readline() == b"STATUS\n"
+        assert lines.readline() == question
         data = text.encode()
         for start in range(0, len(data), pieces):
             client.sendall(data[start : start + pieces])
@@ -79,13 +79,14 @@ def spoken(text: str, *, pieces: int = 7) -> Talk:
 
 
 @contextmanager
-def listening(talk: Talk) -> Iterator[str]:
-    """Serve one client; returns the address."""
+def listening(*talks: Talk) -> Iterator[str]:
+    """Serve as many clients, one after another; returns the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with server.accept()[0] as client:
-                talk(client)
+            for talk in talks:
+                with server.accept()[0] as client:
+                    talk(client)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -116,6 +117,54 @@ def test_errors_and_warnings_are_quoted_up_to_a_limit() -> None:
 def test_a_run_without_errors_is_told_so() -> None:
     with listening(spoken(QUIET)) as address:
         assert nccl_ras.findings(address) == [f"NCCL's RAS at {address} reports no errors and no warnings"]
+
+
+# NCCL 2.31.2 on two GPUs, of which one rank had other variables.
+DIAGNOSED = """n1:2854 NCCL DIAG === RAS Diagnostics ===
+n1:2854 NCCL DIAG [OK]   GPU inventory: 2x NVIDIA H200 per node consistent across 2 ranks in comm 0x25
+n1:2854 NCCL DIAG [OK]   NVLink: found 18 link(s) per device, all active across 2 ranks in comm 0x25
+n1:2854 NCCL DIAG [INFO] NCCL environment: NCCL_NTHREADS=256 on rank(s) {0}
+n1:2854 NCCL DIAG [INFO] NCCL environment: NCCL_NTHREADS=(unset) on rank(s) {1}
+n1:2854 NCCL DIAG RAS diagnostics completed in 11.3 ms across 2 RAS peers
+"""
+FOUND = (
+    "NCCL environment: NCCL_NTHREADS=256 on rank(s) {0}",
+    "NCCL environment: NCCL_NTHREADS=(unset) on rank(s) {1}",
+)
+
+
+def test_diagnostics_are_divided_into_what_is_right_and_what_is_not() -> None:
+    with listening(spoken(DIAGNOSED, question=b"DIAGNOSTICS\n")) as address:
+        assert nccl_ras.diagnostics(address) == nccl_ras.NcclDiagnostics(
+            (
+                "GPU inventory: 2x NVIDIA H200 per node consistent across 2 ranks in comm 0x25",
+                "NVLink: found 18 link(s) per device, all active across 2 ranks in comm 0x25",
+            ),
+            FOUND,
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ERROR: diagnostics failed to start (3)\n", "BUSY: diagnostics already\n"]
+)
+def test_no_answer_to_diagnostics_is_told(text: str) -> None:
+    with listening(spoken(text, question=b"DIAGNOSTICS\n")) as address:
+        found = nccl_ras.diagnostics(address)
+    assert found.passed == ()
+    (sentence,) = found.found
+    assert sentence.startswith(f"NCCL's RAS at {address} does not answer: it answers ")
+    assert text[:6] in sentence
+
+
+def test_an_nccl_that_has_diagnostics_is_asked_for_them_too() -> None:
+    status = spoken(LOUD.replace("2.28.9", "2.31.2"))
+    with listening(status, spoken(DIAGNOSED, question=b"DIAGNOSTICS\n")) as address:
+        lines = nccl_ras.findings(address)
+    assert lines[0] == f"NCCL's RAS at {address} reports:"
+    assert lines[-3:] == ["NCCL's diagnostics find:", *(f"  {sentence}" for sentence in FOUND)]
+    right = "".join(line for line in DIAGNOSED.splitlines(keepends=True) if "[INFO]" not in line)
+    with listening(status, spoken(right, question=b"DIAGNOSTICS\n")) as address:
+        assert not any("diagnostics" in line for line in nccl_ras.findings(address))
 
 
 def test_nobody_listens() -> None:
