@@ -233,5 +233,5 @@ def nccl_sentences(report: Report) -> list[str]:
     """Return what NCCL's diagnostics have found; a sentence if it is nothing."""
     if report.nccl is None:
         return []
-    checks = counted(len(report.nccl.passed), "check")
-    return [*report.nccl.found] or [f"{checks} of GPUs, drivers, links and variables, all passed"]
+    kinds = dict.fromkeys(sentence.partition(":")[0] for sentence in report.nccl.passed)
+    return [*report.nccl.found] or [f"passed: {', '.join(kinds)}"]
