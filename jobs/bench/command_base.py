@@ -9,6 +9,7 @@ import click
 
 from jobs.measure.exit_codes import Parsed, StrictCommand
 from jobs.measure.sizes import parse_nccl_tests_size
+from runner.report.record import stdout_for
 from runner.world.rank_process import run_as_rank
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,12 +54,13 @@ def with_options(options: Sequence[Callable[[Command], Command]]) -> Callable[[C
 def run_on_ranks(body: Callable[..., dict[str, Any]], options: Any, device: Any, debug: bool) -> int:
     """Run `body(world, handler, options, cli_context)` on every rank; returns the exit status."""
     cli_context = click.get_current_context().obj
-    return run_as_rank(
-        lambda world, handler: body(world, handler, options, cli_context),
-        device=device,
-        started=cli_context.started,
-        debug=debug,
-        usage_exit_status=BAD_USAGE,
-        interrupt_message="interrupted",
-        command=" ".join(cli_context.words),
-    )
+    with stdout_for(options.output_file):
+        return run_as_rank(
+            lambda world, handler: body(world, handler, options, cli_context),
+            device=device,
+            started=cli_context.started,
+            debug=debug,
+            usage_exit_status=BAD_USAGE,
+            interrupt_message="interrupted",
+            command=" ".join(cli_context.words),
+        )

@@ -13,9 +13,9 @@ from typing import Any, TextIO
 
 from jobs.measure import plots
 from meshrun import World
-from runner.errors import RunError, UserError
+from runner.errors import RunError, UserError, show
 from runner.files import check_writable, write_file
-from runner.report.record import STDOUT
+from runner.report.record import STDOUT, stdout
 from runner.system.launcher import is_secret
 
 Json = dict[str, Any]  # a JSON object
@@ -77,8 +77,7 @@ class RecordFile:
     def close(self) -> None:
         """Write the last document to standard output, if it goes there."""
         if self._document:
-            sys.stdout.write(self._document)
-            sys.stdout.flush()
+            show(self._document, stdout())
             self._document = ""
 
 

@@ -18,6 +18,7 @@ from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.outputs import Outputs, check_writable
 from jobs.validate.verdict import EXIT
 from runner.errors import UserError
+from runner.report.record import STDOUT, stdout_for
 from runner.system.launcher import default_variable
 from runner.world.rank_process import run_as_rank
 
@@ -159,7 +160,7 @@ def validate(
     # Otherwise NCCL sends to another rail through the NIC of that rail, and the wrong NIC would be named.
     # NCCL reads it when the first communicator is made.
     own_nics = default_variable("NCCL_P2P_PXN_LEVEL", "0") if device != "cpu" else nullcontext()
-    with own_nics:
+    with own_nics, stdout_for(options.outputs.on_stdout and STDOUT):
         return run_as_rank(
             lambda world, handler: run(world, handler, options, cli_context),
             device=device,

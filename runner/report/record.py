@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -17,6 +19,38 @@ from runner.errors import RunError, show
 Record = dict[str, Any]
 SCHEMA = 1  # of a run's record
 STDOUT = "-"  # the name under which a record goes to standard output
+_RESERVED: list[TextIO] = []
+
+
+def stdout() -> TextIO:
+    """Return the stream of a record that goes to standard output."""
+    return _RESERVED[-1] if _RESERVED else sys.stdout
+
+
+@contextmanager
+def stdout_for(file: str | Path | None) -> Iterator[None]:
+    """Keep standard output for a record whose file is "-": what else is written there inside, by Python or by
+    libraries such as NCCL, goes to standard error. Does nothing where sys.stdout has been replaced."""
+    try:
+        replaced = sys.stdout.fileno() != 1
+    except (OSError, ValueError, AttributeError):  # no file, closed, none
+        replaced = True
+    if replaced or str(file) != STDOUT:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
+    _RESERVED.append(stream)
+    try:
+        yield
+    finally:
+        _RESERVED.pop()
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        with suppress(OSError):  # what could not be written has been told
+            stream.close()
 
 
 def envelope(kind: str, version: int, payload: Mapping[str, Any]) -> Record:
@@ -38,7 +72,7 @@ def json_text(kind: str, version: int, payload: Mapping[str, Any]) -> str:
 def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) -> None:
     """Write the record as JSON, atomically, or to standard output if the path is "-". Raises RunError."""
     if str(path) == STDOUT:
-        show(json_text(kind, version, payload), sys.stdout)
+        show(json_text(kind, version, payload), stdout())
         return
     try:
         files.write_file(path, json_text(kind, version, payload))

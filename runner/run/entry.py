@@ -9,7 +9,7 @@ from typing import Any
 from runner.errors import printable
 from runner.job.declaration import Job
 from runner.report.progress import ProgressBar
-from runner.report.record import STDOUT, plain
+from runner.report.record import STDOUT, plain, stdout_for
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
 from runner.run.execute import Options, execute
@@ -76,12 +76,13 @@ def main(
             on_record(values)
         return values
 
-    return run_as_rank(
-        body,
-        device=options.device,
-        oversubscribe=options.oversubscribe,
-        started=started,
-        debug=options.debug,
-        command=f"run {job.name}",
-        watch_stalls=True,
-    )
+    with stdout_for(options.json):
+        return run_as_rank(
+            body,
+            device=options.device,
+            oversubscribe=options.oversubscribe,
+            started=started,
+            debug=options.debug,
+            command=f"run {job.name}",
+            watch_stalls=True,
+        )

@@ -24,7 +24,7 @@ from jobs.validate.run.outputs import Outputs
 from jobs.validate.verdict import EXIT, Alarm, RungResult, Verdict
 from runner.errors import UserError
 from runner.recorder.ring import start_time
-from runner.report.record import STDOUT
+from runner.report.record import STDOUT, stdout
 from runner.system.launcher import takes_colour
 
 NOTHING_MEASURED = Verdict(
@@ -97,8 +97,8 @@ def print_report(report: Report, files: Outputs, nagios: bool, colour: bool) -> 
     """
     stream = sys.stdout
     if files.on_stdout:
-        sys.stdout.write(outputs.text_of(report, files.on_stdout))
-        sys.stdout.flush()
+        stdout().write(outputs.text_of(report, files.on_stdout))
+        stdout().flush()
         stream, colour = sys.stderr, False
     if nagios:
         text = nagios_format.text(report)

@@ -11,7 +11,7 @@ from typing import Any
 from runner.comm.api import Control
 from runner.device.api import Backend
 from runner.errors import printable, show
-from runner.report.record import STDOUT, envelope, write_json
+from runner.report.record import STDOUT, envelope, stdout_for, write_json
 from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
 from runner.world.failure import FailureHandler
@@ -67,6 +67,13 @@ def main(
         raise_failures(problems)
         return record
 
-    return run_as_rank(
-        body, device=device, oversubscribe=True, started=started, debug=debug, check=look, command="doctor"
-    )
+    with stdout_for(file):
+        return run_as_rank(
+            body,
+            device=device,
+            oversubscribe=True,
+            started=started,
+            debug=debug,
+            check=look,
+            command="doctor",
+        )

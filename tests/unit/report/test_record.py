@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from runner.errors import RunError
-from runner.report.record import envelope, json_text, plain, write_json
+from runner.report.record import envelope, json_text, plain, stdout, stdout_for, write_json
 
 
 def test_the_envelope_comes_first() -> None:
@@ -57,3 +59,72 @@ def test_a_record_is_written_whole(tmp_path: Path) -> None:
 def test_where_it_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot write the record"):
         write_json(tmp_path / "no" / "a.json", "test", 1, {})
+
+
+NOISY = """
+import os
+
+import meshrun
+
+
+@meshrun.map_blocks
+def noisy(block):
+    os.write(1, b"NCCL version 2.28.9\\n")  # as a library does
+    print("hello")
+    return block + 1
+"""
+
+
+@pytest.mark.parametrize("ranks", [[], ["-n", "2"]])
+@pytest.mark.parametrize("record", [["--json", "-"], []])
+def test_what_libraries_print_does_not_get_into_a_record(
+    ranks: list[str], record: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(NOISY)
+    np.save(tmp_path / "in.npy", np.zeros((4, 3)))
+    words = [*ranks, "run", "job.py:noisy", "in.npy", "out.npy", "--device", "cpu", *record]
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", *words], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    noise = ["NCCL version 2.28.9", "hello"]
+    if record:
+        assert json.loads(done.stdout)["kind"] == "run"
+        assert {*noise} <= {*done.stderr.splitlines()}
+    else:
+        assert sorted(done.stdout.splitlines()) == sorted(noise * (2 if ranks else 1))
+
+
+RESERVES = """
+import os, sys
+from runner.report.record import stdout, stdout_for
+with stdout_for(sys.argv[1]):
+    print("a text")
+    os.write(1, b"bytes\\n")
+    stdout().write("the record\\n")
+    stdout().flush()
+print("after")
+os.write(1, b"bytes after\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("-", (["the record", "after", "bytes after"], ["a text", "bytes"])),
+        ("a.json", (["a text", "bytes", "the record", "after", "bytes after"], [])),
+    ],
+)
+def test_standard_output_is_kept_for_a_record_and_given_back(
+    file: str, expected: tuple[list[str], list[str]]
+) -> None:
+    done = subprocess.run([sys.executable, "-uc", RESERVES, file], capture_output=True, text=True, check=True)
+    assert (sorted(done.stdout.splitlines()), sorted(done.stderr.splitlines())) == tuple(
+        map(sorted, expected)
+    )
+
+
+def test_a_replaced_standard_output_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    with stdout_for("-"):
+        print("a text")
+        stdout().write("the record")
+    assert capsys.readouterr().out == "a text\nthe record"
