@@ -182,10 +182,14 @@ def _within(tile: int, length: int) -> int:
 def choose_threads(program: Program) -> tuple[int, int]:
     """Choose the threads of a block, along the last grid axis and the one before.
 
-    More along the last one read longer parts of a row; rows are together where they share what they read.
+    More along the last one read longer parts of a row; rows are together where they share what they read. With
+    branches, threads of a small block wait for fewer others; several small elements each are long enough.
     """
     if marches(program):
         return 32, 8
+    small = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs)) < WORD
+    if program.axes == 2 and small and branches_of(program):
+        return 64, 1
     return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
 
 
