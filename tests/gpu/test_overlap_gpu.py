@@ -36,10 +36,8 @@ def test_all_at_once_with_the_right_data(
         assert row["kernel"] > row["kernel_beside"] / 1.5 > 0
         assert row["beside"] > row["alone"] / 1.5
         assert row["hidden"] < 1.5
-        if (
-            communicators > 1
-        ):  # at least as long as one of them alone, and hardly longer than one after another
-            assert 1 / 1.5 < row["together"] / row["alone"] < 1.5 * communicators
+        if communicators > 1:  # not less than one of them alone takes
+            assert row["together"] > row["alone"] / 1.5
     if kernel == "product" and cupy.cuda.runtime.getDeviceCount() > 1:
         # Long messages need few of the multiprocessors: some of their time is hidden.
         assert record["rows"][-1]["hidden"] > 0.2
