@@ -183,7 +183,7 @@ def choose_threads(program: Program) -> tuple[int, int]:
     """Choose the threads of a block, along the last grid axis and the one before.
 
     More along the last one read longer parts of a row; rows are together where they share what they read.
-    With branches, threads of a small block wait for fewer others; several small elements each are long enough.
+    With branches, threads of a small block wait for fewer others; several small elements each are enough.
     """
     if marches(program):
         return 32, 8
