@@ -35,9 +35,10 @@ from runner.job.declaration import Job
 from runner.pipeline import fusing
 from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
 from runner.pipeline.result_type import hide_output
+from runner.plan.halo import normalize
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
-from runner.plan.task import plan_task
+from runner.plan.task import halo_hint, plan_task
 from runner.report.summary import _fusion_notes
 from runner.run import map_run
 from runner.run.execute import Options, run
@@ -620,7 +621,17 @@ def test_a_halo_that_is_not_named_is_inferred() -> None:
     with pytest.raises(UserError) as failure:
         inferred(lambda block: block[1:])
     assert "its decorator names none" in str(failure.value)
-    assert "halo=((0, 1) or (1, 0), 0)" in str(failure.value)
+    assert "Try: halo=((0, 1), 0) or halo=((1, 0), 0) in the decorator" in str(failure.value)
+
+
+@pytest.mark.parametrize("needed", [(2,), (1,), (0, 3), (4, 2), (1, 0, 3), (0,)])
+def test_a_hint_for_a_halo_can_be_typed(needed: tuple[int, ...]) -> None:
+    hint = halo_hint(needed)
+    assert hint.endswith(" in the decorator")
+    for code in hint.removesuffix(" in the decorator").split(" or "):
+        halo = eval(code.removeprefix("halo="))
+        widths = normalize(meshrun.map_blocks(halo=halo)(wide).halo_for({}), len(needed))
+        assert tuple(map(sum, widths)) == needed
 
 
 LEFT, RIGHT = np.s_[:, :-2], np.s_[:, 2:]
