@@ -17,6 +17,7 @@ import numpy as np
 from runner.device.api import Device
 from runner.errors import UserError
 from runner.fuse.evaluate import evaluate
+from runner.fuse.function_key import instructions
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
 from runner.fuse.trace import MOST_COMPONENTS, PLACES, SHIFTS, WHOLE_AXES, NotTraceable, trace
@@ -267,7 +268,7 @@ def _top(module: str | None) -> str:
 def _code_slices(code: CodeType) -> bool:
     return any(
         one.opname.endswith("_SLICE") or isinstance(one.argval, slice) or one.argval in ("diff", "slice")
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
@@ -289,7 +290,7 @@ def _held(value: Any) -> list[Any]:
 
 
 def _held_by_function(function: Any, bound: Any) -> list[Any]:
-    names = {one.argval for one in _instructions(function.__code__) if one.opname in NAMES}
+    names = {one.argval for one in instructions(function.__code__) if one.opname in NAMES}
     around = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     owners = [*around, *map(function.__globals__.get, names), bound]
     found = [(owner, inspect.getattr_static(owner, name, None)) for owner in owners for name in names]
@@ -310,13 +311,6 @@ def _codes(function: Any, seen: set[CodeType]) -> Iterator[CodeType]:
     yield code
     for name in code.co_names:
         yield from _codes(function.__globals__.get(name), seen)
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
 
 
 def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:
@@ -423,7 +417,7 @@ def _takes_whole_axes(function: Any) -> bool:
         or one.opname == "BINARY_MATRIX_MULTIPLY"
         or (one.opname == "BINARY_OP" and one.argrepr in ("@", "@="))
         for code in _codes(function, set())
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
@@ -433,14 +427,14 @@ def _takes_steps(function: Any) -> bool:
     return code is not None and any(
         (one.opname == "BUILD_SLICE" and one.arg == 3)
         or (isinstance(one.argval, slice) and one.argval.step is not None)
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
 def _takes_fixed_rows(function: Any, arrays: Sequence[str]) -> bool:
     """Return whether a function takes rows or cells of its blocks by constants: `block[0]`."""
     code = getattr(function, "__code__", None)
-    found = [] if code is None else list(_instructions(code))
+    found = [] if code is None else list(instructions(code))
     return any(
         one.opname.startswith("LOAD_FAST") and _last(one) in arrays and _is_fixed(found[place + 1 :])
         for place, one in enumerate(found)
@@ -451,7 +445,7 @@ def _takes_lengths(function: Any) -> bool:
     """Return whether a function reads the lengths of its blocks."""
     code = getattr(function, "__code__", None)
     return code is not None and any(
-        one.argval in ("shape", "len", "size") for one in _instructions(code) if one.opname.startswith("LOAD")
+        one.argval in ("shape", "len", "size") for one in instructions(code) if one.opname.startswith("LOAD")
     )
 
 
@@ -460,7 +454,7 @@ def _loops(function: Any) -> bool:
     return any(
         one.opname in ("FOR_ITER", "MAKE_FUNCTION") or "JUMP_BACKWARD" in one.opname
         for code in _codes(function, set())
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
