@@ -26,6 +26,8 @@ from runner.run.execute import Options, run
 from runner.storage.formats import frame_files
 from runner.world.world import open_world
 
+FAILING = [False]  # no variable around a function that looks at it: those make it another job
+
 
 @meshrun.map_blocks(halo=1, boundary="wrap", outputs=2)
 def moves(field: Any, other: Any) -> Any:
@@ -339,11 +341,11 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
     tmp_path: Path, ranks: int, fail: int
 ) -> None:
     """The checkpoint after step 7 comes between a frame and the next one. The colours are the first run's."""
-    failing = [True]
+    FAILING[0] = True
 
     @meshrun.map_blocks(halo=1, boundary="constant")
     def fragile(block: Any) -> Any:
-        if failing[0] and block.max() >= fail:
+        if FAILING[0] and block.max() >= fail:
             raise ValueError("as if the power went")
         return block[1:-1, 1:-1] + 1
 
@@ -353,7 +355,7 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
 
     with pytest.raises(ValueError, match="power"):
         film("film", every=5, checkpoint=SaveInterval(steps=7))
-    failing[0] = False
+    FAILING[0] = False
     record = film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
     assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (1, 10)
     assert "1 frame written, from step 10 on" in render(record)
@@ -378,11 +380,11 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
 def test_a_resumed_animation_has_the_colours_of_the_first_run(
     tmp_path: Path, more: dict[str, Any], expected: tuple[float, float]
 ) -> None:
-    failing = [True]
+    FAILING[0] = True
 
     @meshrun.map_blocks(outputs=2)
     def fragile(field: Any, other: Any) -> Any:
-        if failing[0] and field.max() >= 5:
+        if FAILING[0] and field.max() >= 5:
             raise ValueError("as if the power went")
         return field + 1, other + 1
 
@@ -390,7 +392,7 @@ def test_a_resumed_animation_has_the_colours_of_the_first_run(
     checkpoint = SaveInterval(steps=4)
     with pytest.raises(ValueError, match="power"):
         filmed(tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint)
-    failing[0] = False
+    FAILING[0] = False
     filmed(
         tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint, resume=True, **more
     )
