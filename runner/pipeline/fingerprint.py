@@ -74,6 +74,7 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         "boundary": task.boundary,
         "cval": plain(task.cval),
         "arithmetic": getattr(task.kernel, "arithmetic", "strict"),
+        **({"fuse": "require"} if getattr(task.kernel, "inexact", False) else {}),
         "device": world.backend.device.kind,  # results are rounded differently
     }
 

@@ -28,7 +28,7 @@ from runner.region import HostArray
 from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
-WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
+WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank
 # Whose functions are not looked into for slices: they slice what is theirs, or return whole blocks.
 LIBRARIES = {"numpy", "cupy", "scipy", *sys.stdlib_module_names}
 NAMES = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
@@ -97,20 +97,22 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
 
 
 def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
-    """Return whether NumPy takes longer on a CPU than a compiler and its kernel. Collective."""
+    """Return whether NumPy takes longer on one CPU than a compiler and its kernel. Collective.
+
+    The number of ranks does not count: a kernel and NumPy may round functions such as `exp` differently, and
+    a run, also a resumed one, has the same bits on any number of ranks.
+    """
     bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
-    if bytes_of_arrays * steps < WORTH_TRACING * WORTH_COMPILING * world.size:
+    if bytes_of_arrays * steps < WORTH_TRACING * WORTH_COMPILING:
         return False
-    if bytes_of_arrays * steps >= WORTH_COMPILING * world.size:
+    if bytes_of_arrays * steps >= WORTH_COMPILING:
         return True
     try:
         program = traced(task)
         operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
     except NotTraceable:
         operated = 0
-    return all(
-        one * steps >= OPERATED * WORTH_COMPILING * world.size for one in world.control.allgather(operated)
-    )
+    return all(one * steps >= OPERATED * WORTH_COMPILING for one in world.control.allgather(operated))
 
 
 def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusion]:

@@ -127,6 +127,21 @@ def test_many_operations_are_worth_a_compiler_for_fewer_bytes(no_compiler: list[
     assert decide(plus_one, "auto", steps=steps)[0].kernel is None
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_whether_a_compiler_is_worth_it_does_not_depend_on_the_ranks(
+    no_compiler: list[Any], more: int
+) -> None:
+    """A run and its resumption on another number of ranks have the same last bits of exp."""
+    steps = fusing.WORTH_COMPILING // (40 * 30 * 4) + more
+    job = meshrun.map_blocks(plus_one)
+
+    def compiled(control: Any) -> bool:
+        task = plan_task(job, {}, FIELD, control.size)
+        return fused(open_world("cpu", control=control), task, "auto", "strict", steps)[0].kernel is not None
+
+    assert [set(run_ranks(ranks, compiled)) for ranks in (1, 2, 3, 7)] == [{more > 0}] * 4
+
+
 def test_an_array_without_cells_needs_no_kernel(no_compiler: list[Any]) -> None:
     task, fusion = decide(plus_one, "require", (((0, 30), np.dtype(np.float32)),))
     assert task.kernel is None

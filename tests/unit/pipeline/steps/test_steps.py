@@ -19,6 +19,7 @@ import meshrun
 from runner import files
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
+from runner.pipeline.steps.checkpoints import Checkpoints
 from runner.pipeline.steps.loop import largest_change
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
@@ -30,6 +31,7 @@ from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
 from runner.run.verify import team as verify_team
 from runner.storage.transaction import OutputTransaction
+from runner.system.compiler import find_compiler
 from runner.world.world import open_world
 
 FAILING = [False]  # no variable around a function that looks at it: those make it another job
@@ -413,7 +415,9 @@ def interval(text: str) -> Any:
     return parse_interval(text)
 
 
-def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict[str, Any]:
+def resumed(
+    folder: Path, job: Any, steps: int, ranks: int, fuse: str | None = None, **more: Any
+) -> dict[str, Any]:
     """The record of a run that goes on with inputs as they are."""
     inputs = [folder / f"in{number}.npy" for number in range(len(job.arrays))]
     outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
@@ -421,6 +425,7 @@ def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict
         device="cpu",
         steps=StepOptions(steps, **{"checkpoint": interval("4"), **more}),
         stream=StreamOptions(resume=True),
+        fuse=fuse,
     )
 
     def rank(control: Control) -> Any:
@@ -485,6 +490,43 @@ def test_a_checkpoint_of_a_function_that_captured_another_value_is_refused(tmp_p
     with pytest.raises(meshrun.UserError, match=r'got captured\.by "3\.0", expected captured\.by "2\.0"'):
         resumed(tmp_path, scaled(3.0), 20, 1)
     assert resumed(tmp_path, scaled(2.0), 20, 1)["warnings"] == []
+
+
+@meshrun.map_blocks
+def grows(block: Any, *, xp: Any) -> Any:
+    if FAILING[0] and block.max() > 200:
+        raise ValueError("stop")
+    return xp.exp(block * 0 + 0.7) * block
+
+
+@meshrun.map_blocks
+def doubles(block: Any) -> Any:
+    return block * 2
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_a_run_of_numpys_functions_does_not_go_on_with_those_of_a_compiler(tmp_path: Path) -> None:
+    """Their last bits may differ; a longer run may be worth a compiler that the first one was not."""
+    FAILING[0] = True
+    with pytest.raises(ValueError, match="stop"):
+        stepped(tmp_path, grows, [np.ones((8, 4))], 20, checkpoint=interval("4"))
+    FAILING[0] = False
+    with pytest.raises(meshrun.UserError, match=r'got fuse "require", expected fuse not given'):
+        resumed(tmp_path, grows, 20, 1, fuse="require")
+    assert resumed(tmp_path, grows, 20, 1, fuse="off")["steps"]["first"] == 8
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_exact_operations_go_on_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "end", power_cut)
+        with pytest.raises(RuntimeError, match="as if the power went"):
+            stepped(tmp_path, doubles, [np.ones((8, 4))], 9, checkpoint=interval("4"))
+    assert resumed(tmp_path, doubles, 9, 1, fuse="require")["steps"]["first"] == 8
+
+
+def power_cut(*arguments: Any) -> None:
+    raise RuntimeError("as if the power went")
 
 
 def test_a_captured_value_that_a_checkpoint_does_not_know_is_named(tmp_path: Path) -> None:
