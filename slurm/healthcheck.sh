@@ -17,7 +17,7 @@
 # HealthCheckProgram neither arguments nor environment variables, not even SLURM_CONF.
 #
 #     MESHRUN=meshrun             the command, or a script that loads what it needs
-#     MESHRUN_OPTIONS="--quick --rungs gpu,host,pairs,node"
+#     MESHRUN_OPTIONS="--quick --rungs gpu,host,pairs,node"    default; of a single GPU, --rungs gpu,host
 #     MESHRUN_SECONDS=50          total time limit; slurmd kills a HealthCheckProgram after 60
 #     MESHRUN_GPUS=N              expected number of GPUs; default: the number configured in Slurm
 #     MESHRUN_DRAIN_ON_UNKNOWN=   1: also drain a node whose verdict is unknown
@@ -38,7 +38,7 @@ if [ -r "$settings" ]; then
 fi
 set -u
 meshrun=${MESHRUN:-meshrun}
-options=${MESHRUN_OPTIONS:---quick --rungs gpu,host,pairs,node}
+options=${MESHRUN_OPTIONS:-}
 seconds=${MESHRUN_SECONDS:-50}
 simulated=${MESHRUN_SIMULATE:-}
 dry=${MESHRUN_DRY_RUN:-}
@@ -106,6 +106,11 @@ count_gpus() {
 # Set verdict and sentence. The output begins with the verdict, and the exit status must match it; otherwise,
 # or without a verdict, the result is unknown.
 judge() {
+  # A rung that is named and cannot be measured makes the verdict unknown.
+  if [ -z "$options" ]; then
+    options="--quick --rungs gpu,host,pairs,node"
+    [ "$gpus" != 1 ] || options="--quick --rungs gpu,host"
+  fi
   left=$((begun + seconds - last - $(date +%s)))
   [ "$left" -gt 0 ] || left=1 # 0 would be no limit
   # The lock is not for what may be left of it. $options are words.
@@ -200,6 +205,7 @@ trap 'cd / && rm -rf "$folder"' EXIT
 trap 'exit 143' HUP INT TERM
 cd "$folder" || exit 0
 
+gpus=''
 if [ -n "$simulated" ]; then
   judge validate --simulate "$simulated"
   sentence="rehearsal: $sentence"

@@ -75,9 +75,8 @@ FILE = click.Path(path_type=Path)
 @click.option(
     "--rungs",
     type=Parsed("rungs", parse_rungs),
-    default=RUNGS,
     metavar="NAME,...",
-    help=f"Measure only these rungs: {', '.join(RUNGS)}.",
+    help=f"Measure only these rungs: {', '.join(RUNGS)}. The verdict is unknown if one cannot be.",
 )
 @click.option(
     "--keep-going/--stop-at-first",
@@ -123,7 +122,7 @@ FILE = click.Path(path_type=Path)
 def validate(
     cli_context: Any,
     /,
-    rungs: tuple[RungName, ...],
+    rungs: tuple[RungName, ...] | None,
     keep_going: bool,
     quick: bool,
     device: Any,
@@ -141,7 +140,9 @@ def validate(
     Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, for example if a measurement is missing.
     """
     files = {name: words.pop(name) for name in FILES}
-    plan = replace(quick_plan() if quick else Plan(), rungs=rungs, keep_going=keep_going)
+    plan = replace(quick_plan() if quick else Plan(), keep_going=keep_going)
+    if rungs is not None:
+        plan = replace(plan, rungs=rungs, by_name=True)
     if words["simulate"] is None:  # a model has no tensor cores
         plan = replace(plan, tensor_seconds=load_seconds(quick, words["budget"], words["soak"]))
     ranks = cli_context.started.ranks

@@ -19,6 +19,7 @@ class Plan:
     """Sizes are large enough that bandwidth, not latency, decides; a rate is `nbytes / seconds`."""
 
     rungs: tuple[RungName, ...] = RUNGS
+    by_name: bool = False  # --rungs names them: one that cannot be measured is unknown, not left out
     keep_going: bool = True  # continue after a broken rung
     memory_bytes: int = 1 << 30
     product_bytes: int = 256 << 20

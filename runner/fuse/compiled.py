@@ -14,7 +14,7 @@ import numpy as np
 from runner.device.api import Backend
 from runner.fuse import host, host_source, single_pass
 from runner.fuse.graph import Extents, Program, merge_components
-from runner.fuse.operations import compiler_options
+from runner.fuse.operations import INEXACT, compiler_options
 from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps import kernel as step_kernel
 from runner.fuse.steps.choice import Choice
@@ -286,6 +286,11 @@ class HostKernel:
     @property
     def most_steps(self) -> int:
         return host.most_steps(self.kernel.program.axes)
+
+    @property
+    def inexact(self) -> bool:
+        """Whether last bits may differ from those of the function as it is."""
+        return any(node.op in INEXACT for node in self.kernel.program.nodes)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)

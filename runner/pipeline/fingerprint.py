@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import CodeType
+from collections.abc import Sequence
 from typing import Any
 
 from runner.job.declaration import Job
+from runner.pipeline.captured import code_text, source_file
 from runner.pipeline.inputs import Inputs, input_key
 from runner.plan.chunks import Chunks
 from runner.plan.task import Task
@@ -70,11 +68,13 @@ def task_fingerprint(world: World, task: Task, inputs: Inputs) -> dict[str, Any]
         "meshrun": installed_version("meshrun") or "",  # none if run from a folder of sources
         "job": task.job.name,
         "code": code_of(task.job),
+        **({"captured": dict(inputs.captured.values)} if inputs.captured.values else {}),
         "parameters": plain(task.parameters),
         "files": inputs.of_parameters,
         "boundary": task.boundary,
         "cval": plain(task.cval),
         "arithmetic": getattr(task.kernel, "arithmetic", "strict"),
+        **({"fuse": "require"} if getattr(task.kernel, "inexact", False) else {}),
         "device": world.backend.device.kind,  # results are rounded differently
     }
 
@@ -84,24 +84,23 @@ def code_of(job: Job) -> str:
 
     A function without a source file is hashed by its compiled code.
     """
-    function = inspect.unwrap(job.function)
-    source = inspect.getsourcefile(function)
+    function: Any = inspect.unwrap(job.function)
+    path = source_file(function)
+    if path is None:
+        return hashlib.sha256(code_text(function.__code__).encode()).hexdigest()
     digest = hashlib.sha256()
-    if source is None or not os.path.exists(source):
-        _add_code(function.__code__, digest.update)
-        return digest.hexdigest()
-    path = Path(source)
     for file in (path, *sorted(path.parent.glob("*.cu*")), *sorted(path.parent.glob("kernels/*.cu*"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def _add_code(code: CodeType, add: Callable[[bytes], None]) -> None:
-    """Hash instructions, names and constants, but no file names or line numbers."""
-    add(code.co_code)
-    add(repr(code.co_names).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            _add_code(constant, add)
-        else:
-            add(repr(constant).encode())
+def warn_of_unknown(world: World, job: Job, inputs: Inputs) -> None:
+    """Warn, in a run that is resumed, of what the job's function captures and the fingerprint lacks.
+    Collective."""
+    unknown: dict[str, str] = world.on_root(lambda: dict(inputs.captured.unknown))
+    if unknown:
+        listed = " and ".join(f"{name} ({what})" for name, what in unknown.items())
+        world.warn(
+            f"job {job.name} uses {listed}: it is not known whether the unfinished run, which is resumed, "
+            "had the same"
+        )

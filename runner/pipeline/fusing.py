@@ -17,6 +17,7 @@ import numpy as np
 from runner.device.api import Device
 from runner.errors import UserError
 from runner.fuse.evaluate import evaluate
+from runner.fuse.function_key import instructions
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
 from runner.fuse.trace import MOST_COMPONENTS, PLACES, SHIFTS, WHOLE_AXES, NotTraceable, trace
@@ -27,7 +28,7 @@ from runner.region import HostArray
 from runner.system.compiler import NotCompiled
 from runner.world.world import World
 
-WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps, for each CPU rank: NumPy takes seconds for them
+WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds for them on one CPU rank
 # Whose functions are not looked into for slices: they slice what is theirs, or return whole blocks.
 LIBRARIES = {"numpy", "cupy", "scipy", *sys.stdlib_module_names}
 NAMES = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
@@ -96,20 +97,22 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
 
 
 def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
-    """Return whether NumPy takes longer on a CPU than a compiler and its kernel. Collective."""
+    """Return whether NumPy takes longer on one CPU than a compiler and its kernel. Collective.
+
+    The number of ranks does not count: a kernel and NumPy may round functions such as `exp` differently, and
+    a run, also a resumed one, has the same bits on any number of ranks.
+    """
     bytes_of_arrays = sum(math.prod(field.shape) * field.dtype.itemsize for field in task.fields)
-    if bytes_of_arrays * steps < WORTH_TRACING * WORTH_COMPILING * world.size:
+    if bytes_of_arrays * steps < WORTH_TRACING * WORTH_COMPILING:
         return False
-    if bytes_of_arrays * steps >= WORTH_COMPILING * world.size:
+    if bytes_of_arrays * steps >= WORTH_COMPILING:
         return True
     try:
         program = traced(task)
         operated = program.operations * math.prod(task.shape) * task.dtype.itemsize
     except NotTraceable:
         operated = 0
-    return all(
-        one * steps >= OPERATED * WORTH_COMPILING * world.size for one in world.control.allgather(operated)
-    )
+    return all(one * steps >= OPERATED * WORTH_COMPILING for one in world.control.allgather(operated))
 
 
 def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusion]:
@@ -267,7 +270,7 @@ def _top(module: str | None) -> str:
 def _code_slices(code: CodeType) -> bool:
     return any(
         one.opname.endswith("_SLICE") or isinstance(one.argval, slice) or one.argval in ("diff", "slice")
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
@@ -289,7 +292,7 @@ def _held(value: Any) -> list[Any]:
 
 
 def _held_by_function(function: Any, bound: Any) -> list[Any]:
-    names = {one.argval for one in _instructions(function.__code__) if one.opname in NAMES}
+    names = {one.argval for one in instructions(function.__code__) if one.opname in NAMES}
     around = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     owners = [*around, *map(function.__globals__.get, names), bound]
     found = [(owner, inspect.getattr_static(owner, name, None)) for owner in owners for name in names]
@@ -310,13 +313,6 @@ def _codes(function: Any, seen: set[CodeType]) -> Iterator[CodeType]:
     yield code
     for name in code.co_names:
         yield from _codes(function.__globals__.get(name), seen)
-
-
-def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _instructions(constant)
 
 
 def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:
@@ -423,7 +419,7 @@ def _takes_whole_axes(function: Any) -> bool:
         or one.opname == "BINARY_MATRIX_MULTIPLY"
         or (one.opname == "BINARY_OP" and one.argrepr in ("@", "@="))
         for code in _codes(function, set())
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
@@ -433,14 +429,14 @@ def _takes_steps(function: Any) -> bool:
     return code is not None and any(
         (one.opname == "BUILD_SLICE" and one.arg == 3)
         or (isinstance(one.argval, slice) and one.argval.step is not None)
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 
 def _takes_fixed_rows(function: Any, arrays: Sequence[str]) -> bool:
     """Return whether a function takes rows or cells of its blocks by constants: `block[0]`."""
     code = getattr(function, "__code__", None)
-    found = [] if code is None else list(_instructions(code))
+    found = [] if code is None else list(instructions(code))
     return any(
         one.opname.startswith("LOAD_FAST") and _last(one) in arrays and _is_fixed(found[place + 1 :])
         for place, one in enumerate(found)
@@ -451,7 +447,7 @@ def _takes_lengths(function: Any) -> bool:
     """Return whether a function reads the lengths of its blocks."""
     code = getattr(function, "__code__", None)
     return code is not None and any(
-        one.argval in ("shape", "len", "size") for one in _instructions(code) if one.opname.startswith("LOAD")
+        one.argval in ("shape", "len", "size") for one in instructions(code) if one.opname.startswith("LOAD")
     )
 
 
@@ -460,7 +456,7 @@ def _loops(function: Any) -> bool:
     return any(
         one.opname in ("FOR_ITER", "MAKE_FUNCTION") or "JUMP_BACKWARD" in one.opname
         for code in _codes(function, set())
-        for one in _instructions(code)
+        for one in instructions(code)
     )
 
 

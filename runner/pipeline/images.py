@@ -17,7 +17,7 @@ from typing import Any
 from runner.errors import UserError
 from runner.files import check_own, sync_folder
 from runner.pipeline.decoded_inputs import open_decoded
-from runner.pipeline.fingerprint import task_fingerprint
+from runner.pipeline.fingerprint import task_fingerprint, warn_of_unknown
 from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.pipeline.inputs import Inputs
@@ -85,6 +85,8 @@ class StreamedFolder:
         finished = world.on_root(
             lambda: self._start_or_resume(kept, task_fingerprint(world, task, self.inputs))
         )
+        if finished:
+            warn_of_unknown(world, task.job, self.inputs)
         self.transaction.set_recovery_hint(
             "finished images are kept; continue with the same command and --resume"
         )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from runner.errors import RunError, UserError
 from runner.job.declaration import Job
+from runner.pipeline.captured import Captured, captured
 from runner.storage.paths import split
 from runner.world.world import World
 
@@ -86,12 +87,13 @@ class Inputs:
 
     paths: by `input_key` or a parameter's name. states: before the first read, as seen by this rank, for the
     files that it checks; on rank 0 for all. containers: the same for old files to which outputs are added,
-    on rank 0 only."""
+    on rank 0 only. captured: by the job's function, before its first call; on rank 0 only."""
 
     paths: Mapping[str, Path] = field(default_factory=dict)
     states: Mapping[str, State] = field(default_factory=dict)
     containers: Mapping[Path, State] = field(default_factory=dict)
     linked: Collection[Path] = ()  # folders whose files get hard links during the run
+    captured: Captured = field(default_factory=Captured)
 
     def check(self, world: World, hint: str | None = None) -> None:
         """Raise RunError on every rank if a file has changed. Collective, after all ranks have read."""
@@ -168,7 +170,12 @@ def note(
 
     states = world.collective_call(look)
     olds = world.on_root(lambda: {path: state_of(path) for path in containers})
-    return Inputs(paths, states, olds, linked)
+    return Inputs(paths, states, olds, linked, note_captured(world, job))
+
+
+def note_captured(world: World, job: Job) -> Captured:
+    """Record what the function of a job made by map_blocks captures. On rank 0; the others need not know."""
+    return captured(job) if world.rank == 0 and job.kind == "map" else Captured()
 
 
 def _seen(path: Path, folders: bool = True, linked: Collection[Path] = ()) -> State | None:

@@ -236,9 +236,11 @@ def _wanted_rows(task: Task, block: Region, facts: Facts, options: StreamOptions
     row = task.padded_bytes(_extended(block, 1)) // (1 + low + high)
     if options.chunk_bytes is not None:
         if (rows := options.chunk_bytes // row - low - high) < align:
-            least = "a row" if align == 1 else f"{align} rows, which the result needs together,"
-            if facts.files.sink_chunks:
-                least = f"the {align} rows of a chunk of the output"
+            least = "a row"
+            if align > 1:
+                least = f"{align} rows, which the result needs together,"
+                if facts.files.sink_chunks:
+                    least = f"the {align} rows of a chunk of the output"
             raise UserError(
                 f"--chunk-bytes is less than {least} with the halo",
                 got=f"{options.chunk_bytes:,} bytes",

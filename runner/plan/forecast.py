@@ -30,6 +30,7 @@ from runner.plan.grid import parse_grid
 from runner.plan.machine import Machine
 from runner.plan.stream_options import StreamOptions
 from runner.plan.task import Task
+from runner.plan.window import cells_read
 from runner.region import Region, Shape
 from runner.report.spans import STAGES
 
@@ -181,7 +182,7 @@ def enough(forecasts: Sequence[Forecast]) -> int:
 
 def _in_one_piece(task: Task, machine: Machine, local: int) -> Part:
     """Return the part of a run in which each rank has its block. The first blocks are the largest."""
-    every = [_moved(task, task.partition[rank], machine, halo_read=False) for rank in range(local)]
+    every = [_moved(task, task.partition[rank], machine) for rank in range(local)]
     region = task.partition[0]
     memory = memory_use(task, region, asynchronous=machine.gpus > 0)
     return Part(
@@ -200,11 +201,12 @@ def _streamed(
         nothing: Bytes = dict.fromkeys(STAGES, 0)
         return Part(True, 0, 0, MemoryUse(0, 0), nothing, nothing, chunks)
     largest, most = chunks[0], -(-len(chunks) // facts.ranks)
-    one = _moved(task, largest, machine, halo_read=True)
-    every = _sum(
-        _moved(task, block, machine, halo_read=True, chunks=-(-block.shape[0] // chunks.rows))
-        for block in task.partition
+    most_read, all_read = _bytes_read(task, chunks)
+    one = _with_read(_moved(task, largest, machine), most_read, machine)
+    blocks_moved = _sum(
+        _moved(task, block, machine, chunks=-(-block.shape[0] // chunks.rows)) for block in task.partition
     )
+    every = _with_read(blocks_moved, all_read, machine)
     mine, of_host = (
         {stage: min(count * moved, every[stage]) for stage, moved in one.items()}
         for count in (most, most * local)
@@ -214,29 +216,62 @@ def _streamed(
     return Part(True, most, largest.shape[0], memory, mine, of_host, chunks)
 
 
-def _moved(task: Task, region: Region, machine: Machine, *, halo_read: bool, chunks: int = 1) -> Bytes:
-    """Return the bytes of the cells of `region` in each stage.
-
-    halo_read: the halo is read from the file, for each of so many chunks of rows; else neighbouring ranks
-    send it. Cells beyond the array are copies of cells that were read; only along axis 0 they count as read.
-    """
+def _moved(task: Task, region: Region, machine: Machine, *, chunks: int = 1) -> Bytes:
+    """Return the bytes of the cells of `region` in each stage. Halos are not read: neighbouring ranks send
+    them. chunks: of rows; the kernel reads the halo of each."""
     if region.size == 0:
         return dict.fromkeys(STAGES, 0)
-    read = kernel = 0
+    kernel = 0
     for number, field in enumerate(task.fields):
         own = task.field_region(number, region).shape
-        padded = [n + sum(width) for n, width in zip(own, field.widths, strict=True)]
-        padded[0] = own[0] + chunks * sum(field.widths[0])
-        from_file = [
-            halo_read and (axis == 0 or parts > 1) for axis, parts in enumerate(field.partition.grid)
-        ]
-        cells = math.prod(n if f else m for n, m, f in zip(padded, own, from_file, strict=True))
-        read += cells * field.dtype.itemsize
+        padded = (own[0] + chunks * sum(field.widths[0]), *field.padded(own)[1:])
         kernel += math.prod(padded) * field.dtype.itemsize
     result = task.result_bytes(region)
-    copied = (read, result) if machine.gpus else (0, 0)
-    kernel += result
-    return dict(zip(STAGES, (read, copied[0], kernel, copied[1], result), strict=True))
+    parts = (0, 0, kernel + result, result if machine.gpus else 0, result)
+    moved: Bytes = dict(zip(STAGES, parts, strict=True))
+    return _with_read(moved, task.input_bytes(region), machine)
+
+
+def _with_read(moved: Bytes, read: int, machine: Machine) -> Bytes:
+    return {**moved, "read": read, "to device": read if machine.gpus else 0}
+
+
+def _bytes_read(task: Task, chunks: Chunks) -> tuple[int, int]:
+    """Return the bytes that are read for the chunk with the most, and for all, with their halos."""
+    most = every = 0
+    for field in task.fields:
+        lengths = [
+            _cells_read(task, chunks, axis, width, length)
+            for axis, (width, length) in enumerate(zip(field.widths, field.shape, strict=True))
+        ]
+        most += math.prod(one for one, _ in lengths) * field.dtype.itemsize
+        every += math.prod(total for _, total in lengths) * field.dtype.itemsize
+    return most, every
+
+
+def _cells_read(
+    task: Task, chunks: Chunks, axis: int, width: tuple[int, int], length: int
+) -> tuple[int, int]:
+    """Return how many cells of an axis of an input are read for the chunk with the most, and for all that
+    follow one another along it. Only chunks at the edges of the array differ from the others."""
+    low, high = width
+    if axis >= task.leading:
+        blocks = [(0, length)]
+    else:
+        parts = chunks.partition.grid[axis]
+        blocks = [chunks.partition.bounds(axis, coordinate) for coordinate in range(parts)]
+    total, found = 0, []
+    for start, stop in blocks:
+        rows = chunks.rows if axis == 0 else max(stop - start, 1)
+        firsts = range(start, stop, rows)
+        inner = range(-(-max(low - start, 0) // rows), min((length - high - start) // rows, len(firsts) - 1))
+        total += len(inner) * (rows + low + high)
+        found += [rows + low + high] if inner else []
+        for first in (*firsts[: inner.start], *firsts[inner.stop :]) if inner else firsts:
+            cells = cells_read(first, min(first + rows, stop), width, length, task.boundary)
+            found.append(cells)
+            total += cells
+    return max(found, default=0), total
 
 
 def _sum(parts: Iterable[Bytes]) -> Bytes:

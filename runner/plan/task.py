@@ -346,9 +346,14 @@ def check_numbers(name: str, inputs: int, dtype: np.dtype[Any]) -> None:
 
 
 def halo_hint(needed: Sequence[int]) -> str:
-    """Return the halo to declare. needed: cells before and after the own ones together, per axis."""
-    widths = ", ".join(str(n // 2) if n % 2 == 0 else f"(0, {n}) or ({n}, 0)" for n in needed)
-    return f"halo=({widths}{',' if len(needed) == 1 else ''}) in the decorator"
+    """Return the halo to declare. needed: cells before and after the own ones together, per axis.
+
+    An odd number is on one side: behind the own cells or, as the second halo has it, before them.
+    """
+    behind = tuple(n // 2 if n % 2 == 0 else (0, n) for n in needed)
+    before = tuple(n // 2 if n % 2 == 0 else (n, 0) for n in needed)
+    halos = dict.fromkeys((f"halo={behind}", f"halo={before}"))
+    return f"{' or '.join(halos)} in the decorator"
 
 
 def plan_task(

@@ -8,7 +8,7 @@ from a second piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -87,7 +87,7 @@ class Window:
 
     @cached_property
     def _pieces(self) -> list[list[Range]]:
-        return [_joined(copy.source_range for copy in copies) for copies in self._copies]
+        return [_pieces(copies) for copies in self._copies]
 
     @property
     def _outside(self) -> Iterator[Slices]:
@@ -104,6 +104,15 @@ class Window:
                     yield (*everything[:axis], part, *everything[axis + 1 :])
 
 
+def cells_read(start: int, stop: int, width: Range, length: int, boundary: str) -> int:
+    """Return how many cells of an axis of `length` are read for cells `start` to `stop` and their halo."""
+    return sum(b - a for a, b in _pieces(_axis_copies(start, stop, width, length, boundary)))
+
+
+def _pieces(copies: Iterable[AxisCopy]) -> list[Range]:
+    return _joined(copy.source_range for copy in copies)
+
+
 def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str) -> list[AxisCopy]:
     """Return the copy of the cells inside the array, then the copies of those beyond either end."""
     first, last = start - width[0], stop + width[1]
@@ -114,7 +123,7 @@ def _axis_copies(start: int, stop: int, width: Range, length: int, boundary: str
     return found
 
 
-def _joined(ranges: Iterator[Range]) -> list[Range]:
+def _joined(ranges: Iterable[Range]) -> list[Range]:
     """Return the union of ranges: as few as possible, ascending."""
     found: list[Range] = []
     for a, b in sorted(ranges):

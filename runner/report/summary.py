@@ -30,7 +30,7 @@ def show_result(result: dict[str, Any], stream: TextIO) -> None:
 def _headline(record: Record) -> str:
     hosts, ranks = len(record["hosts"]), record["ranks"]
     kind = "GPU" if record["devices"][0]["kind"] == "cuda" else "CPU"
-    shape = "x".join(map(str, record["shape"]))
+    shape = "x".join(map(str, record["shape"])) or "a single"
     array = f"{shape} {record['dtype']}" if record["dtype"] else counted(record["shape"][0], "image")
     return (
         f"{record['job']} on {array}: {counted(ranks, 'rank')} on {counted(hosts, 'host')} "

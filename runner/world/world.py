@@ -226,6 +226,7 @@ def open_recorder(
         "size": control.size,
         "host": here.host,
         "device": str(here.device),
+        **({"gpu": here.device.uuid} if here.device.uuid else {}),
         "command": command[:1000],
     }
     recorder: Recorder | NoRecorder = NoRecorder()

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,28 @@ class Nvml:
         if link >= len(self.links):
             raise InvalidArgument("Invalid Argument")
         return self.links[link]
+
+
+class AtWork(Nvml):
+    """A GPU at work, of which some readings fail."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 2
+
+    def nvmlDeviceGetFieldValues(self, device: str, fields: Any) -> Any:
+        raise NotSupported
+
+    def nvmlDeviceGetUtilizationRates(self, device: str) -> Any:
+        return SimpleNamespace(gpu=self._answer("busy", 97), memory=3)
+
+    def nvmlDeviceGetPowerUsage(self, device: str) -> int:
+        return int(self._answer("power", 412_400))
+
+    def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:
+        assert kind == self.NVML_CLOCK_SM
+        return int(self._answer("clock", 1980))
+
+    def nvmlDeviceGetTemperature(self, device: str, kind: int) -> int:
+        return int(self._answer("temperature", 61))
 
 
 def load(monkeypatch: pytest.MonkeyPatch, module: object) -> None:

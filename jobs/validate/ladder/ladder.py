@@ -37,7 +37,7 @@ from jobs.validate.probe.metered import MeteredProbe, TimeUpError
 from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.report.wording import rate_text, unit_name
 from jobs.validate.topology import Topology, topology_of
-from jobs.validate.verdict import Finding, RungResult, Status, Verdict, measured_nothing, unit_of
+from jobs.validate.verdict import Finding, RungResult, Status, Verdict, unit_of
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
@@ -112,9 +112,15 @@ class Ladder:
             self.on_rung(name)
             if self.measure_rung(name):
                 broken = broken or name
-        if not self.incomplete and measured_nothing(self.rungs):
-            wanted = [f"{one.name}: {one.why}" for one in self.rungs if one.name in self.plan.rungs]
-            self.note_not_judged(f"nothing was measured: {'; '.join(wanted)}")
+        if self.plan.by_name:
+            impossible = [
+                f"{one.name}: {one.why}"
+                for one in self.rungs
+                if one.why and one.why == self.why_impossible(one.name)
+            ]
+            if impossible:
+                sentence = f"named by --rungs and not measured: {'; '.join(impossible)}"
+                self.note_not_judged(sentence, first=True)
         return self.verdict()
 
     def verdict(self) -> Verdict:
@@ -136,11 +142,19 @@ class Ladder:
 
     def skip_reason(self, name: RungName, broken: str) -> str:
         """Return why a rung is not measured, or "". broken: the first broken rung, or ""."""
-        topology = self.topology
         if name not in self.plan.rungs:
             return "not requested"
         if broken and not self.plan.keep_going:
             return f"rung {broken} is broken"
+        if why := self.why_impossible(name):
+            return why
+        if why := self.limit.missing(name):
+            self.note_not_judged(f"{name}: {why}")
+        return why
+
+    def why_impossible(self, name: RungName) -> str:
+        """Return why these ranks have nothing that a rung measures, or ""."""
+        topology = self.topology
         if name in self.probe.unavailable:
             return self.probe.unavailable[name]
         if name in ("pairs", "node") and topology.ranks == topology.hosts:
@@ -149,22 +163,20 @@ class Ladder:
             return "there is one host"
         if name == "all" and topology.ranks < 2:
             return "there is one rank"
-        if why := self.limit.missing(name):
-            self.note_not_judged(f"{name}: {why}")
-        return why
+        return ""
 
-    def note_not_judged(self, sentence: str) -> None:
-        """Note something that could not be judged; the verdict is then not ok."""
+    def note_not_judged(self, sentence: str, *, first: bool = False) -> None:
+        """Note something that could not be judged; the verdict is then not ok. first: it is the reason that
+        the verdict's line gives."""
         self.incomplete = True
-        self.not_judged.append(sentence)
+        self.not_judged.insert(0 if first else len(self.not_judged), sentence)
 
     def end_early(self, ended: str, critical: bool) -> None:
         """End the run. ended: the reason. critical: a rank failed, and `ended` names it."""
         if critical:
             self.ended = ended
         else:
-            self.incomplete = True
-            self.not_judged.insert(0, ended)
+            self.note_not_judged(ended, first=True)
 
     def measure_rung(self, name: RungName) -> bool:
         """Measure one rung and record the results. Returns whether it is broken."""

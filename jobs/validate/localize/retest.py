@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -176,7 +176,8 @@ def confirm_suspects(measurement: RungMeasurement, plan: Plan, first: Observatio
         table = first.updated(later)
         retested |= set(search.queue)
         clear |= set(search.queue) - set(unclear)
-    found = [part for one in search.confirmed if (part := measurement.locate(one)) is not None]
+    named = (without_direction(one, search) for one in search.confirmed)
+    found = [part for one in named if one is not None and (part := measurement.locate(one)) is not None]
     visible = measurement.visible(table)
     return Localization(
         table, found, visible, search.unexplained(first), sorted(retested), [*search.queue, *search.undecided]
@@ -364,6 +365,33 @@ def confirmed(suspect: Suspect, cover: Cover, plan: Plan, measurement: RungMeasu
         slow = still_open
     effect = cover.effect(suspect.name, np.flatnonzero(slow if slow.any() else still_open))
     return Confirmed(suspect.name, effect, still_open, suspect.ties)
+
+
+def without_direction(found: Confirmed, search: Search) -> Confirmed | None:
+    """Return the NIC in place of one of its directions, if most measurements of the other are slow, too, and
+    not clearly fewer: chance alone put one direction above the share that confirms a part, and not both.
+    None if the NIC is confirmed as one that is slow part of the time.
+
+    Measurements that another part explains do not count.
+    """
+    (kind, key), cover = found.name, search.cover
+    if kind not in ("send", "receive"):
+        return found
+    own, other = found.rows, rows_through(cover.kinds, ("nic", key)) & cover.table.retested
+    other &= ~rows_through(cover.kinds, found.name)
+    of_others = [one.rows for one in search.confirmed if one.name not in (found.name, ("flap", key))]
+    for rows in (*of_others, *(rows for rows, _ in search.measurement.explained(cover.table))):
+        other &= ~rows
+    (slow, of), (slow_other, of_other) = (
+        (int((rows & cover.slow).sum()), int(rows.sum())) for rows in (own, other)
+    )
+    if 2 * slow_other <= of_other or shares_differ(slow, of, slow_other, of_other):
+        return found
+    if any(one.name == ("flap", key) for one in search.confirmed):
+        return None
+    late = (own | other) & cover.slow
+    effect = float(np.median(cover.table.level[late]))
+    return replace(found, name=("nic", key), rows=own | other, effect=effect)
 
 
 def confirmed_intermittent(suspect: Suspect, rows: Mask, table: Observations) -> Confirmed | None:

@@ -25,8 +25,8 @@ def status(run: str | None, as_json: bool, last: int) -> int:
     meshrun status                 all runs of this user on this host
     meshrun status 5f0c12 --last 5 one run, by the beginning of its id
 
-    Reads the ranks' flight recorders and asks each rank for its line of Python; the runs continue. Exit
-    status 0, or 1 if there is no such run.
+    Reads the ranks' flight recorders and asks each rank for its line of Python, and NVML for what its GPU
+    does; the runs continue. Exit status 0, or 1 if there is no such run.
     """
     from runner.errors import RunError
     from runner.world.stuck.status import running
@@ -54,8 +54,12 @@ def _show(run: RunState, last: int) -> None:
     from runner.report.units import counted, seconds_text
 
     click.echo(f"run {run.run_id}: {run.command}, {counted(run.size, 'rank')}, for {seconds_text(run.age)}")
-    heads = ("rank", "process", "in", "for", "bytes", "operations", "at")
-    for line in table(heads, [*map(_row, run.ranks)], left=range(len(heads))):
+    heads = ["rank", "process", "in", "for", "bytes", "operations", "at"]
+    rows = [*map(_row, run.ranks)]
+    if any(rank.gpu is not None for rank in run.ranks):
+        heads.append("GPU")
+        rows = [(*row, _gpu(rank)) for row, rank in zip(rows, run.ranks, strict=True)]
+    for line in table(heads, rows, left=range(len(heads))):
         click.echo(line)
     for line in run.remarks:
         click.echo(f"  {line}")
@@ -79,3 +83,10 @@ def _row(rank: RankSnapshot) -> tuple[str, ...]:
         f"{rank.total:,}",
         str(rank.at or "-"),
     )
+
+
+def _gpu(rank: RankSnapshot) -> str:
+    """Return a GPU's readings; "?" if there are none, for a reason that is told below."""
+    from runner.world.stuck.gpu_states import readings_text
+
+    return "-" if rank.gpu is None else readings_text([rank.gpu]) or "?"

@@ -20,7 +20,7 @@ import numpy as np
 
 from runner.comm.api import Control
 from runner.errors import UserError
-from runner.pipeline.fingerprint import fingerprint
+from runner.pipeline.fingerprint import fingerprint, warn_of_unknown
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.steps.loop import NEVER, next_multiple
 from runner.pipeline.steps.stepper import Stepper
@@ -248,6 +248,7 @@ def find_state(checkpoints: Checkpoints, *, resume: bool) -> SavedState | None:
 
     found: SavedState | None = checkpoints.world.on_root(find)
     if found is not None:
+        warn_of_unknown(checkpoints.world, checkpoints.task.job, checkpoints.inputs)
         checkpoints.set_hint()
         for one in checkpoints.observers:
             one.restore(found.values.get(one.name))

@@ -22,6 +22,7 @@ import numpy as np
 
 from runner.device.api import CopyStreams, Mark
 from runner.errors import UserError
+from runner.fuse.trace import MOST_COMPONENTS
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.pipeline.store import gather
@@ -551,17 +552,17 @@ def picture_slices(
 ) -> Slices:
     """Return which cells a picture shows: a plane of the array, every so many cells along its axes.
 
-    Of an array with more than two axes: the first element along axes after the shared ones, such as a
+    Of an array with more than two axes: the first element along axes after those of space, such as a
     vector's, and the middle along others. most: rows and columns. margin: cells at the edges of the array
-    that are not shown. plane: axis and index of the plane, of an array of three shared axes.
+    that are not shown. plane: axis and index of the plane, of an array of three axes of space.
     """
-    shape, shared = task.fields[place].shape, task.leading
+    shape, space = task.fields[place].shape, _space_axes(task, place)
     axes = picture_axes(task, place, plane)
     stride = max(-(-max((shape[axis] for axis in axes), default=1) // most), 1)
     slices = []
     for axis, length in enumerate(shape):
         if axis not in axes:
-            at = 0 if axis >= shared else length // 2 if plane is None else plane[1]
+            at = 0 if axis >= space else length // 2 if plane is None else plane[1]
             slices.append(slice(at, min(at + 1, length), 1))
         else:
             slices.append(slice(margin, length - margin, stride))
@@ -570,10 +571,23 @@ def picture_slices(
 
 def picture_axes(task: Task, place: int, plane: tuple[int, int] | None = None) -> list[int]:
     """Return the axes of an input that are a picture's rows and columns: two, or all of fewer."""
-    shape, shared = task.fields[place].shape, task.leading
+    shape, space = task.fields[place].shape, _space_axes(task, place)
     axes = max(len(shape) - 2, 0)
-    fixed = [axis for axis in reversed(range(len(shape))) if axis >= shared][:axes]
+    fixed = [axis for axis in reversed(range(len(shape))) if axis >= space][:axes]
     fixed += [axis for axis in range(len(shape)) if axis not in fixed][: axes - len(fixed)]
     if plane is not None:
         fixed = [plane[0]]
     return [axis for axis in range(len(shape)) if axis not in fixed]
+
+
+def _space_axes(task: Task, place: int) -> int:
+    """Return how many leading axes of an input are those of space; the others hold components of a cell.
+
+    With a halo, they are the axes up to the last one that has one. Without, they are those that all inputs
+    have, but for a last one of few elements. The cut does not count: it depends on the number of ranks.
+    """
+    if any(width != (0, 0) for width in task.widths):
+        return max(axis + 1 for axis, width in enumerate(task.widths) if width != (0, 0))
+    shape, common = task.fields[place].shape, min(len(field.shape) for field in task.fields)
+    has_components = len(shape) == common > 2 and shape[-1] <= MOST_COMPONENTS
+    return common - 1 if has_components else common

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.errors import UserError
 from runner.files import check_own
-from runner.pipeline.fingerprint import fingerprint
+from runner.pipeline.fingerprint import fingerprint, warn_of_unknown
 from runner.pipeline.inputs import Inputs
 from runner.pipeline.streamed.chunk_agreement import chunks_of, known_results
 from runner.pipeline.streamed.cpu_engine import HostEngine
@@ -76,6 +76,8 @@ class StreamedRun:
         rows = kept.get("rows") if kept else None
         chunks = chunks_of(world, self.task, self.sources, self.sinks, options, rows)
         finished = world.on_root(lambda: self._start_or_resume(kept, chunks))
+        if finished:
+            warn_of_unknown(world, self.task.job, self.inputs)
         self.transaction.set_recovery_hint(
             "finished chunks are kept; continue with the same command and --resume"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.errors import UserError
 from runner.job.declaration import Job
+from runner.pipeline.inputs import note_captured
 from runner.plan.step_options import StepOptions
 from runner.report.record import Record
 from runner.run.options import RunContext
@@ -76,6 +77,7 @@ class Simulate:
             parameters=step.complete(parameters),
             sources=list(sources),
             options=replace(run.options, steps=options),
+            inputs=replace(run.inputs, captured=note_captured(run.world, step)),
         )
         domain = type_record((sources[0].shape, sources[0].dtype))
         self.details = {**domain, **run_steps(inner, additions)}

@@ -60,7 +60,8 @@ def sentences(ranks: Sequence[RankSnapshot]) -> list[str]:
     for doing, members in groups.items():
         numbers = ranks_text(sorted(one.rank for one in members))
         gpus, verb = ("GPU", "is") if len(members) == 1 else ("GPUs", "are")
-        lines.append(f"the {gpus} of {numbers} {verb} {doing}{_readings(members)}")
+        readings = readings_text([one.gpu for one in members if one.gpu is not None])
+        lines.append(f"the {gpus} of {numbers} {verb} {doing}{f': {readings}' if readings else ''}")
     return lines
 
 
@@ -73,12 +74,12 @@ def _doing(state: GpuState) -> str:
     return "idle" if busy < 1 else "busy" if busy >= 99 else "busy in part"
 
 
-def _readings(ranks: Sequence[RankSnapshot]) -> str:
+def readings_text(states: Sequence[GpuState]) -> str:
+    """Return the readings of some GPUs: of several, the least and the most of each."""
     shown = []
     for name, form in FORMS.items():
-        states = [one.gpu for one in ranks if isinstance(one.gpu, Mapping)]
-        values = [round(state[name]) for state in states if name in state]
+        values = [round(state[name]) for state in states if not isinstance(state, str) and name in state]
         if values:
             least, most = min(values), max(values)
             shown.append(form.format(least if least == most else f"{least} to {most}"))
-    return f": {', '.join(shown)}" if shown else ""
+    return ", ".join(shown)

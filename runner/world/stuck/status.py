@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from runner.recorder import process, ring
 from runner.recorder.ring import Operation
 from runner.recorder.snapshot import RankSnapshot, snapshots
 from runner.report.units import counted
+from runner.world.stuck import gpu_states
 from runner.world.stuck.explain import explain, waits_for
 
 CALM = 1.0  # seconds without an operation on any rank, after which it is told who waits for whom
@@ -43,7 +44,7 @@ class RunState:
         """What to say below the table: ranks that are elsewhere, and why nothing progresses."""
         here = {rank.rank for rank in self.ranks}
         elsewhere = self.size - len(here)
-        remarks = []
+        remarks = gpu_states.sentences([rank for rank in self.ranks if isinstance(rank.gpu, str)])
         if elsewhere:
             are = "has ended or is on another host" if elsewhere == 1 else "have ended or are on other hosts"
             remarks.append(f"{counted(elsewhere, 'more rank')} {are} (meshrun status there)")
@@ -60,10 +61,14 @@ class RunState:
 
 
 def running(folder: Path = ring.FOLDER) -> list[RunState]:
-    """Return this user's runs on this host, the oldest first. Those of other namespaces of processes, such as
-    a container that shares /dev/shm, are left out: their processes cannot be asked from here."""
+    """Return this user's runs on this host, the oldest first, with the states of their GPUs.
+
+    Those of other namespaces of processes, such as a container that shares /dev/shm, are left out: their
+    processes cannot be asked from here.
+    """
     process.remove_stale(folder)
     paths: dict[str, list[Path]] = {}
+    gpus: dict[str, dict[int, str]] = {}
     about: dict[str, Mapping[str, Any]] = {}
     here = ring.namespace()
     for path in ring.files_of(folder=folder):
@@ -71,9 +76,16 @@ def running(folder: Path = ring.FOLDER) -> list[RunState]:
         if found and found["namespace"] == here:
             paths.setdefault(found["run"], []).append(path)
             about.setdefault(found["run"], found)
+            if isinstance(uuid := found.get("gpu"), str) and uuid:
+                gpus.setdefault(found["run"], {})[found["rank"]] = uuid
     runs = [
         RunState(about[run], ranks, time.time() - about[run]["time"], folder)
         for run, files in paths.items()
-        if (ranks := snapshots(files))
+        if (ranks := _with_gpus(snapshots(files), gpus.get(run, {})))
     ]
     return sorted(runs, key=lambda run: -run.age)
+
+
+def _with_gpus(ranks: Sequence[RankSnapshot], uuids: Mapping[int, str]) -> list[RankSnapshot]:
+    states = gpu_states.read_states(uuids)
+    return [replace(one, gpu=states.get(one.rank)) for one in ranks]

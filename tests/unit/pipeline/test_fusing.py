@@ -35,9 +35,10 @@ from runner.job.declaration import Job
 from runner.pipeline import fusing
 from runner.pipeline.fusing import Fusion, fused, with_inferred_halo
 from runner.pipeline.result_type import hide_output
+from runner.plan.halo import normalize
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
-from runner.plan.task import plan_task
+from runner.plan.task import halo_hint, plan_task
 from runner.report.summary import _fusion_notes
 from runner.run import map_run
 from runner.run.execute import Options, run
@@ -124,6 +125,21 @@ def test_many_operations_are_worth_a_compiler_for_fewer_bytes(no_compiler: list[
     assert decide(many, "auto", steps=steps - 1)[0].kernel is None
     assert decide(many, "auto", steps=steps)[0].kernel is not None
     assert decide(plus_one, "auto", steps=steps)[0].kernel is None
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_whether_a_compiler_is_worth_it_does_not_depend_on_the_ranks(
+    no_compiler: list[Any], more: int
+) -> None:
+    """A run and its resumption on another number of ranks have the same last bits of exp."""
+    steps = fusing.WORTH_COMPILING // (40 * 30 * 4) + more
+    job = meshrun.map_blocks(plus_one)
+
+    def compiled(control: Any) -> bool:
+        task = plan_task(job, {}, FIELD, control.size)
+        return fused(open_world("cpu", control=control), task, "auto", "strict", steps)[0].kernel is not None
+
+    assert [set(run_ranks(ranks, compiled)) for ranks in (1, 2, 3, 7)] == [{more > 0}] * 4
 
 
 def test_an_array_without_cells_needs_no_kernel(no_compiler: list[Any]) -> None:
@@ -620,7 +636,17 @@ def test_a_halo_that_is_not_named_is_inferred() -> None:
     with pytest.raises(UserError) as failure:
         inferred(lambda block: block[1:])
     assert "its decorator names none" in str(failure.value)
-    assert "halo=((0, 1) or (1, 0), 0)" in str(failure.value)
+    assert "Try: halo=((0, 1), 0) or halo=((1, 0), 0) in the decorator" in str(failure.value)
+
+
+@pytest.mark.parametrize("needed", [(2,), (1,), (0, 3), (4, 2), (1, 0, 3), (0,)])
+def test_a_hint_for_a_halo_can_be_typed(needed: tuple[int, ...]) -> None:
+    hint = halo_hint(needed)
+    assert hint.endswith(" in the decorator")
+    for code in hint.removesuffix(" in the decorator").split(" or "):
+        halo = eval(code.removeprefix("halo="))
+        widths = normalize(meshrun.map_blocks(halo=halo)(wide).halo_for({}), len(needed))
+        assert tuple(map(sum, widths)) == needed
 
 
 LEFT, RIGHT = np.s_[:, :-2], np.s_[:, 2:]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stream_cases import run_on
 
 import meshrun
 from runner.device.cpu import CpuBackend
@@ -92,7 +93,7 @@ def test_every_chunk_is_read_with_its_halo() -> None:
     assert found.part.chunk_rows == 8  # and 2 of halo, of 14 cells
     assert found.part.moved["read"] == 4 * 10 * 10  # the halo along columns is made of what was read
     assert found.part.moved["kernel"] == 4 * (10 * 14 + 8 * 10)
-    assert found.part.host_moved["read"] == (64 + 8 * 2) * 10
+    assert found.part.host_moved["read"] == (64 + 8 * 2 - 2) * 10  # beyond the array's edges nothing is
     one_piece = forecast(task((64, 10), 2, halo=(1, 2)), GPUS)
     assert one_piece.part.moved["read"] == 320  # the halo comes from the other rank
     assert one_piece.part.moved["kernel"] == 34 * 14 + 320
@@ -102,7 +103,7 @@ def test_a_halo_along_an_axis_that_is_cut_is_read() -> None:
     cut, options = task((64, 10), 2, halo=(0, 2), grid="1x2"), StreamOptions(chunk_bytes=8 * 9)
     found = forecast(cut, GPUS, 1, options, grid="1x2")
     assert found.part.chunk_rows == 8
-    assert found.part.moved["read"] == 8 * 8 * (5 + 4)
+    assert found.part.moved["read"] == 8 * 8 * (5 + 2)
 
 
 def test_a_device_too_small_streams_and_the_chunks_fit_it() -> None:
@@ -191,6 +192,38 @@ def test_the_floor_is_no_less_than_any_stage_and_all_is_done(
     if hosts == 1:
         assert found.part.host_moved["write"] == length * width
         assert found.part.host_moved["read"] >= length * width
+
+
+@meshrun.map_blocks(halo=((1, 2), (0, 3), (0, 0)))
+def reads_around(block: Any, other: Any, *, out: Any) -> None:
+    out[...] = block[1:-2, :-3] + other[1:-2, 3:]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("boundary", ["reflect", "constant", "wrap"])
+@pytest.mark.parametrize("chunk_bytes", [None, 1, 5, 23])
+@pytest.mark.parametrize("cut_columns", [False, True])
+def test_a_run_reads_the_bytes_of_its_plan(
+    tmp_path: Path, ranks: int, boundary: Any, chunk_bytes: int | None, cut_columns: bool
+) -> None:
+    """Also at the edges of the array, where a chunk's halo is no part of the file."""
+    files = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for file, dtype in zip(files, (np.float32, np.int16), strict=True):
+        np.save(file, np.ones((23, 8, 2), dtype))
+    grid = f"1x{ranks}" if cut_columns else None
+    columns = 8 if not cut_columns or ranks == 1 else -(-8 // ranks)
+    size = None if chunk_bytes is None else (chunk_bytes + 3) * (columns + 3) * 2 * 6
+    options = StreamOptions(chunk_bytes=size)
+    record = run_on(
+        ranks, reads_around, files, tmp_path / "out.npy", grid=grid, boundary=boundary, chunk_bytes=size
+    )
+    inputs = [((23, 8, 2), np.dtype(np.float32)), ((23, 8, 2), np.dtype(np.int16))]
+    cut = settled(plan_task(reads_around, {}, inputs, ranks, grid=grid, boundary=boundary))
+    planned = forecast(cut, nominal_cpu(2, 1 << 34), 1, options, grid=grid).part
+    assert planned.streamed == (size is not None) == (record["stream"] is not None)
+    assert planned.host_moved["read"] == record["phases"]["read"]["bytes"]
+    assert planned.host_moved["write"] == record["phases"]["write"]["bytes"]
+    assert planned.moved["read"] <= planned.host_moved["read"] <= ranks * planned.moved["read"]
 
 
 @given(st.integers(1, 2000), st.integers(1, 40), machines, st.none() | st.integers(8, 4000))

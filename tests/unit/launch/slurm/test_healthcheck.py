@@ -161,6 +161,14 @@ def test_a_healthy_node_stays(played: Played, way: str) -> None:
     assert played.updates == []
 
 
+def test_of_a_single_gpu_no_pairs_are_measured(played: Played) -> None:
+    """A rung that is named and cannot be measured is unknown."""
+    played.node(gres="gpu:1")
+    played.write("gpus", "GPU 0: NVIDIA H200 (UUID: GPU-0)\n")
+    assert played.run().returncode == 0
+    assert played.told("meshrun") == [["-n", "1", "validate", "--quick", "--rungs", "gpu,host"]]
+
+
 @pytest.mark.parametrize("way", AS)
 def test_a_critical_node_is_drained_with_the_parts_name(played: Played, way: str) -> None:
     played.verdict(CRITICAL, 2)

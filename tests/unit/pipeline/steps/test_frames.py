@@ -17,14 +17,17 @@ import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
-from runner.pipeline.steps.frames import LINE
+from runner.pipeline.steps.frames import LINE, picture_slices
 from runner.plan.step_options import COLORS, SaveInterval, StepOptions
 from runner.plan.stream_options import StreamOptions
+from runner.plan.task import plan_task
 from runner.report.colors import NOT_A_NUMBER, draw_lines, indices, isolines, palette, value_range
 from runner.report.summary import render
 from runner.run.execute import Options, run
 from runner.storage.formats import frame_files
 from runner.world.world import open_world
+
+FAILING = [False]  # no variable around a function that looks at it: those make it another job
 
 
 @meshrun.map_blocks(halo=1, boundary="wrap", outputs=2)
@@ -40,7 +43,9 @@ def filmed(
     if not (folder / "a.npy").exists():
         np.save(folder / "a.npy", field)
         np.save(folder / "b.npy", np.zeros(field.shape, np.int16))
-    devices, job = options.pop("devices", False), options.pop("job", moves)
+    devices, job, grid = (
+        options.pop(name, default) for name, default in (("devices", False), ("job", moves), ("grid", None))
+    )
     stream = StreamOptions(resume=options.pop("resume", False), chunk_bytes=options.pop("chunk_bytes", None))
     of_steps = StepOptions(steps, frames=str(folder / frames), every=options.pop("every", 2), **options)
 
@@ -50,7 +55,7 @@ def filmed(
             world.backend = QueuedBackend()
         count = len(job.arrays)
         inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
-        chosen = Options(device="cpu", steps=of_steps, stream=stream)
+        chosen = Options(device="cpu", grid=grid, steps=of_steps, stream=stream)
         return run(job, inputs[:count], outputs[:count], {}, chosen, world=world)
 
     return run_ranks(ranks, rank)[0]
@@ -154,15 +159,53 @@ def test_a_large_field_is_shown_by_every_so_manyth_cell(
 
 
 def test_a_vector_field_shows_its_first_component_and_a_volume_its_middle_plane() -> None:
-    from runner.pipeline.steps.frames import picture_slices
-    from runner.plan.task import plan_task
-
     flat = meshrun.map_blocks(halo=(1, 1))(lambda block: block[1:-1, 1:-1])
     task = plan_task(flat, {}, [((10, 8, 2), np.dtype(np.float32))], 1)
     assert picture_slices(task, 0) == (slice(0, 10, 1), slice(0, 8, 1), slice(0, 1, 1))
     solid = meshrun.map_blocks(halo=1)(lambda block: block[1:-1, 1:-1, 1:-1])
     task = plan_task(solid, {}, [((10, 8, 6), np.dtype(np.float32))], 2)
     assert picture_slices(task, 0) == (slice(5, 6, 1), slice(0, 8, 1), slice(0, 6, 1))
+
+
+@pytest.mark.parametrize("grid", [None, "1x2", "1x1x2"])
+@pytest.mark.parametrize(
+    ("halo", "shape", "view"),
+    [
+        (0, (10, 8, 25), np.s_[5:6:1, 0:8:1, 0:25:1]),
+        (0, (10, 8, 16), np.s_[0:10:1, 0:8:1, 0:1:1]),
+        ((1, 1), (10, 8, 25), np.s_[0:10:1, 0:8:1, 0:1:1]),
+        (1, (10, 8, 3), np.s_[5:6:1, 0:8:1, 0:3:1]),
+        (0, (6, 10, 8, 25), np.s_[3:4:1, 5:6:1, 0:8:1, 0:25:1]),
+        (0, (6, 10, 8, 2), np.s_[3:4:1, 0:10:1, 0:8:1, 0:1:1]),
+    ],
+)
+def test_what_a_picture_shows_does_not_depend_on_the_grid(
+    halo: Any, shape: tuple[int, ...], view: Any, grid: str | None
+) -> None:
+    """Without halo, no axis but a short last one differs from the others: the array is a volume."""
+    job = meshrun.map_blocks(halo=halo)(lambda block: block)
+    task = plan_task(job, {}, [(shape, np.dtype(np.float32))], 2, grid=grid)
+    assert picture_slices(task, 0) == view
+
+
+def test_an_input_with_an_axis_more_than_another_shows_its_first_component() -> None:
+    job = meshrun.map_blocks(lambda a, b: (a, b), outputs=2)
+    inputs = [((10, 8), np.dtype(np.float32)), ((10, 8, 25), np.dtype(np.float32))]
+    assert picture_slices(plan_task(job, {}, inputs, 1), 1) == np.s_[0:10:1, 0:8:1, 0:1:1]
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 5000])
+@pytest.mark.parametrize("grid", [None, "1x1x2"])
+def test_a_volume_without_halo_is_drawn_by_its_middle_plane(
+    tmp_path: Path, chunk_bytes: int | None, grid: str | None
+) -> None:
+    if chunk_bytes is not None and grid is not None:
+        return
+    job = meshrun.map_blocks(lambda block: block + 1)
+    field = np.arange(6.0 * 7 * 20).reshape(6, 7, 20)
+    filmed(tmp_path, "film", 2, field=field, job=job, ranks=2, chunk_bytes=chunk_bytes, grid=grid)
+    found = np.asarray(Image.open(tmp_path / "film" / "frame-000002.png").convert("RGB"))
+    np.testing.assert_array_equal(found, colored(field[3] + 2, *value_range(field[3])))
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 5000])
@@ -339,11 +382,11 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
     tmp_path: Path, ranks: int, fail: int
 ) -> None:
     """The checkpoint after step 7 comes between a frame and the next one. The colours are the first run's."""
-    failing = [True]
+    FAILING[0] = True
 
     @meshrun.map_blocks(halo=1, boundary="constant")
     def fragile(block: Any) -> Any:
-        if failing[0] and block.max() >= fail:
+        if FAILING[0] and block.max() >= fail:
             raise ValueError("as if the power went")
         return block[1:-1, 1:-1] + 1
 
@@ -353,7 +396,7 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
 
     with pytest.raises(ValueError, match="power"):
         film("film", every=5, checkpoint=SaveInterval(steps=7))
-    failing[0] = False
+    FAILING[0] = False
     record = film("film", every=5, checkpoint=SaveInterval(steps=7), resume=True)
     assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (1, 10)
     assert "1 frame written, from step 10 on" in render(record)
@@ -378,11 +421,11 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
 def test_a_resumed_animation_has_the_colours_of_the_first_run(
     tmp_path: Path, more: dict[str, Any], expected: tuple[float, float]
 ) -> None:
-    failing = [True]
+    FAILING[0] = True
 
     @meshrun.map_blocks(outputs=2)
     def fragile(field: Any, other: Any) -> Any:
-        if failing[0] and field.max() >= 5:
+        if FAILING[0] and field.max() >= 5:
             raise ValueError("as if the power went")
         return field + 1, other + 1
 
@@ -390,7 +433,7 @@ def test_a_resumed_animation_has_the_colours_of_the_first_run(
     checkpoint = SaveInterval(steps=4)
     with pytest.raises(ValueError, match="power"):
         filmed(tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint)
-    failing[0] = False
+    FAILING[0] = False
     filmed(
         tmp_path, "film.gif", 8, field=start, job=fragile, every=1, checkpoint=checkpoint, resume=True, **more
     )

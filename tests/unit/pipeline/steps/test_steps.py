@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import meshrun
 from runner import files
 from runner.comm.api import Control
 from runner.comm.threads import ThreadComm, run_ranks
+from runner.pipeline.steps.checkpoints import Checkpoints
 from runner.pipeline.steps.loop import largest_change
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
@@ -28,8 +31,11 @@ from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
 from runner.run.verify import team as verify_team
 from runner.storage.transaction import OutputTransaction
+from runner.system.compiler import find_compiler
 from runner.world.world import open_world
 
+FAILING = [False]  # no variable around a function that looks at it: those make it another job
+CALLS: list[int] = []
 GRIDS = [(1, None), (2, None), (3, "3"), (3, "1x3"), (4, "2x2"), (4, "4"), (2, "1x2")]
 
 
@@ -340,11 +346,11 @@ def test_the_last_step_is_checked_and_finite_values_pass(tmp_path: Path, chunks:
 def test_a_run_that_failed_goes_on_with_other_ranks_to_the_same_bits(
     tmp_path: Path, first: int, second: int
 ) -> None:
-    failing = [True]
+    FAILING[0] = True
 
     @meshrun.map_blocks(halo=1, outputs=2)
     def fragile(now: Any, before: Any) -> Any:
-        if failing[0] and now[1, 1] > 2**40:
+        if FAILING[0] and now[1, 1] > 2**40:
             raise ValueError("as if the power went")
         inner = (slice(1, -1), slice(1, -1))
         return now[inner] * 3 + before[:-2, 1:-1], now[inner]
@@ -357,7 +363,7 @@ def test_a_run_that_failed_goes_on_with_other_ranks_to_the_same_bits(
     assert len(kept) == 2
     with pytest.raises(meshrun.UserError, match="left checkpoints, the last after step"):
         stepped(tmp_path, fragile, arrays, 30, ranks=second, checkpoint=interval("4"))
-    failing[0] = False
+    FAILING[0] = False
     record = resumed(tmp_path, fragile, 30, second)
     assert record["steps"]["first"] == max(int(name.removeprefix("step-")) for name in kept)
     assert not folder.exists()
@@ -368,12 +374,12 @@ def test_a_run_that_failed_goes_on_with_other_ranks_to_the_same_bits(
 
 def test_until_is_checked_at_the_first_step_after_a_checkpoint_too(tmp_path: Path) -> None:
     """Every tenth step; the run fails in that step, and is resumed from the one before."""
-    calls: list[int] = []
+    CALLS.clear()
 
     @meshrun.map_blocks(halo=1, boundary="constant")
     def fragile(block: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 12:  # two are trials before the first step
+        CALLS.append(1)
+        if len(CALLS) == 12:  # two are trials before the first step
             raise ValueError("as if the power went")
         return relax.function(block)
 
@@ -393,11 +399,11 @@ def test_a_new_checkpoint_replaces_damaged_ones_of_later_steps(tmp_path: Path) -
     for step in (8, 12):
         (folder / f"step-{step}").mkdir(exist_ok=True)
         (folder / f"step-{step}" / "state.json").write_text("{")
-    names["calls"][:] = [1] * 7
-    names["fail"][0] = True
+    CALLS[:] = [1] * 7
+    FAILING[0] = True
     with pytest.raises(ValueError, match="stop"):
         resumed(tmp_path, names["job"], 20, 1, checkpoint=interval("1"))
-    names["fail"][0] = False
+    FAILING[0] = False
     assert sorted(path.name for path in folder.iterdir()) == ["step-4", "step-5"]
     assert resumed(tmp_path, names["job"], 20, 1)["steps"]["first"] == 5
     np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), np.full((8, 4), 2.0**20))
@@ -409,7 +415,9 @@ def interval(text: str) -> Any:
     return parse_interval(text)
 
 
-def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict[str, Any]:
+def resumed(
+    folder: Path, job: Any, steps: int, ranks: int, fuse: str | None = None, **more: Any
+) -> dict[str, Any]:
     """The record of a run that goes on with inputs as they are."""
     inputs = [folder / f"in{number}.npy" for number in range(len(job.arrays))]
     outputs = [folder / f"out{number}.npy" for number in range(len(job.output_names))]
@@ -417,6 +425,7 @@ def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict
         device="cpu",
         steps=StepOptions(steps, **{"checkpoint": interval("4"), **more}),
         stream=StreamOptions(resume=True),
+        fuse=fuse,
     )
 
     def rank(control: Control) -> Any:
@@ -425,22 +434,29 @@ def resumed(folder: Path, job: Any, steps: int, ranks: int, **more: Any) -> dict
     return run_ranks(ranks, rank, timeout=60)[0]
 
 
+def program(text: str) -> dict[str, Any]:
+    """The names of a program that is in no file, before the first call of its job."""
+    names = {"meshrun": meshrun, "test": sys.modules[__name__]}
+    exec(text, names)
+    CALLS.clear()
+    return names
+
+
 def checkpointed(folder: Path, text: str) -> Any:
     """A job whose first run failed after its checkpoint at step 8."""
-    names: dict[str, Any] = {"meshrun": meshrun, "fail": [True]}
-    exec(text, names)
+    names = program(text)
+    FAILING[0] = True
     with pytest.raises(ValueError, match="stop"):
         stepped(folder, names["job"], [np.ones((8, 4))], 20, checkpoint=interval("4"))
-    names["fail"][0] = False
+    FAILING[0] = False
     return names
 
 
 PROGRAM = """
-calls = []
 @meshrun.map_blocks
 def job(block, *, gain=2.0):
-    calls.append(1)
-    if fail[0] and len(calls) > 10:
+    test.CALLS.append(1)
+    if test.FAILING[0] and len(test.CALLS) > 10:
         raise ValueError("stop")
     return block * gain
 """
@@ -448,11 +464,81 @@ def job(block, *, gain=2.0):
 
 def test_a_checkpoint_of_another_program_is_refused(tmp_path: Path) -> None:
     checkpointed(tmp_path, PROGRAM)
-    names: dict[str, Any] = {"meshrun": meshrun, "fail": [False]}
-    exec(PROGRAM.replace("block * gain", "block + gain"), names)
+    names = program(PROGRAM.replace("block * gain", "block + gain"))
     with pytest.raises(meshrun.UserError, match=r"its checkpoint differs in 1 value\(s\): got code"):
         resumed(tmp_path, names["job"], 20, 1)
     assert (tmp_path / "out0.npy.checkpoint").exists()
+
+
+def scaled(by: Any) -> Any:
+    """A job of a function that captures a variable."""
+
+    @meshrun.map_blocks
+    def job(block: Any) -> Any:
+        if FAILING[0] and block.max() > 200:
+            raise ValueError("stop")
+        return block * (by if isinstance(by, float) else 2)
+
+    return job
+
+
+def test_a_checkpoint_of_a_function_that_captured_another_value_is_refused(tmp_path: Path) -> None:
+    FAILING[0] = True
+    with pytest.raises(ValueError, match="stop"):
+        stepped(tmp_path, scaled(2.0), [np.ones((8, 4))], 20, checkpoint=interval("4"))
+    FAILING[0] = False
+    with pytest.raises(meshrun.UserError, match=r'got captured\.by "3\.0", expected captured\.by "2\.0"'):
+        resumed(tmp_path, scaled(3.0), 20, 1)
+    assert resumed(tmp_path, scaled(2.0), 20, 1)["warnings"] == []
+
+
+@meshrun.map_blocks
+def grows(block: Any, *, xp: Any) -> Any:
+    if FAILING[0] and block.max() > 200:
+        raise ValueError("stop")
+    return xp.exp(block * 0 + 0.7) * block
+
+
+@meshrun.map_blocks
+def doubles(block: Any) -> Any:
+    return block * 2
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_a_run_of_numpys_functions_does_not_go_on_with_those_of_a_compiler(tmp_path: Path) -> None:
+    """Their last bits may differ; a longer run may be worth a compiler that the first one was not."""
+    FAILING[0] = True
+    with pytest.raises(ValueError, match="stop"):
+        stepped(tmp_path, grows, [np.ones((8, 4))], 20, checkpoint=interval("4"))
+    FAILING[0] = False
+    with pytest.raises(meshrun.UserError, match=r'got fuse "require", expected fuse not given'):
+        resumed(tmp_path, grows, 20, 1, fuse="require")
+    assert resumed(tmp_path, grows, 20, 1, fuse="off")["steps"]["first"] == 8
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+def test_exact_operations_go_on_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "end", power_cut)
+        with pytest.raises(RuntimeError, match="as if the power went"):
+            stepped(tmp_path, doubles, [np.ones((8, 4))], 9, checkpoint=interval("4"))
+    assert resumed(tmp_path, doubles, 9, 1, fuse="require")["steps"]["first"] == 8
+
+
+def power_cut(*arguments: Any) -> None:
+    raise RuntimeError("as if the power went")
+
+
+def test_a_captured_value_that_a_checkpoint_does_not_know_is_named(tmp_path: Path) -> None:
+    FAILING[0] = True
+    with pytest.raises(ValueError, match="stop"):
+        stepped(tmp_path, scaled(threading.Lock()), [np.ones((8, 4))], 20, checkpoint=interval("4"))
+    FAILING[0] = False
+    (warning,) = resumed(tmp_path, scaled(threading.Lock()), 20, 2)["warnings"]
+    assert warning == (
+        "job job uses by (an object of lock): it is not known whether the unfinished run, which is resumed, "
+        "had the same"
+    )
 
 
 def test_a_damaged_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
@@ -489,8 +575,8 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
 
 
 def test_a_run_that_fails_before_its_first_checkpoint_leaves_no_folder(tmp_path: Path) -> None:
-    names: dict[str, Any] = {"meshrun": meshrun, "fail": [True]}
-    exec(PROGRAM, names)
+    names = program(PROGRAM)
+    FAILING[0] = True
     with pytest.raises(ValueError, match="stop"):
         stepped(tmp_path, names["job"], [np.ones((8, 4))], 20, checkpoint=interval("18"))
     assert [path.name for path in tmp_path.iterdir()] == ["in0.npy"]
@@ -774,11 +860,11 @@ def test_a_run_in_chunks_that_failed_goes_on_from_its_checkpoint(
     """On other ranks, in other chunks, or in memory."""
     folder = shared_memory if room else None
     monkeypatch.setattr("runner.pipeline.steps.streamed_steps.memory_folder", lambda needed: folder)
-    failing = [True]
+    FAILING[0] = True
 
     @meshrun.map_blocks(halo=1, outputs=("after", "old", "slope"), feeds=("now", "before", None))
     def fragile(now: Any, before: Any, stays: Any) -> Any:
-        if failing[0] and now.max() > 2**40:
+        if FAILING[0] and now.max() > 2**40:
             raise ValueError("as if the power went")
         inner = (slice(1, -1), slice(1, -1))
         return now[inner] * 3 + before[:-2, 1:-1] + stays[inner], now[inner], now[2:, 1:-1]
@@ -795,7 +881,7 @@ def test_a_run_in_chunks_that_failed_goes_on_from_its_checkpoint(
     assert not list(shared_memory.iterdir())
     with pytest.raises(meshrun.UserError, match="left checkpoints, the last after step"):
         stepped(tmp_path, fragile, arrays, 30, ranks=second, **options)
-    failing[0] = False
+    FAILING[0] = False
     options["stream"] = replace(in_chunks(12, 8, 24) if chunked else StreamOptions(), resume=True)
     found, record = stepped(tmp_path, fragile, arrays, 30, ranks=second, verify="full", **options)
     assert record["steps"]["first"] == kept[-1]

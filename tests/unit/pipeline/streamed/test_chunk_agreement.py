@@ -236,6 +236,11 @@ def test_chunk_bytes_for_less_than_a_chunk_of_the_output_are_refused() -> None:
     )
 
 
+def test_of_an_output_in_chunks_of_one_row_a_row_is_the_least() -> None:
+    with pytest.raises(UserError, match=r"^--chunk-bytes is less than a row with the halo: got 143 bytes"):
+        rows_of(task(job=halo((1, 1))), chunk_bytes=143, sink_chunks=(1, 6))
+
+
 def test_an_output_of_chunks_is_cut_along_rows_alone() -> None:
     with pytest.raises(UserError, match=r"out\.zarr has a chunked format.*got --grid 1x2"):
         rows_of(task(ranks=2, grid="1x2"), sink_chunks=(16, 6))

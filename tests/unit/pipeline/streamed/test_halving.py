@@ -20,6 +20,7 @@ from runner.errors import RunError
 from runner.pipeline.streamed.halving import Halving, halved, pieces
 from runner.plan.step_options import StepOptions
 
+FAILING = [False]  # no variable around a function that looks at it: those make it another job
 TIMES = 40  # the function allocates so many times its block
 
 
@@ -107,11 +108,11 @@ def test_one_chunk_whose_buffers_do_not_fit_is_an_error_with_the_bytes(source: P
 
 def test_an_unfinished_run_is_resumed_in_halves(source: Path) -> None:
     target = source.with_name("out.npy")
-    fails = {"now": True}
+    FAILING[0] = True
 
     @meshrun.map_blocks(name="sometimes")
     def sometimes(block: Any, *, xp: Any, here: meshrun.BlockContext) -> Any:
-        if fails["now"] and here.offset[0] >= 72:
+        if FAILING[0] and here.offset[0] >= 72:
             raise OSError("gone")
         block *= 3  # the buffer that was read into
         xp.empty((TIMES, *block.shape), block.dtype)
@@ -120,7 +121,7 @@ def test_an_unfinished_run_is_resumed_in_halves(source: Path) -> None:
     chunk = {"chunk_bytes": 24 * ROW, "static": True, "depth": 1}
     with pytest.raises(OSError, match="gone"):
         run_on(1, sometimes, source, target, devices=[QueuedBackend()], **chunk)
-    fails["now"] = False
+    FAILING[0] = False
     limit = 2 * 24 * ROW + TIMES * 7 * ROW
     record = run_on(1, sometimes, source, target, devices=[LimitedBackend(limit)], resume=True, **chunk)
     assert record["stream"]["resumed"] == 3

@@ -474,3 +474,39 @@ def test_a_link_in_an_unfinished_store_is_not_written_through(source: Path, vict
     (store / "c" / "planted").symlink_to(victim)
     with pytest.raises(UserError, match=r"/c/planted is not of a run of yours: got a link to"):
         run_on(1, fragile, source, target, depth=1, resume=True)
+
+
+PLAIN = {"chunk_bytes": CHUNK * COLUMNS * 4}  # of a chunk without halo
+
+
+def scaled(by: Any) -> Any:
+    @meshrun.map_blocks
+    def scale(block: Any, *, out: Any, here: meshrun.BlockContext) -> None:
+        if here.offset[0] in FAILING:
+            raise ZeroDivisionError("scale")
+        out[...] = block * by
+
+    return scale
+
+
+def test_a_function_that_captured_another_value_is_another_run(source: Path) -> None:
+    assert 0 < len(fail(source, 5, job=scaled(2.0), **PLAIN)) < CHUNKS
+    with pytest.raises(UserError, match=r'got captured\.by "3\.0", expected captured\.by "2\.0"'):
+        go(source, job=scaled(3.0), resume=True, **PLAIN)
+    assert go(source, job=scaled(2.0), resume=True, **PLAIN)["stream"]["resumed"] > 0
+
+
+def test_a_captured_value_that_a_journal_does_not_know_is_named(source: Path) -> None:
+    fail(source, 5, job=scaled(Odd(2.0)), **PLAIN)
+    record = go(source, 2, job=scaled(Odd(2.0)), resume=True, **PLAIN)
+    assert record["warnings"] == [
+        "job scale uses by (an object of Odd): it is not known whether the unfinished run, which is resumed, "
+        "had the same"
+    ]
+
+
+class Odd(np.ndarray):
+    """An array that may hold more than its elements."""
+
+    def __new__(cls, value: float) -> Odd:
+        return np.array(value).view(cls)

@@ -248,12 +248,29 @@ def test_nothing_measured_at_all_is_unknown() -> None:
 
 
 def test_rungs_that_this_fleet_does_not_have_are_not_ok() -> None:
-    verdict = climb_ladder(ToyFleet([4]), Plan(rungs=("host pairs", "rails")))
+    verdict = climb_ladder(ToyFleet([4]), Plan(rungs=("host pairs", "rails"), by_name=True))
     assert verdict.status == "unknown"
     assert verdict.line == (
-        "unknown: nothing was measured: host pairs: there is one host; rails: there is one host"
+        "unknown: named by --rungs and not measured: host pairs: there is one host; rails: there is one host"
     )
-    assert climb_ladder(ToyFleet([4]), Plan(rungs=("gpu", "host pairs"))).status == "ok"
+    assert climb_ladder(ToyFleet([4])).status == "ok"
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_a_rung_that_was_named_and_not_measured_is_not_ok(factor: float) -> None:
+    fleet = ToyFleet([4], single_rank_factor=lambda what, place: factor if place.rank == 2 else 1.0)
+    verdict = climb_ladder(fleet, Plan(rungs=("gpu", "host pairs"), by_name=True))
+    assert verdict.status == ("unknown" if factor == 1 else "critical")
+    sentence = "named by --rungs and not measured: host pairs: there is one host"
+    assert verdict.not_judged[0] == sentence
+    assert (verdict.line == f"unknown: {sentence}") == (factor == 1)
+
+
+def test_a_rung_after_a_broken_one_is_left_out_as_asked() -> None:
+    fleet = ToyFleet([4], single_rank_factor=lambda what, place: 0.5 if place.rank == 2 else 1.0)
+    verdict = climb_ladder(fleet, Plan(rungs=("gpu", "node"), by_name=True, keep_going=False))
+    assert verdict.status == "critical"
+    assert not any("named" in one for one in verdict.not_judged)
 
 
 def test_more_slow_paths_than_hosts_are_no_faults() -> None:

@@ -8,7 +8,6 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import nvml
@@ -27,28 +26,6 @@ BUSY = {"busy": 100.0, "power": 412.4, "SM clock": 1980.0, "temperature": 61.0}
 IDLE = {"busy": 0.0, "power": 118.0, "SM clock": 345.0, "temperature": 33.0}
 
 
-class Nvml(nvml.Nvml):
-    """A GPU at work, of which some readings fail."""
-
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 2
-
-    def nvmlDeviceGetFieldValues(self, device: str, fields: Any) -> Any:
-        raise nvml.NotSupported
-
-    def nvmlDeviceGetUtilizationRates(self, device: str) -> Any:
-        return SimpleNamespace(gpu=self._answer("busy", 97), memory=3)
-
-    def nvmlDeviceGetPowerUsage(self, device: str) -> int:
-        return int(self._answer("power", 412_400))
-
-    def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:
-        assert kind == self.NVML_CLOCK_SM
-        return int(self._answer("clock", 1980))
-
-    def nvmlDeviceGetTemperature(self, device: str, kind: int) -> int:
-        return int(self._answer("temperature", 61))
-
-
 @pytest.mark.parametrize(
     ("failing", "expected"),
     [
@@ -63,7 +40,7 @@ def test_readings(
     failing: tuple[str, ...], expected: dict[str, float] | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_states, "TIMEOUT", 60.0)
-    with nvml.loaded(Nvml([], {name: nvml.NotSupported() for name in failing})):
+    with nvml.loaded(nvml.AtWork([], {name: nvml.NotSupported() for name in failing})):
         assert gpu_states.read_states({3: nvml.UUID}) == {3: expected}
 
 
