@@ -25,15 +25,19 @@ from runner.storage.formats.registry import Sink, check_output, check_place, ope
 from runner.storage.paths import partial_path
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
-FRAME = re.compile(r"\.?frame-[0-9]{6,}\.png(\..*\.partial)?")  # the name of a picture in a folder
+FRAME = re.compile(r"\.?frame-([0-9]{6,})\.png(\..*\.partial)?")  # the name of a picture in a folder
 FILM = ".mp4"  # encoded by the program ffmpeg
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
 COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
 
 
-def check_frames(path: Path, *, resume: bool) -> None:
-    """Raise UserError for a path that frames cannot be written to."""
+def check_frames(path: Path, *, resume: bool, again: range = range(0)) -> None:
+    """Raise UserError for a path that frames cannot be written to.
+
+    resume: a run continues, and what is in a folder is its own. again: steps whose frames may be there, as
+    they are made again.
+    """
     suffix = path.suffix.lower()
     if suffix == FILM and shutil.which("ffmpeg") is None:
         raise UserError(
@@ -50,7 +54,8 @@ def check_frames(path: Path, *, resume: bool) -> None:
             expected=f"a folder, {', '.join((*ANIMATIONS, FILM, *ARRAYS))}",
         )
     elif path.is_dir():
-        found = sorted(one.name for one in path.iterdir())
+        names = sorted(one.name for one in path.iterdir())
+        found = [name for name in names if not ((of := FRAME.fullmatch(name)) and int(of[1]) in again)]
         if found and not resume:
             removal = (
                 f"{shlex.join(['rm', '-r', str(path)])}, or " if all(map(FRAME.fullmatch, found)) else ""
