@@ -519,7 +519,7 @@ def open_frames(
 
     def check() -> Frames:
         again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
-        check_frames(path, resume=first > 0, again=again)
+        check_frames(path, resume=first > 0, again=again, arrays=content is None)
         if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
             name = f"--frame-field {options.frame_field}" if options.frame_field else path
             raise UserError(f"frames show the {content.name}, as pictures", got=name)
