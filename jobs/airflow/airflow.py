@@ -182,7 +182,7 @@ def _lattice(name: str, body: Body) -> Lattice:
     if chosen.axes != axes:
         raise UserError(
             f"{name} is a lattice of {chosen.axes} axes",
-            got=f"a domain of {'x'.join(map(str, body.shape))} cells",
+            got=f"a domain of {shapes.size_text(body.shape)} cells",
             expected=LATTICE[axes],
             hint="--size WIDTHxHEIGHTxDEPTH" if axes == 2 else "leave --lattice out",
         )
@@ -237,7 +237,7 @@ def _check_forces(path: Path, samples: ForceSamples | None) -> None:
     suffixes = (".csv", ".png", ".svg", ".html")
     if path.suffix.lower() not in suffixes:
         raise UserError(f"unknown format of forces: {path}", got=path.suffix, expected=", ".join(suffixes))
-    check_place(path, "file of forces")
+    check_place(path, "forces file")
 
 
 def _check_isolines(number: int, quantity: str) -> None:

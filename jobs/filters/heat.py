@@ -43,7 +43,7 @@ def heat(
     Fluid Flow, 1980, section 4.2). Explicit, of first order in time and second in space. Nothing passes the
     edges; with --boundary wrap, opposite ones are joined, and with mirror or constant, heat passes them (the
     constant is also the diffusivity there). Lengths are in cells. A cell whose diffusivity is negative, or
-    above `largest`, becomes NaN, which --check-finite finds.
+    above `largest`, becomes NaN, which --check-finite finds. The result has the field's dtype.
 
     dt: time of a step; stable up to 1 / (2 * axes * largest).
     largest: diffusivity of any cell, at most, in cells^2 per unit of time.
@@ -58,4 +58,4 @@ def heat(
         flow = mean * (values[1:] - values[:-1])
         change = change + xp.moveaxis(flow[1:] - flow[:-1], 0, axis)
     known = (diffusivity[own] >= 0) & (diffusivity[own] <= largest)
-    return xp.where(known, field[own] + dt * change, xp.nan)
+    return xp.where(known, field[own] + dt * change, xp.nan).astype(field.dtype, copy=False)

@@ -19,6 +19,7 @@ from jobs.transforms.plan import Passage, Real, Transform, TransformPlan, plan_t
 from runner.errors import UserError
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
+from runner.run.array_call import host_array
 from runner.world.group import Group
 from runner.world.world import World
 
@@ -117,6 +118,8 @@ def _transform(
     split: int,
     keep_order: bool,
 ) -> Any:
+    module = _module(x)
+    x = host_array(x) if module is np else x
     if world is None:
         shape, ranks = tuple(x.shape), 1
     else:
@@ -129,7 +132,7 @@ def _transform(
         shape, chosen, ranks, real=real, length=n, decomposition="slab", split=split % x.ndim
     )
     groups: list[Group] = [] if world is None else [world]
-    local = Local(_module(x), inverse, real, norm, n, 1 if world is None else world.cores)
+    local = Local(module, inverse, real, norm, n, 1 if world is None else world.cores)
     block = x.astype(dtype, copy=False)
     result = carry_out(plan, groups, local, block, overwrite=block is not x)
     (last,) = plan.last_splits
@@ -296,7 +299,8 @@ def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, len
 
     length: of the result along the last axis, for an inverse real transform.
     """
-    given = range(len(shape)) if axes is None else (axes,) if isinstance(axes, int) else axes
+    one = (int(axes),) if isinstance(axes, (int, np.integer)) else axes
+    given = range(len(shape)) if one is None else one
     for axis in given:
         if not -len(shape) <= axis < len(shape):
             expected = f"{-len(shape)} to {len(shape) - 1}" if shape else "an array with axes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -203,11 +204,14 @@ def _checked(shape: Sequence[int], dtype: Any, norm: str, exchange: str) -> tupl
     check_norm(norm)
     if exchange not in EXCHANGES:
         raise UserError("unknown exchange of a Fourier plan", got=exchange, expected=" or ".join(EXCHANGES))
-    lengths = tuple(int(length) for length in shape)
+    try:
+        lengths = tuple(map(operator.index, shape))
+    except TypeError:
+        lengths = ()
     if len(lengths) < 2 or min(lengths) < 1:
         raise UserError(
             "a Fourier plan needs two axes or more, with cells along each",
-            got=f"shape {lengths}",
+            got=f"shape {shape}",
             hint="meshrun.fft takes others",
         )
     try:

@@ -14,6 +14,7 @@ from jobs.transforms.in_parts import Cuts, count_parts, exchange_in_parts
 from runner.errors import UserError
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
+from runner.run.array_call import host_array
 from runner.world.group import Group
 from runner.world.world import World
 
@@ -37,6 +38,7 @@ def transpose(
 
     Raises UserError, on every rank, for axes that are no permutation.
     """
+    x = x if hasattr(x, "__cuda_array_interface__") else host_array(x)
     order = checked_permutation(tuple(x.shape), axes)
     if world is not None:
         if not -x.ndim <= to_split < x.ndim:

@@ -221,7 +221,9 @@ def job_option(parameter: Parameter) -> click.Option:
 def _click_type(declared: Any) -> Any:
     if isinstance(declared, tuple):
         return click.Choice(declared)
-    return click.Path(path_type=Path) if declared is Path else declared
+    if declared is Path:
+        return click.Path(path_type=Path)
+    return str if declared is object else declared
 
 
 def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Option]:

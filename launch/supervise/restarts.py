@@ -9,13 +9,15 @@ from launch.spec import LaunchSpec
 from launch.supervise.supervisor import LossError
 
 RESUME = "--resume"
+OF_STEPS = ("--frames", "--checkpoint")  # options of runs that take steps, which take --resume too
 
 
 def with_restarts(start: Callable[[LaunchSpec, bool], int], spec: LaunchSpec, restarts: int) -> int:
     """Start a run, and again each time that a rank or a host of it is lost; returns its exit status.
 
     start: runs a specification; it raises LossError for a loss if its last argument is true. restarts: how
-    often at most. A run that has kept checkpoints or chunks continues with them, another one begins again.
+    often at most. A run that has kept checkpoints or chunks continues with them, another one begins again,
+    and makes the frames again that are in its folder.
     """
     from runner.errors import tell
 
@@ -23,7 +25,8 @@ def with_restarts(start: Callable[[LaunchSpec, bool], int], spec: LaunchSpec, re
         try:
             return start(spec, True)
         except LossError as loss:
-            left = replace(loss.left, words=tuple(resumed(spec.words))) if loss.resumable else loss.left
+            resume = loss.resumable or any(word.partition("=")[0] in OF_STEPS for word in spec.words)
+            left = replace(loss.left, words=tuple(resumed(spec.words))) if resume else loss.left
             kept = "continuing with what is complete" if loss.resumable else "from the beginning"
             if sentence := str(loss):
                 tell(sentence)

@@ -73,7 +73,8 @@ class Job:
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
     def complete(self, parameters: dict[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
-        """Return `parameters` with defaults added; raises UserError for unknown or missing ones.
+        """Return `parameters` as their types with defaults added; UserError for unknown or missing ones, and
+        for values of another type.
 
         others: further names to suggest for an unknown one.
         """
@@ -90,4 +91,5 @@ class Job:
         missing = [p.name for p in self.parameters if p.required and p.name not in parameters]
         if missing:
             raise UserError(f"job {self.name} needs a value for {', '.join(missing)}")
-        return {**known, **parameters}
+        types = {parameter.name: parameter for parameter in self.parameters}
+        return {**known, **{name: types[name].convert(value) for name, value in parameters.items()}}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
+import operator
 import re
 import types
 import typing
@@ -27,15 +29,70 @@ SERVICES = frozenset().union(*OFFERS.values())
 FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
 
 
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError
+    return float(value)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _flag(value: Any) -> bool:
+    import numpy as np  # not for --help
+
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError
+    return bool(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, Path)):
+        raise TypeError
+    return str(value)
+
+
+# For each type, what reads a value of it, and what another value is.
+_READERS: dict[Any, tuple[Callable[[Any], Any], str]] = {
+    int: (_integer, "not a valid integer"),
+    float: (_number, "not a valid float"),
+    bool: (_flag, "neither True nor False"),
+    str: (_text, "not a text"),
+    Path: (Path, "not a path"),
+}
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One option of a job, as the command line shows and checks it."""
 
     name: str
-    type: Any  # int, float, str, bool, Path or a tuple of allowed words
+    type: Any  # int, float, str, bool, Path, a tuple of allowed words, or object: not declared
     default: Any
     required: bool
     help: str
+
+    def convert(self, value: Any) -> Any:
+        """Return a value from a program as this option's type; UserError where the command would refuse it.
+
+        None is the value of an option that is not given. NumPy's numbers become Python's.
+        """
+        if self.type is object or (value is None and self.default is None and not self.required):
+            return value
+        if isinstance(self.type, tuple):
+            if isinstance(value, str) and value in self.type:
+                return value
+            what = f"not one of {', '.join(map(repr, self.type))}"
+        else:
+            reader, what = _READERS[self.type]
+            try:
+                return reader(value)
+            except (TypeError, ValueError, OverflowError):
+                pass
+        raise UserError(f"Invalid value for {self.name!r}: {value!r} is {what}")
 
 
 @dataclass(frozen=True)
@@ -130,7 +187,7 @@ def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) 
 
 def _option_type(job_name: str, name: str, hint: Any, default: Any) -> Any:
     if hint is None:
-        return type(default) if isinstance(default, (bool, int, float, str)) else str
+        return type(default) if isinstance(default, (bool, int, float, str)) else object
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         remaining = [arm for arm in typing.get_args(hint) if arm is not type(None)]
         hint = remaining[0] if len(remaining) == 1 else hint

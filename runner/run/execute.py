@@ -324,15 +324,15 @@ def _result(run: RunContext) -> Record:
             expected="a job whose INPUT is an array",
             everywhere=True,
         )
-    of_blocks: tuple[object, ...] = (options.boundary, options.cval)
+    of_blocks: dict[str, object] = {"--boundary": options.boundary, "--cval": options.cval}
     if not run.job.takes_steps:
-        of_blocks = (*of_blocks, options.grid, options.overlap)
-    of_a_cut = any(one is not None for one in of_blocks)
+        of_blocks |= {"--grid": options.grid, "--overlap": options.overlap}
+    given = [name for name, value in of_blocks.items() if value is not None]
     stream = replace(options.stream, resume=False) if run.job.takes_steps else options.stream
     if "memory" in run.job.services:
         stream = replace(stream, host_memory=None, device_memory=None)
-    if of_a_cut or stream.named:
-        which = "--grid, --boundary, --cval and --overlap do" if of_a_cut else f"{stream.named} does"
+    if given or stream.named:
+        which = f"{', '.join(given)} do" if len(given) > 1 else f"{given[0] if given else stream.named} does"
         raise UserError(
             f"{which} not apply to job {run.job.name}", expected="a job made by map_blocks", everywhere=True
         )

@@ -347,7 +347,8 @@ def _frames(
     """Return what writes frames, which a checkpoint waits for; None if there are none. Collective."""
     first, colors = (state.step, state.colors) if state else (0, None)
     content = additions.content if additions else None
-    frames = open_frames(run.world, task, run.options.steps, first, colors, content)
+    resume = run.options.stream.resume
+    frames = open_frames(run.world, task, run.options.steps, first, colors, content, resume=resume)
     if frames is not None:
         checkpoints.before = frames.flush
     return frames

@@ -60,7 +60,7 @@ def check_fields(path: Path, shape: Shape, fields: Sequence[GridField], count: i
     except ModuleNotFoundError as reason:
         hint = f"pip install 'meshrun[{EXTRAS[package]}]'"
         raise UserError(f"{path} cannot be written without the package {package}", hint=hint) from reason
-    check_place(path, "file of fields", folder=suffix == ZARR, beside=32)
+    check_place(path, "fields file", folder=suffix == ZARR, beside=32)
     if path.exists():
         _check_replaced(path, fields)
     file = FieldFile(path, shape, fields, count, 1, "")

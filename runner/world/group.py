@@ -143,9 +143,14 @@ class Group:
         return out
 
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
-        """Reduce a C-contiguous `array` elementwise over all ranks, in place; returns it. Collective."""
+        """Reduce equally shaped arrays elementwise over all ranks, in place; returns `array`. Collective."""
+        _check_reduction(array, operation)
         if self.size > 1:
-            self.arrays.all_reduce(array, operation)
+            self._agreed("all_reduce", array, None)
+            total = packed(array.astype(array.dtype.newbyteorder("="), copy=False))
+            self.arrays.all_reduce(total, operation)
+            if total is not array:
+                array[...] = total
         return array
 
     def all_gather(self, array: Array, axis: int = 0) -> Array:
@@ -190,6 +195,7 @@ class Group:
         elements, the first n % p have one more. The ranks' values are combined in rank order, so that the
         bits do not depend on the transport; float16 in float32, and then rounded once.
         """
+        _check_reduction(array, operation)
         shapes = self._agreed("reduce_scatter", array, None)
         if not -array.ndim <= axis < array.ndim:
             raise _no_axis("reduce_scatter", axis, array)
@@ -280,6 +286,14 @@ class Group:
 
     def _empty_like(self, array: Array) -> Array:
         return self._empty(tuple(array.shape), array.dtype)
+
+
+def _check_reduction(array: Array, operation: str) -> None:
+    """UserError for an operation that does not exist, or that complex numbers, without an order, lack."""
+    if operation not in ELEMENTWISE:
+        raise UserError("there is no such reduction", got=operation, expected=", ".join(ELEMENTWISE))
+    if array.dtype.kind == "c" and operation in ("min", "max"):
+        raise UserError(f"complex numbers have no {operation}", got=f"an array of {array.dtype}")
 
 
 def _no_axis(what: str, axis: int, array: Array) -> UserError:

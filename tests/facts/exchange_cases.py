@@ -109,6 +109,24 @@ def reduces(group: Group, dtype: str) -> None:
             for axis in (0, 1):
                 got = group.reduce_scatter(group.xp.asarray(inputs[group.rank]), operation, axis)
                 same(got, part(expected, group, axis))
+            if not (group.backend.device.kind == "cuda" and np.dtype(dtype).kind == "c"):  # NCCL has none
+                mine = group.xp.asarray(inputs[group.rank].copy())
+                assert group.all_reduce(mine, operation) is mine
+                same(mine, expected)
+
+
+def reduces_arrays_of_any_strides_and_byte_order(group: Group) -> None:
+    """Of different strides on different ranks."""
+    expected = whole((4, 5)) * group.size
+    orders = ("=",) if group.xp is not np else ("=", ">")
+    for order in orders:
+        for dtype in ("f8", "i2"):
+            room = group.xp.asarray(np.zeros((8, 10), order + dtype))
+            mine = (room[:4, :5], room[::2, ::2], room.T[:4, :5])[group.rank % 3]
+            mine[...] = group.xp.asarray(whole((4, 5)))
+            assert group.all_reduce(mine) is mine
+            same(mine, expected.astype(order + dtype))
+            assert int(abs(room).sum()) == expected.sum()  # nothing else has changed
 
 
 def passes_on_in_a_ring(group: Group) -> None:
@@ -137,9 +155,17 @@ def refuses_what_does_not_fit(group: Group) -> None:
         group.all_gather(xp.zeros((3, 3)), 2)
     with pytest.raises(UserError, match="redistribute: there is no such axis: got 2"):
         group.redistribute(xp.zeros((3, 3)), 0, 2)
+    for reduce in (group.all_reduce, group.reduce_scatter):
+        with pytest.raises(UserError, match="no such reduction: got mean, expected sum, prod, min, "):
+            reduce(xp.zeros(3), "mean")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="complex numbers have no min"):
+            reduce(xp.zeros(3, "complex64"), "min")
     if group.size == 1:
         return
     last = group.rank == group.size - 1
+    for other in (xp.zeros(4 if last else 3), xp.zeros(3, "float32" if last else "float64")):
+        with pytest.raises(UserError, match="all_reduce: the ranks' arrays do not fit together: got float64"):
+            group.all_reduce(other)
     with pytest.raises(
         UserError, match=r"reduce_scatter: the ranks' arrays do not fit together: got float64"
     ):
@@ -186,4 +212,10 @@ def has_grids(world: World) -> None:
 
 
 SHAPES = [(6, 4), (7, 5, 3), (1, 9), (3, 0, 2)]
-OTHERS = [gathers_parts_of_any_length, passes_on_in_a_ring, refuses_what_does_not_fit, has_grids]
+OTHERS = [
+    gathers_parts_of_any_length,
+    passes_on_in_a_ring,
+    reduces_arrays_of_any_strides_and_byte_order,
+    refuses_what_does_not_fit,
+    has_grids,
+]

@@ -200,7 +200,12 @@ CASES: list[tuple[str, ...]] = [
     ("run elementwise float.npy out.npy --expression x+", "the expression 'x+'", "a formula in x", "Try:"),
     ("run grayscale in.npy out.npy --weights 1", "the weights", "got '1'", "expected three numbers", "Try:"),
     ("run statistics in.npy --bins 0", "so many bins", "got 0", "expected 1 to 65536"),
-    ("run statistics in.npy --grid 1", "--grid", "do not apply to job statistics", "expected a job made by"),
+    ("run statistics in.npy --grid 1", "--grid does not apply to job statistics: expected a job made by"),
+    ("run statistics in.npy --cval 1 --no-overlap", ": --cval, --overlap do not apply to job statistics"),
+    ("run airflow cylinder out.xyz", "unknown format", "expected a folder, .gif, .webp, .png, .mp4\n"),
+    ("run airflow cylinder out.gif --forces gone/f.csv", "the forces file's folder does not exist: got gone"),
+    ("run airflow cylinder out.gif --fields gone/f.h5", "the fields file's folder does not exist: got gone"),
+    ("run airflow cylinder gone/out.gif", "the output's folder does not exist: got gone"),
     # Outputs.
     ("run laplacian in.npy", "job laplacian writes a file: OUTPUT is missing", "expected OUTPUT after INPUT"),
     (f"run {OURS}:total in.npy out.npy", "job total writes no file", "got OUTPUT out.npy", "Try:"),

@@ -75,7 +75,7 @@ def read(word: str, placement: Placement | None = None) -> Body:
     if placement.up != "z" and kind != ".stl":
         raise UserError("--up does not apply", got=f"--up {placement.up} of {word}", expected="an STL file")
     if word == "none":
-        _fixed("what is not there", placement)
+        _fixed("what is not there", placement, "leave --place out")
         shape = _domain(placement, FLAT)
         length = placement.length or float(shape[-2])
         return Body("none", shape, length, length * math.prod(shape[:-2]))
@@ -104,7 +104,7 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
     if min(body.shape) < SHORTEST:
         raise UserError(
             f"the domain of {body.name} is too thin",
-            got=f"{_size(body.shape)} cells",
+            got=f"{size_text(body.shape)} cells",
             expected=f"at least {SHORTEST} along each axis",
         )
     if type(body) is Body:
@@ -119,7 +119,7 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
     if not in_flow.any():
         raise UserError(
             f"{body.name} has no solid cell",
-            got=f"a length of {body.length:g} cells in {_size(body.shape)}",
+            got=f"a length of {body.length:g} cells in {size_text(body.shape)}",
             expected="a body of some cells within the domain",
             hint="--length and --place, or a larger --size",
         )
@@ -154,7 +154,8 @@ def check(body: Body, walls: Collection[str] = ()) -> Body:
     return replace(body, reference=body.reference * (np.count_nonzero(in_flow) / seen.frontal))
 
 
-def _size(shape: Shape) -> str:
+def size_text(shape: Shape) -> str:
+    """Return the size of a domain as --size writes it: WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH."""
     return "x".join(str(n) for n in (shape[-1], shape[-2], *shape[:-2]))
 
 
@@ -181,7 +182,7 @@ def _domain(placement: Placement, usual: Shape) -> Shape:
 def _deep(what: str, placement: Placement) -> Shape:
     shape = _domain(placement, DEEP)
     if len(shape) != 3:
-        hint = f"{_size(shape)}x{shape[0]}"
+        hint = f"{size_text(shape)}x{shape[0]}"
         raise UserError(
             f"{what} needs three axes", got=placement.size, expected="WIDTHxHEIGHTxDEPTH", hint=hint
         )
@@ -253,11 +254,9 @@ def _is_picture(path: Path) -> bool:
     return registry.FORMATS[suffix(path)] in ("image", "tiff")
 
 
-def _fixed(what: str, placement: Placement) -> None:
+def _fixed(what: str, placement: Placement, hint: str = "draw the body where it shall be") -> None:
     if placement.place is not None:
-        raise UserError(
-            f"--place does not move {what}", got=placement.place, hint="draw the body where it shall be"
-        )
+        raise UserError(f"--place does not move {what}", got=placement.place, hint=hint)
 
 
 def _picture(path: Path, placement: Placement) -> CellBody:
@@ -284,9 +283,9 @@ def _resized(path: Path, light: HostArray, shape: Shape) -> HostArray:
     if len(shape) != 2 or abs(shape[0] / fitting[0] - 1) > ASPECT:
         raise UserError(
             f"the size has other proportions than {path}",
-            got=_size(shape),
-            expected=f"{_size(light.shape)}, or such as {_size(fitting)}",
-            hint=f"--size {_size(fitting)}",
+            got=size_text(shape),
+            expected=f"{size_text(light.shape)}, or such as {size_text(fitting)}",
+            hint=f"--size {size_text(fitting)}",
         )
     picture = Image.fromarray(light).resize((shape[1], shape[0]), Image.Resampling.BOX)
     return np.asarray(picture)
@@ -341,7 +340,10 @@ def _array(path: Path, placement: Placement) -> CellBody:
 def _same_size(path: Path, shape: Shape, placement: Placement) -> None:
     if placement.size is not None and (wanted := _domain(placement, shape)) != shape:
         raise UserError(
-            f"{path} has another size", got=_size(shape), expected=_size(wanted), hint="leave out --size"
+            f"{path} has another size",
+            got=size_text(shape),
+            expected=size_text(wanted),
+            hint="leave out --size",
         )
 
 
@@ -364,8 +366,8 @@ def _folder(path: Path, placement: Placement) -> CellBody:
         if light.shape != plane:
             raise UserError(
                 f"the pictures in {path} differ in size",
-                got=f"{name} of {_size(light.shape)}",
-                expected=f"{_size(plane)}, as {names[0]}",
+                got=f"{name} of {size_text(light.shape)}",
+                expected=f"{size_text(plane)}, as {names[0]}",
             )
         found: HostArray = light < 0.5
         return found

@@ -17,6 +17,7 @@ from runner.device.host_blas import adds_products
 from runner.errors import UserError
 from runner.plan.grid import bounds
 from runner.region import Array
+from runner.run.array_call import host_array
 from runner.world.world import World, single_rank_world
 
 Word = Literal["auto", "float64", "float32", "tf32", "float16", "bfloat16"]
@@ -45,7 +46,7 @@ def matmul(a: Any, b: Any, *, world: World | None = None, precision: Word = "aut
 
 def _multiply(world: World, a: Any, b: Any, word: Word) -> Array:
     xp, backend = world.xp, world.backend
-    a, b = xp.asarray(a), xp.asarray(b)
+    a, b = (host_array(one) if xp is np else xp.asarray(one) for one in (a, b))
     kinds = world.control.allgather((a.shape, np.dtype(a.dtype), b.shape, np.dtype(b.dtype)))
     whole_a, whole_b = world.collective_call(lambda: _whole(kinds))
     shapes = world.collective_call(lambda: shapes_of(whole_a, whole_b))

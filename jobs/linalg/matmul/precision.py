@@ -78,6 +78,8 @@ class Precision:
 def choose(left: np.dtype[Any], right: np.dtype[Any], word: str, *, gpu: bool) -> Precision:
     """Return the precision for factors of two dtypes. Raises UserError for those that cannot be multiplied
     so."""
+    if word not in WORDS:
+        raise UserError("unknown precision", got=word, expected=", ".join(WORDS))
     result = np.result_type(left, right)
     given = f"{left} and {right}" if left != right else str(left)
     if result.kind == "b":

@@ -502,11 +502,13 @@ def open_frames(
     first: int,
     colors: Colors | None = None,
     content: FrameContent | None = None,
+    *,
+    resume: bool = False,
 ) -> Frames | None:
     """Check the options of frames and return their writer; None if there are none. Collective.
 
     first: the step at which the run starts. colors: of the checkpoint that it is resumed from. content: what
-    frames show; None: one input. Raises
+    frames show; None: one input. resume: frames of an earlier attempt may be in their folder. Raises
     UserError before the first step for an unknown format, an unknown field, or frames that do not fit the
     disk.
     """
@@ -517,7 +519,8 @@ def open_frames(
     fed = [name for name in names if name in task.job.feeds]
 
     def check() -> Frames:
-        check_frames(path, resume=first > 0)
+        again = range(0, (options.steps or 0) + 1, every) if resume else range(0)
+        check_frames(path, resume=first > 0, again=again, arrays=content is None)
         if content is not None and (options.frame_field or path.suffix.lower() in ARRAYS):
             name = f"--frame-field {options.frame_field}" if options.frame_field else path
             raise UserError(f"frames show the {content.name}, as pictures", got=name)

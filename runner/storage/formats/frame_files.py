@@ -25,32 +25,37 @@ from runner.storage.formats.registry import Sink, check_output, check_place, ope
 from runner.storage.paths import partial_path
 
 ANIMATIONS = {".gif": "GIF", ".webp": "WEBP", ".png": "PNG"}
-FRAME = re.compile(r"\.?frame-[0-9]{6,}\.png(\..*\.partial)?")  # the name of a picture in a folder
+FRAME = re.compile(r"\.?frame-([0-9]{6,})\.png(\..*\.partial)?")  # the name of a picture in a folder
 FILM = ".mp4"  # encoded by the program ffmpeg
 ARRAYS = (".npy", ".zarr")
 MILLISECONDS = 50  # of a frame in an animation
 COMPRESSION = 1  # of PNGs: with more, writing a frame takes longer than many steps
 
 
-def check_frames(path: Path, *, resume: bool) -> None:
-    """Raise UserError for a path that frames cannot be written to."""
+def check_frames(path: Path, *, resume: bool, again: range = range(0), arrays: bool = True) -> None:
+    """Raise UserError for a path that frames cannot be written to.
+
+    resume: a run continues, and what is in a folder is its own. again: steps whose frames may be there, as
+    they are made again. arrays: frames may be arrays.
+    """
     suffix = path.suffix.lower()
     if suffix == FILM and shutil.which("ffmpeg") is None:
         raise UserError(
             f"{path} needs the program ffmpeg", got="none on PATH", hint="a name that ends in .webp or .gif"
         )
     if suffix in (*ANIMATIONS, *ARRAYS, FILM):
-        check_place(path, "file of frames", folder=suffix == ".zarr", beside=32)
+        check_place(path, "frames file", folder=suffix == ".zarr", beside=32)
         if suffix == ".zarr":
             check_output(path, alone=True)
     elif suffix:
         raise UserError(
             f"unknown format of frames: {path}",
             got=suffix,
-            expected=f"a folder, {', '.join((*ANIMATIONS, FILM, *ARRAYS))}",
+            expected=f"a folder, {', '.join((*ANIMATIONS, FILM, *(ARRAYS if arrays else ())))}",
         )
     elif path.is_dir():
-        found = sorted(one.name for one in path.iterdir())
+        names = sorted(one.name for one in path.iterdir())
+        found = [name for name in names if not ((of := FRAME.fullmatch(name)) and int(of[1]) in again)]
         if found and not resume:
             removal = (
                 f"{shlex.join(['rm', '-r', str(path)])}, or " if all(map(FRAME.fullmatch, found)) else ""
@@ -59,7 +64,7 @@ def check_frames(path: Path, *, resume: bool) -> None:
                 f"the folder of frames {path} is not empty", got=listing(found), hint=f"{removal}another name"
             )
     else:
-        check_place(path, "folder of frames", folder=True)
+        check_place(path, "frames folder", folder=True)
 
 
 class PictureWriter(Protocol):

@@ -133,3 +133,19 @@ def test_a_diffusivity_beyond_the_largest_shows(value: float) -> None:
 def test_what_it_cannot_compute_is_refused(shape: Any, dtype: str, parameters: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):
         heat.iterate(*[np.zeros(shape, dtype)] * 3, steps=1, **parameters)
+
+
+@pytest.mark.parametrize("fuse", ["require", "off"])
+@pytest.mark.parametrize(("field", "others"), [("float32", "float64"), ("float64", "float32")])
+def test_the_field_keeps_its_dtype_whatever_the_others_have(
+    tmp_path: Path, field: str, others: str, fuse: str
+) -> None:
+    """So that steps can be taken."""
+    rng = np.random.default_rng(3)
+    start, spread, source = rng.random((9, 8)).astype(field), *rng.random((2, 9, 8)).astype(others)
+    (found,), _ = stepped(tmp_path, heat, [start, spread, source], 3, fuse=fuse, ranks=2)
+    assert found.dtype == field
+    expected = start
+    for _ in range(3):
+        expected = heat(expected.astype("f8"), spread.astype("f8"), source.astype("f8")).astype(field)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

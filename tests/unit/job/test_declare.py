@@ -114,7 +114,7 @@ def test_an_option_without_annotation_takes_its_defaults_type() -> None:
     def function(block, *, a=1, b=2.5, c="x", d=True, e=None, f):
         return block
 
-    assert [p.type for p in function.parameters] == [int, float, str, bool, str, str]
+    assert [p.type for p in function.parameters] == [int, float, str, bool, object, object]
 
 
 def test_a_halo_may_depend_on_the_parameters() -> None:

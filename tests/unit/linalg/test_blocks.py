@@ -147,6 +147,15 @@ def test_blocks_that_do_not_fit_get_one_sentence() -> None:
         )  # fmt: skip
 
 
+def test_a_masked_array_and_an_unknown_precision_are_refused() -> None:
+    a = np.ones((2, 2))
+    for pair in ((np.ma.masked_equal(a, 1), a), (a, np.ma.masked_equal(a, 1))):
+        with pytest.raises(UserError, match="does not see its mask: got 4 masked cells"):
+            meshrun.matmul(*pair)
+    with pytest.raises(UserError, match="unknown precision: got half, expected auto, float64, float32, "):
+        meshrun.matmul(a, a, precision="half")  # type: ignore[arg-type]
+
+
 def test_the_job_itself_takes_files() -> None:
     with pytest.raises(UserError, match=r"job matmul takes files.*matmul\.run"):
         matmul(made(2, 2), made(2, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -207,6 +207,82 @@ def test_a_mistake_is_said_in_a_programs_words(place: Path, said: dict[str, Any]
         double.run("in.npy", "out.npy", **{"device": "cpu", **said})
     assert sentence in str(refused.value)
     assert "--" not in str(refused.value)
+    assert sorted(place.iterdir()) == before
+
+
+@meshrun.map_blocks
+def shift(
+    block: Any,
+    *,
+    by: float = 1.0,
+    times: int = 1,
+    up: bool = True,
+    how: Literal["once", "twice"] = "once",
+    unit: str | None = None,
+    table: Path | None = None,
+) -> Any:
+    assert [type(one) for one in (by, times, up, how)] == [float, int, bool, str]
+    assert table is None or isinstance(table, Path)
+    factor = (2 if how == "twice" else 1) * times * (1 if up else -1)
+    return block + factor * by
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({"by": 3, "how": "twice"}, 6.0),
+        ({"by": np.float32(0.5), "times": np.int8(3), "up": np.False_}, -1.5),
+        ({"table": "in.npy", "unit": None}, 1.0),
+        ({"table": Path("in.npy"), "unit": Path("metre")}, 1.0),
+    ],
+    ids=str,
+)
+def test_a_jobs_parameters_become_what_they_are_declared_as(given: dict[str, Any], added: float) -> None:
+    """A path in a text, an integer where a number is declared, NumPy's numbers."""
+    array = np.load("in.npy")
+    shift.run("in.npy", "out.npy", device="cpu", **given)
+    for found in (np.load("out.npy"), shift(array, **given)):
+        np.testing.assert_array_equal(found, array + added)
+
+
+def test_a_parameter_without_a_type_is_passed_on_as_it_is() -> None:
+    job = meshrun.map_blocks(name="add")(lambda block, *, these=(1,): block + sum(these))
+    np.testing.assert_array_equal(job(np.arange(4), these=(2, 3)), np.arange(5, 9))
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"how": "thrice"}, "'how': 'thrice' is not one of 'once', 'twice'"),
+        ({"how": ["once"]}, "'how': ['once'] is not one of"),
+        ({"how": None}, "'how': None is not one of"),
+        ({"by": "1.5"}, "'by': '1.5' is not a valid float"),
+        ({"by": None}, "'by': None is not a valid float"),
+        ({"by": True}, "'by': True is not a valid float"),
+        ({"by": np.ones(2)}, "'by': array([1., 1.]) is not a valid float"),
+        ({"times": 1.5}, "'times': 1.5 is not a valid integer"),
+        ({"times": "2"}, "'times': '2' is not a valid integer"),
+        ({"times": True}, "'times': True is not a valid integer"),
+        ({"up": "no"}, "'up': 'no' is neither True nor False"),
+        ({"up": 2}, "'up': 2 is neither True nor False"),
+        ({"unit": (0, 1)}, "'unit': (0, 1) is not a text"),
+        ({"table": 3}, "'table': 3 is not a path"),
+    ],
+    ids=str,
+)
+def test_a_jobs_parameter_of_another_type_is_refused(
+    place: Path, given: dict[str, Any], sentence: str
+) -> None:
+    before, array = sorted(place.iterdir()), np.load("in.npy")
+    for attempt in (
+        lambda: shift.run("in.npy", "out.npy", device="cpu", **given),
+        lambda: shift(array, **given),
+        lambda: shift.iterate(array, steps=2, **given),
+        lambda: shift.plan("in.npy", ranks=2, **given),
+    ):
+        with pytest.raises(UserError) as refused:
+            attempt()
+        assert f"Invalid value for {sentence}" in str(refused.value)
     assert sorted(place.iterdir()) == before
 
 

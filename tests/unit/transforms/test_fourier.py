@@ -149,11 +149,20 @@ def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPat
         (lambda: meshrun.fft(np.zeros(3), norm="both"), "unknown norm: got both, expected backward, ortho"),
         (lambda: meshrun.fft(np.zeros(3, "longdouble")), "of this dtype is not available: got float128"),
         (lambda: meshrun.fft(np.zeros(3, "M8[s]")), "of this dtype is not available"),
+        (lambda: meshrun.fft(np.ma.masked_equal([1.0, 2.0], 1)), "does not see its mask: got 1 masked cell"),
+        (lambda: meshrun.transpose(np.ma.masked_equal([[1, 2]], 1)), "does not see its mask: got 1 masked"),
     ],
 )
 def test_what_cannot_be_transformed(call: Callable[[], Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         call()
+
+
+def test_an_axis_may_be_numpys_integer_and_an_array_a_list() -> None:
+    array = [[1, 2, 3], [4, 5, 7]]
+    for axis in (np.int64(0), np.int8(-1)):
+        np.testing.assert_allclose(meshrun.fft(array, axes=axis), np.fft.fft(array, axis=axis))
+    np.testing.assert_array_equal(meshrun.transpose(array), np.transpose(array))
 
 
 def test_one_axis_is_not_split() -> None:

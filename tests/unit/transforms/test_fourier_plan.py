@@ -314,6 +314,8 @@ def test_bad_input_gets_one_sentence() -> None:
         for shape, dtype, norm, message in (
             ((8,), "c8", "backward", "two axes or more"),
             ((8, 0), "c8", "backward", "cells along each"),
+            ((8.5, 8), "c8", "backward", r"two axes or more.*got shape \(8.5, 8\)"),
+            (8, "c8", "backward", "two axes or more.*got shape 8"),
             ((8, 8), "f4", "backward", "complex64 or complex128"),
             ((8, 8), "c8", "both", "unknown norm"),
             ((8, 8), "complex", "ortho", None),
@@ -338,6 +340,8 @@ def test_bad_input_gets_one_sentence() -> None:
         plan.close()
         with pytest.raises(UserError, match="closed"):
             plan.forward(np.zeros((4, 6), "c8"))
+
+    on_ranks(2, case)
 
 
 class Clock(threading.local):

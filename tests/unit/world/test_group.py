@@ -45,6 +45,7 @@ def test_every_dtype(dtype: str) -> None:
         cases.gathers_parts_of_any_length,
         cases.sends_everyone_something,
         cases.passes_on_in_a_ring,
+        cases.reduces_arrays_of_any_strides_and_byte_order,
         cases.refuses_what_does_not_fit,
         cases.has_grids,
     ],

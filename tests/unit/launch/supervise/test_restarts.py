@@ -98,6 +98,17 @@ def test_a_run_that_has_kept_nothing_begins_again(capsys: pytest.CaptureFixture[
     assert "starting again on 1 rank, from the beginning (restart 1 of 1)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--checkpoint", "--checkpoint=9", "--frames"])
+def test_a_run_of_steps_that_begins_again_finds_its_frames_there(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --resume, a folder that is not empty is refused."""
+    runs = Runs(1, resumable=False)
+    assert with_restarts(runs, replace(HERE, words=(*WORDS, option)), 3) == 0
+    assert runs.started[1][0].words == (*RESUMED, option)
+    assert "from the beginning" in capsys.readouterr().err
+
+
 def test_resume_is_added_once_and_is_no_file() -> None:
     assert resumed([*WORDS, "--resume"]) == [*WORDS, "--resume"]
     assert resumed(["run", "job", "--", "-a.npy", "b.npy"]) == [

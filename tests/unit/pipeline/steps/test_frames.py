@@ -410,6 +410,44 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
     assert found == expected
 
 
+@pytest.mark.parametrize("chunk_bytes", [None, 600])
+def test_a_run_that_ended_before_its_first_checkpoint_makes_its_frames_again(
+    tmp_path: Path, chunk_bytes: int | None
+) -> None:
+    """`--resume` then starts from the beginning. Frames that the run does not make are another run's."""
+    failing = [True]
+
+    @meshrun.map_blocks(halo=1, boundary="constant")
+    def fragile(block: Any) -> Any:
+        if failing[0] and block.max() >= 6:
+            raise ValueError("as if the power went")
+        return block[1:-1, 1:-1] + 1
+
+    def film(name: str, **more: Any) -> Any:
+        options = {"checkpoint": SaveInterval(steps=10), "chunk_bytes": chunk_bytes, **more}
+        return filmed(tmp_path, name, 12, field=np.zeros((9, 7)), job=fragile, every=5, **options)
+
+    with pytest.raises(ValueError, match="power"):
+        film("film")
+    assert (tmp_path / "film" / "frame-000000.png").exists()
+    failing[0] = False
+    with pytest.raises(meshrun.UserError, match=r"the folder of frames .* is not empty: got frame-000000"):
+        film("film")
+    stray = tmp_path / "film" / "frame-000003.png"
+    stray.touch()
+    with pytest.raises(meshrun.UserError, match=r"is not empty: got frame-000003.png. Try: rm -r "):
+        film("film", resume=True)
+    stray.unlink()
+    record = film("film", resume=True)
+    assert (record["steps"]["frames"], record["steps"]["first_frame"]) == (3, 0)
+    film("other")
+    found, expected = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("film", "other")
+    )
+    assert sorted(found) == ["frame-000000.png", "frame-000005.png", "frame-000010.png"]
+    assert found == expected
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
