@@ -51,3 +51,18 @@ def test_flows_leave_through_their_own_nic(
     assert main(["validate", *words]) == 0
     assert seen == [after]
     assert os.environ.get(name) == before
+
+
+def test_a_defect_is_unknown_and_not_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def defective(*arguments: object) -> None:
+        raise ZeroDivisionError("of a defect")
+
+    monkeypatch.setattr("jobs.validate.run.run.measure_simulated", defective)
+    assert main(["validate", "--simulate", "hosts=2"]) == 3
+    printed = capsys.readouterr()
+    assert printed.out.startswith("UNKNOWN: ZeroDivisionError: of a defect")
+    assert "Traceback" not in printed.err
+    assert main(["validate", "--simulate", "hosts=2", "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
