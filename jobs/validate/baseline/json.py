@@ -75,7 +75,9 @@ def parsed(path: Path, content: bytes) -> list[BaselineRun]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise not_a_baseline(path)
     version = found.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if not isinstance(version, int):
+        raise broken(path, f"no version, but {version!r}")
+    if version > VERSION:
         raise newer(path, version)
     try:
         return [parse_run(run, rows(run["figures"])) for run in found["runs"]]
