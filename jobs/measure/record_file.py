@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from jobs.measure import plots
 from meshrun import World
-from runner.errors import RunError, UserError
+from runner.errors import RunError, UserError, show
 from runner.files import check_writable, write_file
 from runner.report.record import STDOUT
 from runner.system.launcher import is_secret
@@ -134,6 +134,14 @@ def create_outputs(path: str | None, plot: str | None) -> str | None:
 def text_stream(output_file: str | None) -> TextIO:
     """Return the stream of the tables: standard error if the record goes to standard output."""
     return sys.stderr if output_file == STDOUT else sys.stdout
+
+
+def print_table(text: str, stream: TextIO) -> None:
+    """Write tables to their stream; RunError if that is a full disk, or a pipe that nobody reads any more."""
+    try:
+        show(text, stream)
+    except BrokenPipeError as reason:
+        raise RunError("cannot write to the standard output", got=reason.strerror) from reason
 
 
 def refuse_unwritable(path: Path) -> None:
