@@ -143,8 +143,9 @@ class MpiComm:
             wide = array.astype(np.float32)
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide
-        elif array.dtype.itemsize == 1 and operation == "sum":
-            # Open MPI's AVX code saturates sums of bytes; NumPy and NCCL wrap around.
+        elif array.dtype == np.bool_ or (array.dtype.itemsize == 1 and operation == "sum"):
+            # MPI has only logical operations for bool. Open MPI's AVX code saturates sums of bytes; NumPy and
+            # NCCL wrap around.
             wide = array.astype(np.int64)
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide.astype(array.dtype)

@@ -67,6 +67,8 @@ class Group:
     def part(self, length: int, rank: int | None = None) -> slice:
         """Return a rank's part, by default this one's, of an axis of `length` cells that is split over the
         ranks: of p parts, the first length % p have one cell more."""
+        if length < 0:
+            raise UserError("the length of an axis is 0 or more", got=length)
         return slice(*bounds(length, self.size, self.rank if rank is None else rank))
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -143,9 +145,17 @@ class Group:
         return out
 
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
-        """Reduce a C-contiguous `array` elementwise over all ranks, in place; returns it. Collective."""
+        """Reduce `array` elementwise over all ranks, in place; returns it. Collective.
+
+        Of numbers and bool, on GPUs of real numbers; complex numbers have no `min` and `max`.
+        """
+        _check_reducible(array, operation)
         if self.size > 1:
-            self.arrays.all_reduce(array, operation)
+            native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+            whole = packed(native)  # its elements are in the same order on all ranks
+            self.arrays.all_reduce(whole, operation)
+            if whole is not array:
+                array[...] = whole
         return array
 
     def all_gather(self, array: Array, axis: int = 0) -> Array:
@@ -190,6 +200,7 @@ class Group:
         elements, the first n % p have one more. The ranks' values are combined in rank order, so that the
         bits do not depend on the transport; float16 in float32, and then rounded once.
         """
+        _check_operation(operation)
         shapes = self._agreed("reduce_scatter", array, None)
         if not -array.ndim <= axis < array.ndim:
             raise _no_axis("reduce_scatter", axis, array)
@@ -280,6 +291,24 @@ class Group:
 
     def _empty_like(self, array: Array) -> Array:
         return self._empty(tuple(array.shape), array.dtype)
+
+
+def _check_operation(operation: str) -> None:
+    if operation not in ELEMENTWISE:
+        raise UserError("there is no such reduction", got=repr(operation), expected=", ".join(ELEMENTWISE))
+
+
+def _check_reducible(array: Any, operation: str) -> None:
+    """Raise UserError unless `array` can be replaced by the reduction, whatever the transport."""
+    _check_operation(operation)
+    flags = getattr(array, "flags", None)
+    if flags is None or not getattr(flags, "writeable", True):  # CuPy's have no such flag
+        got = type(array).__name__ if flags is None or not array.ndim else "a read-only array"
+        hint = "numpy.array([value]), or a copy of the array"
+        raise UserError("all_reduce replaces the elements of an array", got=got, hint=hint)
+    dtype = np.dtype(array.dtype)
+    if dtype.kind not in "biufc" or (dtype.kind == "c" and operation in ("min", "max")):
+        raise UserError(f"all_reduce: {operation} is not for this dtype", got=dtype)
 
 
 def _no_axis(what: str, axis: int, array: Array) -> UserError:
