@@ -22,7 +22,7 @@ from runner.plan.step_options import Copies, StepOptions
 if TYPE_CHECKING:
     from runner.report.record import Record
     from runner.run.record.run_record import PlanRecord
-    from runner.world.world import DeviceChoice
+    from runner.world.binding import DeviceChoice
 
 
 class DeclaredJob(Job):
