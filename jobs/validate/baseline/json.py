@@ -59,7 +59,12 @@ def add(path: Path, new: BaselineRun) -> BaselineRun:
             new, gone = numbered(runs, new)
             left = {(run.fleet, run.number) for run in gone}
             kept = [run for run in runs if (run.fleet, run.number) not in left]
-            write_file(path, document([*kept, new]) + "\n", durable=True)
+            try:
+                write_file(path, document([*kept, new]) + "\n", durable=True)
+            except OSError:
+                if not os.fstat(file).st_size:  # `locked` has made it
+                    path.unlink()
+                raise
     except OSError as reason:
         raise unwritable(path, reason) from reason
     return new
