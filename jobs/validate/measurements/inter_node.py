@@ -338,8 +338,9 @@ class InterNode(RungMeasurement):
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):
                 table = np.array(met, np.int64)
+                seconds = self.sample(table, samples)  # raises if the time is up
                 self.flows.append(table)
-                self.seconds.append(self.sample(table, samples))
+                self.seconds.append(seconds)
                 self.look_of.append(self.looked)
             self.looked += 1
             self.isolated = tabulate(
