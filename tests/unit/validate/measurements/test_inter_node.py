@@ -314,3 +314,10 @@ def test_a_look_that_ends_with_the_time_leaves_no_flows_without_their_seconds(
         measurement.look({("flap", 0): [(0, 2), (0, 4), (0, 6), (2, 0), (4, 0), (6, 0)]}, [], 3)
     assert len(measurement.flows) == len(measurement.seconds) == len(measurement.look_of) == 2
     assert measurement.tails(0)[0] > 0
+
+
+def test_a_slow_leaf_switch_where_hosts_share_their_nics_differently() -> None:
+    """The NIC of a GPU of one host is on another rail than that of the same GPU of another host."""
+    fleet = "hosts=6,gpus=8/4/4/8/1/8,seed=564588,leaf=4,coupling=off,drift=0.1,neighbours=0.1,nics=5,pcie=8"
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(f"{fleet},nvlink=bridge,domain=4,fault=nic:h2:1:0.9")))
+    assert all(rung.result != "not measured" for rung in verdict.rungs)
