@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jobs.transforms.fourier import rfft as rfft
     from jobs.transforms.fourier_plan import FourierPlan as FourierPlan
     from jobs.transforms.transpose import transpose as transpose
-    from runner.device.cuda import kernel as kernel
+    from runner.device.kernel_file import kernel as kernel
     from runner.errors import BadResult as BadResult
     from runner.errors import MeshrunError as MeshrunError
     from runner.errors import RunError as RunError
@@ -57,7 +57,7 @@ _MODULE_OF = {
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "jobs.transforms.fourier"),
     "FourierPlan": "jobs.transforms.fourier_plan",
     "transpose": "jobs.transforms.transpose",
-    "kernel": "runner.device.cuda",
+    "kernel": "runner.device.kernel_file",
     "MeshrunError": "runner.errors",
     "UserError": "runner.errors",
     "RunError": "runner.errors",

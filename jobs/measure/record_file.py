@@ -135,6 +135,14 @@ def text_stream(output_file: str | None) -> TextIO:
     return sys.stderr if output_file == STDOUT else sys.stdout
 
 
+def print_table(text: str, stream: TextIO) -> None:
+    """Write tables to their stream; RunError if that is a full disk, or a pipe that nobody reads any more."""
+    try:
+        show(text, stream)
+    except BrokenPipeError as reason:
+        raise RunError("cannot write to the standard output", got=reason.strerror) from reason
+
+
 def refuse_unwritable(path: Path) -> None:
     """Raise UserError if the file cannot be written; changes nothing."""
     try:

@@ -12,7 +12,7 @@ from launch.cli.params import DEVICES
 from launch.settings import read_settings
 
 if TYPE_CHECKING:
-    from runner.world.world import DeviceChoice
+    from runner.world.binding import DeviceChoice
 
 
 @click.command()

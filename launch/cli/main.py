@@ -226,6 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _ended(words, 1, _full(failure), debug)
     except _meshrun_error() as failure:
         return _ended(words, failure.exit_code, str(failure), debug)
+    except SystemExit:  # of a rank, with its status
+        raise
+    except BaseException as failure:  # a defect: its status is the command's to choose, such as `unknown`
+        return _ended(words, 1, _described(failure), debug)
 
 
 def open_standard_streams() -> None:
@@ -243,10 +247,16 @@ def open_standard_streams() -> None:
 
 def _full(failure: OSError) -> str:
     """The message for an unhandled file error, usually a full disk."""
-    from runner.errors import RunError, describe
+    from runner.errors import RunError
 
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
         return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), got=failure.strerror))
+    return _described(failure)
+
+
+def _described(failure: BaseException) -> str:
+    from runner.errors import describe  # only if an error was raised
+
     return describe(failure)
 
 

@@ -10,7 +10,7 @@ from launch.cli.cli_context import CliContext
 from launch.cli.params import DEVICES
 
 if TYPE_CHECKING:
-    from runner.world.world import DeviceChoice
+    from runner.world.binding import DeviceChoice
 
 
 @click.command()

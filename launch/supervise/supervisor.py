@@ -138,6 +138,7 @@ def watch_launcher(
             pass
         finally:
             end_strays(environment[RUN_MARK])
+            watched.close()
     return watched.outcome()
 
 
@@ -202,6 +203,12 @@ class _WatchedLauncher:
             self._pass_on(target, output_filter.finish())
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, min(self.deadline - time.monotonic(), GRACE)))
+
+    def close(self) -> None:
+        """Close the pipes; what processes that are gone have left in them is not read."""
+        for stream in (self.process.stdout, self.process.stderr) if self.process else ():
+            if stream is not None:
+                stream.close()
 
     def _look_at_clocks(self) -> None:
         """End a run of which a time-out has passed; all of its processes are killed."""

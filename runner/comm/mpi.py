@@ -144,7 +144,8 @@ class MpiComm:
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide
         elif array.dtype.itemsize == 1:
-            # Open MPI's AVX code saturates sums of bytes; NumPy and NCCL wrap around. MPI's bool has no min.
+            # MPI has only logical operations for bool. Open MPI's AVX code saturates sums of bytes; NumPy and
+            # NCCL wrap around.
             wide = array.astype(np.int64)
             self._comm.Allreduce(self._mpi.IN_PLACE, wide, mpi_operation)
             array[...] = wide.astype(array.dtype)

@@ -212,11 +212,7 @@ def on_own_stream(backend: CudaBackend) -> Iterator[None]:
 
 
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Compile the kernel `name` (a template instance such as "convolve<float, float, float>") of a .cu file.
-
-    Call the result with (grid, block, arguments, stream=...). Fused multiply-add is off unless an option
-    turns it on, so that CPU and GPU round in the same way.
-    """
+    """Compile the kernel `name` of a .cu file, as `kernel_file.kernel` describes."""
     include = (f"-I{path.parent}", f"-I{HEADERS}")
     return _compiled(_text(path), name, (*include, *options), cupy.cuda.runtime.getDevice())
 

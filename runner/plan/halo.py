@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, get_args
+from operator import index
+from typing import Any, Literal, get_args
 
 from runner.errors import UserError
 from runner.plan.grid import Partition, owner
@@ -34,20 +35,27 @@ Slices = tuple[slice, ...]
 
 def normalize(halo: int | Sequence[int | tuple[int, int]], ndim: int) -> Widths:
     """Return (low, high) pairs per axis of a declared halo: one int, or an int or pair per leading axis."""
-    if isinstance(halo, int):
-        widths: list[tuple[int, int]] = [(halo, halo)] * ndim
-    else:
-        widths = [(w, w) if isinstance(w, int) else (w[0], w[1]) for w in halo]
-        if len(widths) > ndim:
-            raise UserError(
-                "the halo names more axes than the array has",
-                got=f"{len(widths)} axes",
-                expected=f"at most {ndim}",
-            )
-        widths += [(0, 0)] * (ndim - len(widths))
+    try:
+        widths = [_pair(width) for width in (halo if isinstance(halo, list | tuple) else [halo] * ndim)]
+    except (TypeError, ValueError):
+        expected = "one number, or a number or a pair for each leading axis"
+        raise UserError("a halo is of numbers of cells", got=repr(halo), expected=expected) from None
+    if len(widths) > ndim:
+        raise UserError(
+            "the halo names more axes than the array has",
+            got=f"{len(widths)} axes",
+            expected=f"at most {ndim}",
+        )
+    widths += [(0, 0)] * (ndim - len(widths))
     if any(width < 0 for pair in widths for width in pair):
         raise UserError("a halo must be a number of cells", got=halo, expected="0 or more")
     return tuple(widths)
+
+
+def _pair(width: Any) -> tuple[int, int]:
+    """Return the (low, high) of one axis. Raises TypeError or ValueError."""
+    low, high = width if isinstance(width, list | tuple) else (width, width)
+    return index(low), index(high)
 
 
 def check_widths(widths: Widths, shape: Shape) -> None:

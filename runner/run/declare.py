@@ -8,6 +8,7 @@ partition the array, and keep the function itself callable: `edges.function(bloc
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from runner.plan.step_options import Copies, StepOptions
 if TYPE_CHECKING:
     from runner.report.record import Record
     from runner.run.record.run_record import PlanRecord
-    from runner.world.world import DeviceChoice
+    from runner.world.binding import DeviceChoice
 
 
 class DeclaredJob(Job):
@@ -197,6 +198,9 @@ class DeclaredJob(Job):
             "device_memory": device_memory, "copies": copies, "steps": steps,
         }  # fmt: skip
         self.complete(parameters)
+        if others := [type(one).__name__ for one in inputs if not isinstance(one, str | os.PathLike)]:
+            hint = "input_shape=array.shape, input_dtype=array.dtype"
+            raise UserError("a plan is of files", got=", ".join(others), expected="paths", hint=hint)
         try:
             options = {name: checked(name, value) for name, value in keywords.items()}
             return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, **options))

@@ -37,7 +37,8 @@ from runner.report.phases import Phases
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.storage.formats.registry import Form, Source
 from runner.storage.transaction import OutputTransaction
-from runner.world.world import DeviceChoice, World
+from runner.world.binding import DeviceChoice
+from runner.world.world import World
 
 TEXTS = {"checkpoint": parse_interval, "frame_range": parse_range, "until": parse_until}
 VERIFY = ("off", "sample", "full")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from runner.comm.api import Arrays, Control
 from runner.comm.checksum.checked import CheckedControl
@@ -16,9 +16,17 @@ from runner.comm.threads import ThreadComm
 from runner.device.api import Backend
 from runner.errors import UserError, first_line
 
+DeviceChoice = Literal["auto", "cpu", "cuda"]
+DEVICES: tuple[str, ...] = get_args(DeviceChoice)
+
 
 def visible_gpus(choice: str) -> int:
-    """The number of GPUs that this process may use: 0 for "cpu"; UserError for "cuda" if there is none."""
+    """The number of GPUs that this process may use: 0 for "cpu".
+
+    UserError for "cuda" if there is none, and for a word that is no `DeviceChoice`.
+    """
+    if choice not in DEVICES:
+        raise UserError("there is no such device", got=repr(choice), expected=", ".join(DEVICES))
     if choice == "cpu":
         return 0
     try:

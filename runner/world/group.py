@@ -67,6 +67,8 @@ class Group:
     def part(self, length: int, rank: int | None = None) -> slice:
         """Return a rank's part, by default this one's, of an axis of `length` cells that is split over the
         ranks: of p parts, the first length % p have one cell more."""
+        if length < 0:
+            raise UserError("the length of an axis is 0 or more", got=length)
         return slice(*bounds(length, self.size, self.rank if rank is None else rank))
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> None:
@@ -143,14 +145,17 @@ class Group:
         return out
 
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
-        """Reduce equally shaped arrays elementwise over all ranks, in place; returns `array`. Collective."""
-        _check_reduction(array, operation)
+        """Reduce `array`, of one shape and dtype on all ranks, elementwise and in place; returns it. Collective.
+
+        Of numbers and bool, on GPUs of real numbers; complex numbers have no `min` and `max`.
+        """
+        _check_reducible(array, operation)
         if self.size > 1:
-            self._agreed("all_reduce", array, None)
-            total = packed(array.astype(array.dtype.newbyteorder("="), copy=False))
-            self.arrays.all_reduce(total, operation)
-            if total is not array:
-                array[...] = total
+            native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+            whole = packed(native)  # its elements are in the same order on all ranks
+            self.arrays.all_reduce(whole, operation)
+            if whole is not array:
+                array[...] = whole
         return array
 
     def all_gather(self, array: Array, axis: int = 0) -> Array:
@@ -195,7 +200,7 @@ class Group:
         elements, the first n % p have one more. The ranks' values are combined in rank order, so that the
         bits do not depend on the transport; float16 in float32, and then rounded once.
         """
-        _check_reduction(array, operation)
+        _check_reduction("reduce_scatter", array.dtype, operation)
         shapes = self._agreed("reduce_scatter", array, None)
         if not -array.ndim <= axis < array.ndim:
             raise _no_axis("reduce_scatter", axis, array)
@@ -288,12 +293,23 @@ class Group:
         return self._empty(tuple(array.shape), array.dtype)
 
 
-def _check_reduction(array: Array, operation: str) -> None:
-    """UserError for an operation that does not exist, or that complex numbers, without an order, lack."""
+def _check_reduction(what: str, dtype: Any, operation: str) -> None:
+    """Raise UserError for an operation that does not exist, or not for elements of this dtype."""
     if operation not in ELEMENTWISE:
-        raise UserError("there is no such reduction", got=operation, expected=", ".join(ELEMENTWISE))
-    if array.dtype.kind == "c" and operation in ("min", "max"):
-        raise UserError(f"complex numbers have no {operation}", got=f"an array of {array.dtype}")
+        raise UserError("there is no such reduction", got=repr(operation), expected=", ".join(ELEMENTWISE))
+    kind = np.dtype(dtype).kind
+    if kind not in "biufc" or (kind == "c" and operation in ("min", "max")):
+        raise UserError(f"{what}: {operation} is not for this dtype", got=np.dtype(dtype))
+
+
+def _check_reducible(array: Any, operation: str) -> None:
+    """Raise UserError unless `array` can be replaced by the reduction, whatever the transport."""
+    flags = getattr(array, "flags", None)
+    if flags is None or not getattr(flags, "writeable", True):  # CuPy's have no such flag
+        got = type(array).__name__ if flags is None or not array.ndim else "a read-only array"
+        hint = "numpy.array([value]), or a copy of the array"
+        raise UserError("all_reduce replaces the elements of an array", got=got, hint=hint)
+    _check_reduction("all_reduce", array.dtype, operation)
 
 
 def _no_axis(what: str, axis: int, array: Array) -> UserError:

@@ -13,13 +13,14 @@ from runner.files import working_directory
 from runner.system import launcher
 from runner.system.launcher import BY_HAND, Started
 from runner.world import preload
+from runner.world.binding import DeviceChoice
 from runner.world.failure import GRACE, FailureHandler, Guard
 from runner.world.heartbeat import Heartbeat
 from runner.world.preflight.inspection import preflight
 from runner.world.run_status import RunLines, run_at
 from runner.world.stuck import monitor
 from runner.world.termination import end_with_parent, on_termination
-from runner.world.world import Check, DeviceChoice, World, open_world
+from runner.world.world import Check, World, open_world
 
 Record = dict[str, Any]
 

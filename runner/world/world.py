@@ -23,14 +23,13 @@ from runner.recorder.process import remove_stale
 from runner.recorder.ring import NoRecorder, Recorder, file_of
 from runner.report.phases import Phases
 from runner.system import launcher
-from runner.world.binding import bind_device, open_arrays, open_collectives, visible_gpus
+from runner.world.binding import DeviceChoice, bind_device, open_arrays, open_collectives, visible_gpus
 from runner.world.group import Group
 from runner.world.process_grid import Grid, open_grid, process_grid
 from runner.world.run_status import remove_stale_claims
 from runner.world.stuck import nccl_ras
 
 Value = TypeVar("Value")
-DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 LATER = 10.0  # seconds that rank 0 may start later than a rank that MPI does not connect to it
 

@@ -12,7 +12,7 @@ import pytest
 
 from runner.errors import UserError
 from runner.plan.grid import bounds
-from runner.world.group import Group
+from runner.world.group import ELEMENTWISE, Group
 from runner.world.world import World
 
 DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128")
@@ -104,8 +104,7 @@ def reduces(group: Group, dtype: str) -> None:
         for operation in operations:
             if operation == "prod" and dtype != "bool":
                 inputs = inputs.real.astype(np.int64).__mod__(2).astype(dtype) + np.array(1, dtype)
-            name = {"sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}[operation]
-            expected = getattr(np, name).reduce(inputs, axis=0, dtype=dtype)
+            expected = getattr(np, ELEMENTWISE[operation]).reduce(inputs, axis=0, dtype=dtype)
             for axis in (0, 1):
                 got = group.reduce_scatter(group.xp.asarray(inputs[group.rank]), operation, axis)
                 same(got, part(expected, group, axis))
@@ -127,6 +126,43 @@ def reduces_arrays_of_any_strides_and_byte_order(group: Group) -> None:
             assert group.all_reduce(mine) is mine
             same(mine, expected.astype(order + dtype))
             assert int(abs(room).sum()) == expected.sum()  # nothing else has changed
+
+
+def all_reduces(group: Group, dtype: str) -> None:
+    """In place, arrays that lie in memory differently on each rank."""
+    inputs = np.stack([np.roll(whole((7, 5), dtype), rank) for rank in range(group.size)])
+    inputs = inputs.real.astype(np.int64).__mod__(2).astype(dtype)  # exact in any order
+    for operation in ("sum", "prod") if np.dtype(dtype).kind == "c" else ("sum", "prod", "min", "max"):
+        expected = getattr(np, ELEMENTWISE[operation]).reduce(inputs, axis=0, dtype=dtype)
+        room = group.xp.zeros((14, 5), dtype)
+        array = (room[::2], room[:7], room[:7][::-1], room[:7].reshape(5, 7).T)[group.rank % 4]
+        array[...] = group.xp.asarray(inputs[group.rank])
+        assert group.all_reduce(array, operation) is array
+        same(array, expected)
+        if dtype == "int64":
+            swapped = inputs[group.rank].astype(">i8")
+            same(group.all_reduce(swapped, operation).astype("int64"), expected)
+
+
+def refuses_what_cannot_be_reduced(group: Group) -> None:
+    """On any number of ranks, also on one."""
+    xp = group.xp
+    with pytest.raises(UserError, match="no such reduction: got 'mean', expected sum, prod, min, max"):
+        group.all_reduce(xp.zeros(3), "mean")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no such reduction: got 'mean'"):
+        group.reduce_scatter(xp.zeros(3), "mean")  # type: ignore[arg-type]
+    read_only = np.zeros(3)
+    read_only.flags.writeable = False
+    for value in (3, 3.0, [1, 2], np.float64(3), read_only):
+        with pytest.raises(UserError, match="all_reduce replaces the elements of an array: got "):
+            group.all_reduce(value)
+    for array in (np.array([{}]), np.array(["a"]), np.zeros(1, "datetime64")):
+        with pytest.raises(UserError, match=f"all_reduce: sum is not for this dtype: got {array.dtype}"):
+            group.all_reduce(array)
+    with pytest.raises(UserError, match="all_reduce: max is not for this dtype: got complex128"):
+        group.all_reduce(xp.zeros(3, "complex128"), "max")
+    with pytest.raises(UserError, match="the length of an axis is 0 or more: got -1"):
+        group.part(-1)
 
 
 def passes_on_in_a_ring(group: Group) -> None:
@@ -155,17 +191,11 @@ def refuses_what_does_not_fit(group: Group) -> None:
         group.all_gather(xp.zeros((3, 3)), 2)
     with pytest.raises(UserError, match="redistribute: there is no such axis: got 2"):
         group.redistribute(xp.zeros((3, 3)), 0, 2)
-    for reduce in (group.all_reduce, group.reduce_scatter):
-        with pytest.raises(UserError, match="no such reduction: got mean, expected sum, prod, min, "):
-            reduce(xp.zeros(3), "mean")  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="complex numbers have no min"):
-            reduce(xp.zeros(3, "complex64"), "min")
+    with pytest.raises(UserError, match="reduce_scatter: min is not for this dtype: got complex64"):
+        group.reduce_scatter(xp.zeros(3, "complex64"), "min")
     if group.size == 1:
         return
     last = group.rank == group.size - 1
-    for other in (xp.zeros(4 if last else 3), xp.zeros(3, "float32" if last else "float64")):
-        with pytest.raises(UserError, match="all_reduce: the ranks' arrays do not fit together: got float64"):
-            group.all_reduce(other)
     with pytest.raises(
         UserError, match=r"reduce_scatter: the ranks' arrays do not fit together: got float64"
     ):
@@ -216,6 +246,7 @@ OTHERS = [
     gathers_parts_of_any_length,
     passes_on_in_a_ring,
     reduces_arrays_of_any_strides_and_byte_order,
+    refuses_what_cannot_be_reduced,
     refuses_what_does_not_fit,
     has_grids,
 ]

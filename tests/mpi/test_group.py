@@ -20,6 +20,7 @@ def test_blocks_move_between_any_two_axes(world: World, shape: tuple[int, ...]) 
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 def test_every_dtype(world: World, dtype: str) -> None:
     cases.takes_every_dtype(world, dtype)
+    cases.all_reduces(world, dtype)
 
 
 @pytest.mark.parametrize("case", cases.OTHERS, ids=lambda case: case.__name__)

@@ -23,7 +23,13 @@ from jobs.bench.copy.outliers import Peaks, peaks_of
 from jobs.bench.copy.record import HostResults, record
 from jobs.bench.copy.transfers import TransferRunner
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import create_outputs, recorded_environment, text_stream, write_record
+from jobs.measure.record_file import (
+    create_outputs,
+    print_table,
+    recorded_environment,
+    text_stream,
+    write_record,
+)
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.comm.api import Control
@@ -158,8 +164,7 @@ class _Printer:
     def _write(self, text: str) -> None:
         if self.shows and text:
             self._status.clear()
-            self._stream.write(text)
-            self._stream.flush()
+            print_table(text, self._stream)
 
 
 def _cases(options: CopyOptions, on_gpu: bool) -> tuple[Case, ...]:

@@ -9,7 +9,13 @@ from typing import Any
 from jobs.bench.lessons import show
 from jobs.bench.lessons.protocol import Context, Lesson
 from jobs.measure.exit_codes import NeedsGpu, WrongResults
-from jobs.measure.record_file import create_outputs, recorded_environment, text_stream, write_record
+from jobs.measure.record_file import (
+    create_outputs,
+    print_table,
+    recorded_environment,
+    text_stream,
+    write_record,
+)
 from jobs.measure.status_line import StatusLine
 from meshrun import World
 from runner.device.raw.memory import open_box
@@ -59,7 +65,7 @@ def run(world: World, handler: FailureHandler, options: LessonOptions, cli_conte
             box.close()
     if world.rank == 0:
         status.clear()
-        text_stream(path).write(show.text(lesson))
+        print_table(show.text(lesson), text_stream(path))
         if path is not None:
             text = show.record(lesson, recorded_environment(environment()))
             write_record(path, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from jobs.validate.plan import RUNGS, RungName
 from jobs.validate.report.model import Member, Report
-from runner.errors import UserError
+from runner.errors import UserError, shortened
 
 Hosts = tuple[tuple[str, int], ...]
 Figure = tuple[RungName, str, str]  # rung, measurement, part: "" (the fleet's median) or "host c7, GPU 3"
@@ -21,6 +22,7 @@ NAMES: dict[str, RungName] = {name: name for name in RUNGS}
 FORMAT = "meshrun validate baseline"
 VERSION = 1
 KEPT = 50  # runs of each fleet and fingerprint
+MOST_RUNS = 10**12  # of a fleet, in all; SQLite holds integers of 64 bits
 # Keys of `Report.environment` that may affect rates on the same hardware.
 FINGERPRINT = (
     "driver",
@@ -115,11 +117,11 @@ def parse_run(kept: Any, rows: Iterable[FigureRow]) -> BaselineRun:
         name = NAMES.get(rung)
         if name is None or not (isinstance(what, str) and isinstance(part, str)):
             raise ValueError(f"{rung!r}, {what!r}, {part!r} is not a figure")
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-            raise ValueError(f"{rate!r} is not a rate")
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate <= sys.float_info.max:
+            raise ValueError(shortened(f"{rate!r} is not a rate"))
         figures[name, what, part] = float(rate)
     number, devices = kept["number"], kept["devices"]
-    if not isinstance(number, int) or number < 1 or not isinstance(devices, list):
+    if not isinstance(number, int) or not 1 <= number <= MOST_RUNS or not isinstance(devices, list):
         raise ValueError("a run without a number or devices")
     return BaselineRun(
         text_of(kept["started"]),

@@ -59,7 +59,12 @@ def add(path: Path, new: BaselineRun) -> BaselineRun:
             new, gone = numbered(runs, new)
             left = {(run.fleet, run.number) for run in gone}
             kept = [run for run in runs if (run.fleet, run.number) not in left]
-            write_file(path, document([*kept, new]) + "\n", durable=True)
+            try:
+                write_file(path, document([*kept, new]) + "\n", durable=True)
+            except OSError:
+                if not os.fstat(file).st_size:  # `locked` has made it
+                    path.unlink()
+                raise
     except OSError as reason:
         raise unwritable(path, reason) from reason
     return new
@@ -75,7 +80,9 @@ def parsed(path: Path, content: bytes) -> list[BaselineRun]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise not_a_baseline(path)
     version = found.get("version")
-    if isinstance(version, int) and version > VERSION:
+    if not isinstance(version, int):
+        raise broken(path, f"no version, but {version!r}")
+    if version > VERSION:
         raise newer(path, version)
     try:
         return [parse_run(run, rows(run["figures"])) for run in found["runs"]]

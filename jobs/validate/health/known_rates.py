@@ -6,7 +6,6 @@ The data, with its sources, is `known_rates.json`; a site's file of the same for
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,12 @@ from jobs.validate.health.hardware_limits import NVLS_CAPABILITY, NominalRate, R
 from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
-from runner.errors import UserError
+from runner.errors import UserError, shortened
 
 DATA = Path(__file__).with_name("known_rates.json")
 GPU_KEYS = {"model", "memory", "float32", "float16", "nvlink", "links", "source"}
 GB, TERA = 1e9, 1e12
+LARGEST = 1e12  # number in a file, of any unit
 # What a simulated fleet calls them; it has the rates of an H200 unless it says otherwise.
 SIMULATED = {
     "": "NVIDIA H200",
@@ -129,8 +129,8 @@ def items(path: Path, value: Any, kind: type) -> Any:
 
 
 def number(path: Path, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise wrong(path, f"{name}: {value!r}", "a positive number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < LARGEST:
+        raise wrong(path, shortened(f"{name}: {value!r}"), f"a number above 0 and below {LARGEST:g}")
     return float(value)
 
 

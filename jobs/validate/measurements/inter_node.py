@@ -338,8 +338,9 @@ class InterNode(RungMeasurement):
             mixed = [wanted[number] for number in self.random.permutation(len(wanted))]
             for met in isolated_rounds(mixed, self.topology, self.at_once):
                 table = np.array(met, np.int64)
+                seconds = self.sample(table, samples)  # raises if the time is up
                 self.flows.append(table)
-                self.seconds.append(self.sample(table, samples))
+                self.seconds.append(seconds)
                 self.look_of.append(self.looked)
             self.looked += 1
             self.isolated = tabulate(
@@ -534,7 +535,8 @@ class InterNode(RungMeasurement):
         first, second = np.minimum(host[a], host[b]), np.maximum(host[a], host[b])
         owner, nvlink = self.topology.owner, self.topology.over_nvlink(a, b)
         rail = np.where((gpu[a] == gpu[b]) & ~nvlink, gpu[owner[a]], -1)
-        whole = np.where(np.isin(rail, list(self.leaves)), -1, rail)  # slow in parts only
+        in_parts = np.isin(rail, list(self.leaves))  # slow in parts only
+        whole = np.where(in_parts, -1, rail)
         send, receive = self.shown_by(table)
         sender, receiver = np.where(send, owner[a], -1), np.where(receive, owner[b], -1)
         kinds = [
@@ -556,7 +558,7 @@ class InterNode(RungMeasurement):
         if self.leaves:
             inside = np.zeros(size, bool)
             inside[np.concatenate([ranks for ranks, _ in self.leaves.values()])] = True
-            kinds.append(part_kind("leaf", np.where(inside[a] != inside[b], rail, -1)))
+            kinds.append(part_kind("leaf", np.where(in_parts & (inside[a] != inside[b]), rail, -1)))
         if self.topology.hosts > self.plan.all_pairs_hosts:
             return kinds  # partners are sampled: links are not judged
         if self.topology.rails > 1:

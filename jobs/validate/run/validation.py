@@ -26,7 +26,7 @@ from jobs.validate.run.early_end import NOTHING_MEASURED, with_early_end
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.topology import topology_of
 from jobs.validate.verdict import Verdict
-from runner.errors import UserError, tell
+from runner.errors import UserError
 from runner.world.stuck.nccl_ras import NcclDiagnostics
 
 BETWEEN = ("host pairs", "rails", "all")  # rungs
@@ -158,7 +158,7 @@ def _fit_budget(validation: Validation, probe: Probe, deadline: Deadline) -> Tim
 def _use_baseline(validation: Validation, report: Report, ladder: Ladder) -> Report:
     """Compare a report with earlier runs and hardware limits, and save it if it is healthy.
 
-    A baseline that cannot be read or written does not prevent the report.
+    A baseline that cannot be read or written does not prevent the report; the status is then unknown.
     """
     options, trouble = validation.options, ""
     rates = part_rates(ladder) if options.baseline or options.save_baseline else {}
@@ -176,5 +176,5 @@ def _use_baseline(validation: Validation, report: Report, ladder: Ladder) -> Rep
         try:
             report.environment["saved"] = baseline.save(options.save_baseline, report, rates)
         except UserError as reason:
-            tell(f"not saved: {reason}")
+            report = replace(report, verdict=with_not_judged(report.verdict, f"not saved: {reason}"))
     return report

@@ -262,6 +262,9 @@ def parse_fleet(text: str) -> FleetSpec:
         else:
             values[key] = _READERS[key](key, value)
     gpus = _gpus(values.pop("hosts", None), values.pop("gpus", (8,)))
+    for fault in faults:
+        if fault.kind == "nvlink" and values.get("nvlink") == "none":
+            _refuse(fault, "nvlink=none", "nvlink=switch, mesh or bridge")
     return FleetSpec(gpus, tuple(faults), **values)
 
 

@@ -14,13 +14,14 @@ from runner.errors import printable, show
 from runner.report.record import STDOUT, envelope, stdout_for, write_json
 from runner.storage.formats.registry import check_place
 from runner.system.launcher import Started
+from runner.world.binding import DeviceChoice
 from runner.world.failure import FailureHandler
 from runner.world.preflight.inspection import find_problems, gather_surveys, raise_failures
 from runner.world.preflight.problem import Problem
 from runner.world.preflight.rank_table import render, rows
 from runner.world.preflight.survey import Survey
 from runner.world.rank_process import run_as_rank
-from runner.world.world import DeviceChoice, Rank, World
+from runner.world.world import Rank, World
 
 SCHEMA = 1
 

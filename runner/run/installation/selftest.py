@@ -35,12 +35,12 @@ from runner.run.execute import Options, execute
 from runner.run.installation.mutations import MUTATIONS, Mutation
 from runner.storage.transaction import OutputTransaction
 from runner.system.launcher import BY_HAND, Started
-from runner.world.binding import visible_gpus
+from runner.world.binding import DeviceChoice, visible_gpus
 from runner.world.failure import FailureHandler, Guard
 from runner.world.rank_process import join_world
 from runner.world.run_status import run_at
 from runner.world.termination import on_termination
-from runner.world.world import DeviceChoice, World, open_world
+from runner.world.world import World, open_world
 
 SIMULATED = 4  # ranks as threads, if there is only one process
 WIDTH = 2

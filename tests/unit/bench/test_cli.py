@@ -156,6 +156,17 @@ def test_more_columns_and_lines_only_with_options(run: Run) -> None:
     assert "slowest" not in plain.stdout
 
 
+def test_lines_go_to_a_file_that_can_be_written(run: Run) -> None:
+    ended = run("all_reduce", *SMALL, "--json-lines", "-")
+    assert (ended.returncode, ended.stdout, [*Path().iterdir()]) == (6, "", [])
+    assert ended.stderr == (
+        "meshrun: --json-lines writes a file: got -. Try: -J -, which is for standard output\n"
+    )
+    ended = run("all_reduce", *SMALL, "--json-lines", "/dev/full")
+    assert ended.returncode == 1
+    assert ended.stderr == "meshrun: cannot write /dev/full: got No space left on device\n"
+
+
 def test_the_record_and_the_lines(run: Run) -> None:
     words = ["all_reduce", *SMALL, "-J", "out.json", "--json-lines", "out.jsonl"]
     Path("out.jsonl").write_text("from an earlier run\n")

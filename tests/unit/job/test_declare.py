@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -216,11 +217,18 @@ def test_an_unknown_boundary() -> None:
 def test_public_names_lead_to_what_they_say() -> None:
     assert meshrun.map_blocks is map_blocks
     assert meshrun.UserError is UserError
-    for name in set(meshrun.__all__) - {"kernel"}:  # which needs CuPy
+    for name in meshrun.__all__:  # also without CuPy, as for `help(meshrun)`
         assert callable(getattr(meshrun, name))
         assert name in dir(meshrun)
     with pytest.raises(AttributeError, match="'meshrun' has no attribute 'nothing'"):
         _ = meshrun.nothing
+
+
+def test_a_kernel_without_cupy_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    monkeypatch.delitem(sys.modules, "runner.device.cuda", raising=False)
+    with pytest.raises(UserError, match=r"needs CuPy, which cannot be imported.*meshrun\[cuda12"):
+        meshrun.kernel(tmp_path / "a.cu", "a")
 
 
 def test_a_service_that_a_kind_does_not_get_is_refused() -> None:

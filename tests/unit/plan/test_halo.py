@@ -193,6 +193,8 @@ def test_source_index_is_np_pad_at_any_distance(length: int, boundary: str) -> N
         ([[0, 4]], 1, ((0, 4),)),
         ((), 2, ((0, 0), (0, 0))),
         (5, 0, ()),
+        (np.int64(2), 1, ((2, 2),)),
+        ((np.int64(1), (np.int64(0), 3)), 2, ((1, 1), (0, 3))),
     ],
 )
 def test_normalize(halo: Any, ndim: int, widths: Widths) -> None:
@@ -203,6 +205,12 @@ def test_normalize(halo: Any, ndim: int, widths: Widths) -> None:
 def test_normalize_refuses(halo: Any, ndim: int) -> None:
     with pytest.raises(UserError):
         normalize(halo, ndim)
+
+
+@pytest.mark.parametrize("halo", [1.5, "x", "11", None, (1, 1.5), ((1,),), ((1, 2, 3),), ("11",), {1: 2}])
+def test_a_halo_that_is_no_number_of_cells_is_refused(halo: Any) -> None:
+    with pytest.raises(UserError, match=r"a halo is of numbers of cells: got .*, expected one number, or"):
+        normalize(halo, 2)
 
 
 def test_a_halo_may_be_as_wide_as_the_array_and_no_wider() -> None:

@@ -221,6 +221,12 @@ def test_help_shows_the_functions_docstring_and_options() -> None:
     assert repr(smear) == "<meshrun job smear (block -> output)>"
 
 
+def test_a_plan_of_an_array_says_what_to_give_instead() -> None:
+    job = meshrun.map_blocks(lambda block: block)
+    with pytest.raises(meshrun.UserError, match=r"of files: got ndarray, expected paths.*input_shape=array"):
+        job.plan(np.zeros((3, 4)), ranks=2)  # type: ignore[arg-type]
+
+
 def test_a_plan_shows_itself_as_the_command_does(tmp_path: Path) -> None:
     job = meshrun.map_blocks(lambda block, *, gain=1.0: gain * block, name="scaled")
     np.save(tmp_path / "in.npy", np.zeros((4000, 100), np.float32))

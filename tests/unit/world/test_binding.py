@@ -8,10 +8,11 @@ import pytest
 
 from runner.comm.threads import ThreadComm, run_ranks
 from runner.device.cpu import CpuBackend
+from runner.errors import UserError
 from runner.system.launcher import BY_HAND
 from runner.world.preflight.inspection import cores_near_gpu, preflight
 from runner.world.preflight.survey import GpuFacts, Survey
-from runner.world.world import Rank
+from runner.world.world import Rank, open_world
 
 
 def survey(cpus: range, near: range | None) -> Survey:
@@ -51,3 +52,8 @@ def test_a_rank_moves_before_its_communicators_are_opened(monkeypatch: pytest.Mo
 
     run_ranks(2, body)
     assert moved == [(4, 5, 6, 7)] * 2
+
+
+def test_another_device_than_there_are_is_no_cpu() -> None:
+    with pytest.raises(UserError, match="no such device: got 'gpu', expected auto, cpu, cuda"):
+        open_world("gpu")  # type: ignore[arg-type]

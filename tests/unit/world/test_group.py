@@ -36,6 +36,7 @@ def test_every_dtype(dtype: str) -> None:
     on_ranks(3, lambda world: cases.gathers(world, (4, 5), dtype))
     on_ranks(3, lambda world: cases.sends_everyone_something(world, dtype))
     on_ranks(3, lambda world: cases.reduces(world, dtype))
+    on_ranks(4, lambda world: cases.all_reduces(world, dtype))
 
 
 @RANKS
@@ -46,6 +47,7 @@ def test_every_dtype(dtype: str) -> None:
         cases.sends_everyone_something,
         cases.passes_on_in_a_ring,
         cases.reduces_arrays_of_any_strides_and_byte_order,
+        cases.refuses_what_cannot_be_reduced,
         cases.refuses_what_does_not_fit,
         cases.has_grids,
     ],

@@ -23,6 +23,8 @@ from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import Json, RecordFile, open_record, refuse_unwritable
 from jobs.measure.watchdog import watching
 from meshrun import World
+from runner.errors import RunError, UserError
+from runner.report.record import STDOUT
 from runner.system.launcher import environment
 from runner.world.failure import FailureHandler
 
@@ -116,8 +118,7 @@ def _one(
         rows.append(row)
         screen.row(settings, header, row)
         if options.json_lines and world.rank == 0:
-            with open(options.json_lines, "a", encoding="utf-8") as lines:
-                lines.write(json_line(settings, header, row))
+            append(options.json_lines, json_line(settings, header, row))
     failures = sum(world.control.allgather(bench.failures))
     busbw = [placed.busbw for row in rows for placed in (row.out_of_place, row.in_place)]
     footer = Footer(failures, statistics.fmean(busbw), options.min_busbw, session.memory())
@@ -127,10 +128,21 @@ def _one(
     return rows, footer
 
 
+def append(name: str, line: str) -> None:
+    """Append a line to a file. Raises RunError, with the file's name."""
+    try:
+        with open(name, "a", encoding="utf-8") as lines:
+            lines.write(line)
+    except OSError as reason:
+        raise RunError(f"cannot write {name}", got=reason.strerror or reason) from reason
+
+
 def check_files(options: BenchOptions) -> None:
     """Raise UserError for files that cannot be written or drawn; changes nothing."""
     if options.plot:
         measure_plots.check(options.plot)
+    if options.json_lines == STDOUT:
+        raise UserError("--json-lines writes a file", got="-", hint="-J -, which is for standard output")
     for name in filter(None, (options.plot, options.json_lines)):
         refuse_unwritable(Path(name))
 

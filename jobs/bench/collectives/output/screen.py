@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
 from jobs.bench.collectives.output import names, nccl_tests_text
 from jobs.bench.collectives.results import Footer, Header, ResultRow
-from jobs.measure.record_file import text_stream
+from jobs.measure.record_file import print_table, text_stream
 from jobs.measure.status_line import CLEAR, StatusLine
 from runner.errors import tell
 
@@ -35,8 +35,7 @@ class Screen:
     def line(self, text: str) -> None:
         """Print one or several lines, given with their line ends."""
         if self.shows:
-            self._stream.write((CLEAR if self.colour else "") + text)
-            self._stream.flush()
+            print_table((CLEAR if self.colour else "") + text, self._stream)
 
     def header(self, settings: SweepSettings, header: Header) -> None:
         self.line(nccl_tests_text.header(settings, header, self._further))

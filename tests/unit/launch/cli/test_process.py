@@ -272,8 +272,15 @@ def test_a_slow_reader_of_a_pipe_that_does_not_block_gets_all(
         assert process.wait(60) == 0, process.stderr and process.stderr.read()
 
 
+BENCHES = [
+    "bench all_reduce -b 1K -e 1K -n 1 --device cpu",
+    "bench copy -s 1M -n 1 --device cpu",
+    "bench memory transfer -e 4K -n 1 --device cpu",
+]
+
+
 @pytest.mark.parametrize(
-    "words", ["run statistics in.npy --device cpu", "doctor", "run statistics in.npy --json -"]
+    "words", ["run statistics in.npy --device cpu", "doctor", "run statistics in.npy --json -", *BENCHES]
 )
 def test_a_full_disk_under_standard_output_is_a_sentence(tmp_path: Path, script: str, words: str) -> None:
     np.save(tmp_path / "in.npy", np.arange(12.0).reshape(4, 3))
@@ -287,6 +294,23 @@ def test_a_full_disk_under_standard_output_is_a_sentence(tmp_path: Path, script:
         "meshrun: cannot write to the standard output: got No space left on device"
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", BENCHES)
+def test_a_measurement_that_nobody_reads_ends_with_a_sentence(
+    tmp_path: Path, script: str, words: str
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, script, *words.split()],
+        cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "meshrun: cannot write to the standard output: got Broken pipe\n",
+    )
 
 
 @pytest.mark.parametrize("ignored", [False, True])

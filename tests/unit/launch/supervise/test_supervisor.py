@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import errno
+import gc
+import os
+import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch.supervise import supervisor
-from launch.supervise.supervisor import SHORT, socket_folder, supervise
+from launch.supervise.supervisor import RUN_MARK, SHORT, socket_folder, supervise, watch_launcher
 
 
 @pytest.mark.parametrize("name", ["t", "long" * 30])
@@ -45,3 +49,13 @@ def test_a_full_folder_for_temporary_files_leaves_nothing_in_it(
     with pytest.raises(OSError, match="No space left"):
         supervise(fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pipes_of_a_launcher_are_closed(tmp_path: Path) -> None:
+    """`job.run(..., ranks=N)` starts launchers again and again in one process."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        outcome = watch_launcher([sys.executable, "-c", ""], {**os.environ, RUN_MARK: str(tmp_path)})
+        gc.collect()
+    assert outcome.status == 0
+    assert [str(one.message) for one in caught] == []

@@ -61,7 +61,8 @@ def test_a_site_adds_and_overrides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     ["[]", "{", '{"gpu": []}', '{"gpus": [{}]}', '{"gpus": [{"model": "("}]}', '{"shares": {"gpu": 0.5}}',
-     '{"gpus": [{"model": "x", "memory": -1}]}', '{"shares": {"gpu memory": 2}}', '{"network": "fast"}'],
+     '{"gpus": [{"model": "x", "memory": -1}]}', '{"shares": {"gpu memory": 2}}', '{"network": "fast"}',
+     f'{{"network": 1{"0" * 400}}}', '{"gpus": [{"model": "x", "float32": 1e300}]}'],
 )  # fmt: skip
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str) -> None:
     site = tmp_path / "site.json"

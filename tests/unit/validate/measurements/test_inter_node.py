@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from jobs.validate.measurements.inter_node import CONTROLS, InterNode, in_groups
 from jobs.validate.measurements.schedule import both_ways, split_round
 from jobs.validate.plan import Plan
 from jobs.validate.probe.api import RankPlace, Seconds
+from jobs.validate.probe.metered import TimeUpError
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
 from jobs.validate.topology import topology_of
@@ -289,3 +291,33 @@ def test_uplinks_that_are_slow_by_less_than_the_noise_of_a_flow(seed: int) -> No
     fleet = f"hosts=128,gpus=4,leaf=8,drift=0.005,seed={seed},{conditions},fault=leaf:21:0.85"
     verdict = climb_ladder(SimulatedFleet(parse_fleet(fleet)), Plan(seed=seed, rungs=("host pairs",)))
     assert parts(verdict) == [("leaf", tuple(f"h{host}" for host in range(40, 48)), (1,))]
+
+
+def test_a_look_that_ends_with_the_time_leaves_no_flows_without_their_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A NIC that is named then has percentiles of what was measured before."""
+    fleet = ToyFleet([2] * 4)
+    measurement = InterNode(fleet, topology_of(fleet), Plan(), {})
+    measurement.measure()
+    sample, calls = measurement.sample, 0
+
+    def time_is_up_soon(*arguments: Any) -> Seconds:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise TimeUpError
+        return sample(*arguments)
+
+    monkeypatch.setattr(measurement, "sample", time_is_up_soon)
+    with pytest.raises(TimeUpError):
+        measurement.look({("flap", 0): [(0, 2), (0, 4), (0, 6), (2, 0), (4, 0), (6, 0)]}, [], 3)
+    assert len(measurement.flows) == len(measurement.seconds) == len(measurement.look_of) == 2
+    assert measurement.tails(0)[0] > 0
+
+
+def test_a_slow_leaf_switch_where_hosts_share_their_nics_differently() -> None:
+    """The NIC of a GPU of one host is on another rail than that of the same GPU of another host."""
+    fleet = "hosts=6,gpus=8/4/4/8/1/8,seed=564588,leaf=4,coupling=off,drift=0.1,neighbours=0.1,nics=5,pcie=8"
+    verdict = climb_ladder(SimulatedFleet(parse_fleet(f"{fleet},nvlink=bridge,domain=4,fault=nic:h2:1:0.9")))
+    assert all(rung.result != "not measured" for rung in verdict.rungs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,3 +53,33 @@ def test_flows_leave_through_their_own_nic(
     assert main(["validate", *words]) == 0
     assert seen == [after]
     assert os.environ.get(name) == before
+
+
+def test_a_defect_is_unknown_and_not_a_warning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def defective(*arguments: object) -> None:
+        raise ZeroDivisionError("of a defect")
+
+    monkeypatch.setattr("jobs.validate.run.run.measure_simulated", defective)
+    assert main(["validate", "--simulate", "hosts=2"]) == 3
+    printed = capsys.readouterr()
+    assert printed.out.startswith("UNKNOWN: ZeroDivisionError: of a defect")
+    assert "Traceback" not in printed.err
+    assert main(["validate", "--simulate", "hosts=2", "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_baseline_that_could_not_be_saved_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("jobs.validate.baseline.json.write_file", full)
+    path = tmp_path / "base.json"
+    assert main(["validate", "--simulate", "hosts=2", "--quick", "--save-baseline", str(path)]) == 3
+    assert capsys.readouterr().out.startswith(
+        f"UNKNOWN: not saved: cannot write the baseline {path}: got No s"
+    )
+    assert list(tmp_path.iterdir()) == []

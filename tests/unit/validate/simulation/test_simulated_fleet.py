@@ -601,6 +601,7 @@ def test_what_is_written_is_read_again(kind: str) -> None:
         ("hosts=3,leaf=2,fault=leaf:16:0.6", ["got leaf 16", "expected 0 to 15 (2 groups x 8 rails)"]),
         ("hosts=2,fault=link:h1:h1:0.6", ["one of the hosts twice"]),
         ("hosts=2,fault=nvpair:h1:3:3:0.6", ["one of the GPUs twice"]),
+        ("hosts=2,fault=nvlink:h1:3:0.6,nvlink=none", ["no such part", "got nvlink=none", "mesh or bridge"]),
         ("hosts=2,fault=host:h1:0", ["got '0'", "more than 0, at most 1"]),
         ("hosts=2,fault=host:h1:60%", ["got '60%'", "more than 0"]),
         ("hosts=2,fault=host:h1:1.5", ["got '1.5'"]),
