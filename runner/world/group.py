@@ -145,7 +145,7 @@ class Group:
         return out
 
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
-        """Reduce `array`, of one shape and dtype on all ranks, elementwise and in place; returns it. Collective.
+        """Reduce arrays of one shape and dtype elementwise over all ranks, in place; returns `array`. Collective.
 
         Of numbers and bool, on GPUs of real numbers; complex numbers have no `min` and `max`.
         """
