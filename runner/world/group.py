@@ -145,7 +145,7 @@ class Group:
         return out
 
     def all_reduce(self, array: Array, operation: Operation = "sum") -> Array:
-        """Reduce arrays of one shape and dtype elementwise over all ranks, in place; returns `array`. Collective.
+        """Reduce equally shaped arrays of one dtype elementwise, in place; returns `array`. Collective.
 
         Of numbers and bool, on GPUs of real numbers; complex numbers have no `min` and `max`.
         """

@@ -53,6 +53,7 @@ def test_a_full_folder_for_temporary_files_leaves_nothing_in_it(
 
 def test_the_pipes_of_a_launcher_are_closed(tmp_path: Path) -> None:
     """`job.run(..., ranks=N)` starts launchers again and again in one process."""
+    gc.collect()  # what other tests have left
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         outcome = watch_launcher([sys.executable, "-c", ""], {**os.environ, RUN_MARK: str(tmp_path)})
