@@ -123,7 +123,9 @@ def _transform(
     if world is None:
         shape, ranks = tuple(x.shape), 1
     else:
-        shape, ranks = world.whole_shape(x, split), world.size
+        wanted = None if axes is None else np.ravel(axes).tolist()
+        arguments = {"axes": wanted, "norm": norm, "length": length, "transforms": (inverse, real)}
+        shape, ranks = world.whole_shape(x, split, **arguments, keep_order=keep_order), world.size
     chosen = checked_axes(shape, axes, real, length)
     check_norm(norm)
     dtype = working_type(np.dtype(x.dtype), real)

@@ -45,7 +45,7 @@ def transpose(
             raise UserError(
                 "there is no such axis to split", got=to_split, expected=f"{-x.ndim} to {x.ndim - 1}"
             )
-        shape = world.whole_shape(x, split)
+        shape = world.whole_shape(x, split, axes=order, to_split=to_split % x.ndim)
         return exchanged(world, x, order, split % x.ndim, to_split % x.ndim, shape)
     return permuted(x, order)
 

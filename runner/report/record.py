@@ -41,7 +41,7 @@ def stdout_for(file: str | Path | None) -> Iterator[None]:
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
-    stream = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115
+    stream = os.fdopen(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     _RESERVED.append(stream)
     try:
         yield

@@ -6,7 +6,7 @@ return before the device is done. Arrays may have any strides: what is not C-con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -226,7 +226,7 @@ class Group:
         may be empty. shape: of the whole array; without it, the ranks exchange the shapes of their blocks
         first, and check them. Two equal axes return the block itself.
         """
-        whole = self.whole_shape(block, from_split) if shape is None else shape
+        whole = self.whole_shape(block, from_split, to_split=to_split) if shape is None else shape
         for axis in (from_split, to_split):
             if not -len(whole) <= axis < len(whole):
                 raise _no_axis("redistribute", axis, block)
@@ -242,9 +242,12 @@ class Group:
             )
         return out
 
-    def whole_shape(self, block: Array, split: int) -> Shape:
-        """Return the shape of the array whose parts along axis `split` the ranks' blocks are. Collective."""
-        shapes = self._agreed("a split array", block, split)
+    def whole_shape(self, block: Array, split: int, **arguments: Any) -> Shape:
+        """Return the shape of the array whose parts along axis `split` the ranks' blocks are. Collective.
+
+        arguments: others of the caller, which are the same on all ranks; UserError on every rank if not.
+        """
+        shapes = self._agreed("a split array", block, split, arguments)
         split %= block.ndim
         length = sum(shape[split] for shape in shapes)
         for rank, shape in enumerate(shapes):
@@ -265,13 +268,17 @@ class Group:
             self.arrays.close()
         self.control.close()
 
-    def _agreed(self, what: str, array: Array, free: int | None) -> list[Shape]:
-        """Return the ranks' shapes; UserError on every rank if others than axis `free`, or dtypes, differ."""
+    def _agreed(
+        self, what: str, array: Array, free: int | None, arguments: Mapping[str, Any] | None = None
+    ) -> list[Shape]:
+        """Return the ranks' shapes; UserError on every rank if others than axis `free`, dtypes, or arguments
+        differ."""
         if free is not None and not -array.ndim <= free < array.ndim:
             raise _no_axis(what, free, array)
-        known: list[tuple[Shape, Any]] = self.control.allgather((tuple(array.shape), np.dtype(array.dtype)))
+        mine = tuple(array.shape), np.dtype(array.dtype), arguments or {}
+        known: list[tuple[Shape, Any, Mapping[str, Any]]] = self.control.allgather(mine)
         first = known[0]
-        for rank, (shape, dtype) in enumerate(known):
+        for rank, (shape, dtype, values) in enumerate(known):
             same = len(shape) == len(first[0]) and dtype == first[1]
             fits = same and (
                 shape == first[0] if free is None else _with(shape, free, 0) == _with(first[0], free, 0)
@@ -284,7 +291,15 @@ class Group:
                     + ("" if free is None else f" but for axis {free}"),
                     everywhere=True,
                 )
-        return [shape for shape, _ in known]
+            for name, value in values.items():
+                if value != first[2][name]:
+                    raise UserError(
+                        f"the ranks' {name} differ",
+                        got=f"{first[2][name]!r} on rank 0, {value!r} on rank {rank}",
+                        expected="the same on all ranks",
+                        everywhere=True,
+                    )
+        return [shape for shape, *_ in known]
 
     def _empty(self, shape: Shape, dtype: Any) -> Array:
         return self.backend.empty(shape, np.dtype(dtype))

@@ -55,6 +55,34 @@ def test_every_norm(name: str, norm: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "sentence"),
+    [
+        ({"axes": 0}, {"axes": 1}, r"the ranks' axes differ: got \[0\] on rank 0, \[1\] on rank 1"),
+        ({}, {"axes": (0,)}, r"the ranks' axes differ: got None on rank 0, \[0\] on rank 1"),
+        ({}, {"norm": "ortho"}, "the ranks' norm differ: got 'backward' on rank 0, 'ortho' on rank 1"),
+        ({}, {"keep_order": False}, "the ranks' keep_order differ: got True on rank 0, False on rank 1"),
+    ],
+)
+def test_ranks_that_ask_for_different_transforms_are_told(
+    one: dict[str, Any], other: dict[str, Any], sentence: str
+) -> None:
+    """They would wait for each other, or compute parts of different results."""
+
+    def case(world: World) -> str:
+        with pytest.raises(UserError, match=sentence) as refused:
+            meshrun.fft(np.zeros((2, 4)), world, **(other if world.rank else one))
+        return str(refused.value)
+
+    assert len({*on_ranks(2, case)}) == 1
+
+
+def test_the_same_axes_may_be_written_differently() -> None:
+    cases_of = [0, (0,), [0], np.array([0]), np.int64(0)]
+    found = on_ranks(5, lambda world: meshrun.fft(np.ones((1, 3)), world, axes=cases_of[world.rank]))
+    assert np.concatenate(found).tolist() == np.fft.fft(np.ones((5, 3)), axis=0).tolist()
+
+
 @pytest.mark.parametrize("dtype", cases.DTYPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype(name: str, dtype: str) -> None:

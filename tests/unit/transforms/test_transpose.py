@@ -53,6 +53,18 @@ def test_every_dtype(dtype: str) -> None:
     same(meshrun.transpose(array), array.T)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [(({"axes": (0, 1)}, {"axes": (1, 0)}), "axes"), (({"to_split": 0}, {"to_split": 1}), "to_split")],
+)
+def test_ranks_that_ask_for_different_results_are_told(arguments: Any, what: str) -> None:
+    def case(world: World) -> None:
+        with pytest.raises(UserError, match=f"the ranks' {what} differ: got "):
+            meshrun.transpose(np.zeros((2, 4)), world, **arguments[world.rank])
+
+    run_ranks(2, lambda comm: case(open_world("cpu", control=comm)))
+
+
 def test_blocks_of_several_tiles() -> None:
     array = whole((3, 150, 301))
     for order in permutations(range(3)):

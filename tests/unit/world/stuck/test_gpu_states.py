@@ -68,26 +68,15 @@ def test_a_host_answers_in_time_although_neither_python_nor_a_gpu_does() -> None
     assert process.ANSWER_TIMEOUT + gpu_states.TIMEOUT < monitor_process.ANSWER_TIMEOUT
 
 
-PYNVML = """
-class NVMLError(Exception):
-    pass
-NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 0
-def nothing(*_): raise NVMLError
-nvmlDeviceGetFieldValues = nvmlDeviceGetPowerUsage = nvmlDeviceGetTemperature = nothing
-nvmlDeviceGetUtilizationRates = nothing
-def nvmlInit(): pass
-def nvmlDeviceGetHandleByUUID(uuid): return uuid
-def nvmlDeviceGetClockInfo(gpu, kind): return 1980
-"""
-
-
-def test_the_process_that_asks_finds_the_package_of_the_rank(tmp_path: Path) -> None:
+def test_the_process_that_asks_finds_the_packages_of_the_rank(tmp_path: Path) -> None:
     """It is started without packages, and NVML's bindings are one."""
-    (tmp_path / "pynvml.py").write_text(PYNVML)
+    (tmp_path / "bindings.py").write_text("gpus = {}")
     asks = (
-        "from runner.world.stuck import gpu_states, monitor_process as process\n"
-        "from runner.world.stuck.monitor import HostMonitor\n"
-        "process.watch = lambda look, monitor: print(gpu_states.read_states(monitor.gpus))\n"
+        "from runner.world.stuck import monitor_process as process\n"
+        "def watch(look, monitor):\n"
+        "    import bindings\n"
+        "    print(monitor.gpus | bindings.gpus)\n"
+        "process.watch = watch\n"
         "process.main()"
     )
     words = helper_process.command(monitor_process.__name__)
@@ -95,7 +84,7 @@ def test_the_process_that_asks_finds_the_package_of_the_rank(tmp_path: Path) -> 
     given = {**setting(RunDirectory(tmp_path)), "rank": 0, "hosts": {}, "token": "", "address": ""}
     given |= {"gpus": {"3": "GPU-a"}, "path": [str(tmp_path)]}
     done = subprocess.run(words, input=json.dumps(given) + "\n", capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "{3: {'SM clock': 1980.0}}"
+    assert done.stdout.splitlines()[-1] == "{3: 'GPU-a'}"
 
 
 def test_a_line_for_those_that_do_the_same() -> None:
