@@ -58,14 +58,15 @@ def prepare(bench: Bench, point: Point, number: int, iteration: int | None = Non
     return PreparedCall(memory, result, expected, iteration)
 
 
-def chosen_call(bench: Bench, point: Point) -> int | None:
+def chosen_call(bench: Bench, point: Point, calls: int | None = None) -> int | None:
     """Choose the timed call to check, at random and the same on all ranks; None if none can be checked.
 
     It is one of those whose result no later call overwrites, at a place that the untimed call before does not
-    use if there is another. A reduction in place that is repeated on its own result has no exact one.
+    use if there is another. A reduction in place that is repeated on its own result has no exact one. calls:
+    number of timed ones; None: as the settings say.
     """
-    settings = bench.settings
-    calls, several = settings.iters * settings.agg_iters, places(bench, point)
+    settings, several = bench.settings, places(bench, point)
+    calls = settings.iters * settings.agg_iters if calls is None else calls
     last = range(max(calls - several, 0), calls)
     iteration = random.Random(bench.checks).choice([one for one in last if one % several] or last)
     place = iteration % several

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from jobs.bench.collectives.checks import check, chosen_call, compare, prepare
 from jobs.bench.collectives.observe import observed_choices, observed_traffic
@@ -168,11 +169,7 @@ def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:
                 bench.progress.begin(describe(bench, point))
                 placements.append(measure(bench, point))
             yield ResultRow(
-                size=point.bytes,
-                count=point.counts.count,
-                datatype=point.datatype.name,
-                reduction=point.reduction if bench.operation.reduces else bench.operation.shows,
-                root=point.root if bench.operation.rooted else -1,
+                **shown(bench, point),
                 out_of_place=placements[0],
                 in_place=placements[1],
                 finished=time.time(),
@@ -184,6 +181,18 @@ def _sizes(bench: Bench, blank: Point) -> Iterator[ResultRow]:
 def at_size(bench: Bench, blank: Point, size: int, in_place: bool) -> Point:
     elements = size // blank.datatype.itemsize
     return replace(blank, counts=bench.counts(size, blank.datatype), in_place=in_place, elements=elements)
+
+
+def shown(bench: Bench, point: Point) -> dict[str, Any]:
+    """Return what a row shows of a point: size, count, datatype, reduction and root."""
+    operation = bench.operation
+    return {
+        "size": point.bytes,
+        "count": point.counts.count,
+        "datatype": point.datatype.name,
+        "reduction": point.reduction if operation.reduces else operation.shows,
+        "root": point.root if operation.rooted else -1,
+    }
 
 
 def describe(bench: Bench, point: Point) -> str:

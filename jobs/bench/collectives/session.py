@@ -319,13 +319,15 @@ def check_device(world: World, settings: SweepSettings, transport: Transport | N
             hint=f"without {', '.join(words)}, or with --transport nccl",
             everywhere=True,
         )
-    if words and any(rank.device.kind != "cuda" for rank in world.ranks):
-        raise UserError(
-            f"{', '.join(words)}: needs NCCL and GPUs",
-            got="ranks that measure host memory",
-            hint=f"without {', '.join(words)}, or with --device cuda",
-            everywhere=True,
-        )
+    if words:
+        listed = ", ".join(words)
+        check_gpus(world, f"{listed}: needs NCCL and GPUs", f"without {listed}, or with --device cuda")
+
+
+def check_gpus(world: World, sentence: str, hint: str) -> None:
+    """Raise UserError with this sentence if a rank measures host memory."""
+    if any(rank.device.kind != "cuda" for rank in world.ranks):
+        raise UserError(sentence, got="ranks that measure host memory", hint=hint, everywhere=True)
 
 
 def check_ranks(operation: CollectiveSpec, settings: SweepSettings, colors: Sequence[int]) -> None:

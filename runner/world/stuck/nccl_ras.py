@@ -51,7 +51,7 @@ def place(run_id: str) -> str | None:
 def findings(address: str) -> list[str]:
     """Return what NCCL reports of a run, as lines for a person; none if nothing listens there."""
     try:
-        text = report(address)
+        text = asked(address, "STATUS")
     except ConnectionRefusedError:
         return []  # an NCCL without RAS, or no NCCL
     except (OSError, ValueError) as reason:
@@ -84,11 +84,6 @@ def diagnostics(address: str) -> NcclDiagnostics:
         return NcclDiagnostics(found=(f"NCCL's RAS at {address} does not answer: {first_line(reason)}",))
     passed = tuple(sentence for mark, sentence in results if mark == "OK")
     return NcclDiagnostics(passed, tuple(sentence for mark, sentence in results if mark != "OK"))
-
-
-def report(address: str) -> str:
-    """Return RAS's text about the job. Raises OSError, and ValueError for what is no answer of RAS."""
-    return asked(address, "STATUS")
 
 
 def asked(address: str, question: str) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +28,21 @@ from typing import Any
 
 import numpy as np
 
-from jobs.bench.collectives.checks import PreparedCall, compare, prepare
+from jobs.bench.collectives.checks import PreparedCall, chosen_call, compare, prepare
 from jobs.bench.collectives.commands.run import check_files
 from jobs.bench.collectives.config import BenchOptions
-from jobs.bench.collectives.measure import at_size, describe, kinds
+from jobs.bench.collectives.measure import at_size, describe, kinds, shown
 from jobs.bench.collectives.output import overlap as output
 from jobs.bench.collectives.output.overlap import OverlapRow
 from jobs.bench.collectives.output.screen import Screen
-from jobs.bench.collectives.session import STEADY_BYTES, Bench, Point, opened
+from jobs.bench.collectives.session import STEADY_BYTES, Bench, Point, check_gpus, opened
 from jobs.bench.collectives.specs import bandwidths
-from jobs.bench.collectives.timing import bound_call, keep_busy, places, uncollected
+from jobs.bench.collectives.timing import bound_call, keep_busy, uncollected
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import open_record
 from jobs.measure.watchdog import watching
 from meshrun import World
 from runner.comm.collectives.api import Function
-from runner.errors import UserError
 from runner.world.failure import FailureHandler
 
 SHORTEST = 4e-3  # seconds of calls: many kernels, so that their last one does not matter
@@ -87,13 +85,8 @@ def run(
     """
     options, communicators, kernel = world.control.broadcast((options, communicators, kernel))
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
-    if any(rank.device.kind != "cuda" for rank in world.ranks):
-        raise UserError(
-            "overlap needs GPUs: in host memory nothing else runs until a call has returned",
-            got="ranks that measure host memory",
-            hint="--device cuda",
-            everywhere=True,
-        )
+    sentence = "overlap needs GPUs: in host memory nothing else runs until a call has returned"
+    check_gpus(world, sentence, "--device cuda")
     (name,) = options.operations
     world.on_root(lambda: check_files(options))
     record_file = open_record(world, options.output_file, screen.line)
@@ -177,11 +170,7 @@ def measure(benches: Sequence[Bench], load: Load, point: Point) -> OverlapRow:
         return bandwidths(first.operation, point.counts, point.datatype, first.group.size, seconds / calls)[1]
 
     return OverlapRow(
-        size=point.bytes,
-        count=point.counts.count,
-        datatype=point.datatype.name,
-        reduction=point.reduction if first.operation.reduces else first.operation.shows,
-        root=point.root if first.operation.rooted else -1,
+        **shown(first, point),
         calls=calls,
         launches=launches,
         alone=alone / calls,
@@ -210,12 +199,11 @@ def hidden(calls: float, kernels: float, total: float) -> float:
 
 
 def prepared_call(bench: Bench, point: Point, calls: int) -> PreparedCall | None:
-    """Write the data of one of the last calls of their places, the same on all ranks; None without -c."""
+    """Write the data of the call to check; None without -c."""
     if not bench.settings.check:
         return None
     bench.checks += 1
-    last = range(max(calls - places(bench, point), 0), calls)
-    return prepare(bench, point, bench.checks, random.Random(bench.checks).choice(last))
+    return prepare(bench, point, bench.checks, chosen_call(bench, point, calls))
 
 
 def timed(

@@ -21,7 +21,7 @@ from jobs.bench.collectives.output.reader import RowKey
 from jobs.bench.collectives.output.screen import Screen
 from jobs.bench.collectives.output.tuning import OWN, TuningSweep
 from jobs.bench.collectives.results import Header, ResultRow
-from jobs.bench.collectives.session import Bench, colors_of, opened
+from jobs.bench.collectives.session import Bench, check_gpus, colors_of, opened
 from jobs.bench.collectives.timing import bound_call
 from jobs.measure.exit_codes import WrongResults
 from jobs.measure.record_file import open_record
@@ -53,13 +53,11 @@ def run(world: World, handler: FailureHandler, options: BenchOptions, cli_contex
     options = world.control.broadcast(options)
     screen = Screen(world.rank == 0, options, cli_context.colour, cli_context.columns)
     operations = tunable(options)
-    if any(rank.device.kind != "cuda" for rank in world.ranks):
-        raise UserError(
-            "--sweep-tuning varies NCCL's algorithms, which need GPUs",
-            got="ranks that measure host memory",
-            hint="without --sweep-tuning, or with --device cuda",
-            everywhere=True,
-        )
+    check_gpus(
+        world,
+        "--sweep-tuning varies NCCL's algorithms, which need GPUs",
+        "without --sweep-tuning, or with --device cuda",
+    )
     world.on_root(lambda: check_files(options))
     record_file = open_record(world, options.output_file, screen.line)
     judged = []
