@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from runner.comm.collectives.api import DATATYPES, Call, Pointer
 
 Work = Callable[[], object]
@@ -35,20 +33,17 @@ def all_to_all(world: Any, nbytes: int) -> tuple[Work, Work]:
     return work, group.close
 
 
-def transforms(world: Any, cells: int) -> Work:
+def transforms(world: Any, block: Any) -> Work:
     """Return the transforms of a rank's share of complex64 cells^3, along all axes.
 
-    On a GPU plans of cuFFT are made here, and executed on arrays that it need not copy: on one rank one plan
-    of three axes; on several one of planes and one of rows. On a CPU the same by scipy.fft.
+    block: its planes, (planes, cells, cells). On a GPU plans of cuFFT are made here, and executed into memory
+    that CuPy keeps: on one rank one plan of three axes; on several one of planes and one of rows. On a CPU
+    the same by scipy.fft.
     """
-    planes = cells // world.size
+    planes, cells = block.shape[:2]
     shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((cells, cells, cells), (0, 1, 2))]
     if world.size > 1:
         shapes = [((planes, cells, cells), (1, 2)), ((planes * cells, cells), (1,))]
-    generator = world.xp.random.default_rng(world.rank)
-    block = world.xp.empty(shapes[0][0], np.complex64)
-    block.real = generator.standard_normal(block.shape, dtype=np.float32)
-    block.imag = generator.standard_normal(block.shape, dtype=np.float32)
     if world.backend.device.kind != "cuda":
         import scipy.fft
 
@@ -56,12 +51,14 @@ def transforms(world: Any, cells: int) -> Work:
     from cupy.cuda import cufft
     from cupyx.scipy.fft import get_fft_plan
 
-    out = world.xp.empty_like(block)
-    calls = []
-    for shape, axes in shapes:
-        source, target = block.reshape(shape), out.reshape(shape)
-        calls.append((get_fft_plan(source, axes=axes), source, target))
-    return lambda: [plan.fft(source, target, cufft.CUFFT_FORWARD) for plan, source, target in calls]
+    plans = [(get_fft_plan(block.reshape(shape), axes=axes), shape) for shape, axes in shapes]
+
+    def work() -> None:
+        out = world.xp.empty_like(block)
+        for plan, shape in plans:
+            plan.fft(block.reshape(shape), out.reshape(shape), cufft.CUFFT_FORWARD)
+
+    return work
 
 
 def product(world: Any, precision: str, a: Any, b: Any) -> Work:

@@ -4,9 +4,11 @@ An array of (length, split, ...) cells is split along axis 0 or along axis 1. A 
 along axes that are whole: planes and then lines along axis 0, or, backwards, lines and then planes. Between
 them every rank needs something of every other.
 
-Each rank has room for the whole array, and uses that of its planes and its lines. A cell has the same place
-in all rooms: the first stage writes where the second one reads, so that a rank's own cells never move, and
-what others need is copied to the same place of their rooms. Nothing is packed.
+Each rank has a room, memory that all ranks can write: of its planes, where they are transformed, and of its
+lines. What others need is copied from the one to the other, as rows; nothing is packed. If the room is as
+large as the whole array, planes and lines have one place for each cell, so that a rank's own cells never
+move. With more than two ranks that is more than a rank needs: where it would not fit, planes and lines lie
+behind each other (two blocks), and a rank copies its own cells, too.
 
     1. An all-reduction of one word. No rank writes into a room before every rank's stream has come here: what
        read the former cells has been issued before, and is done.
@@ -40,7 +42,7 @@ from jobs import kernels
 from jobs.transforms.direct import PeerBlocks, open_everywhere
 from runner.comm.peer_memory import Unreachable
 from runner.device.api import Mark
-from runner.errors import RunError
+from runner.errors import RunError, first_line
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
 from runner.world.world import World
@@ -83,14 +85,54 @@ class RankCopies(Protocol):
     def follow(self) -> None:
         """Let later copies wait for all that has been issued so far."""
 
-    def rows(self, target: int, source: int, pitch: int, width: int, rows: int) -> None:
-        """Copy `rows` rows of `width` bytes. target, source: addresses; pitch: bytes between rows in both."""
+    def rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int) -> None:
+        """Copy `rows` rows of `width` bytes. target, source: addresses; pitches: bytes between their rows."""
 
     def arrived(self) -> Mark:
         """Return a mark that is passed after all copies so far of all ranks. Collective."""
 
     def wait(self, mark: Mark) -> None:
         """Let later work, but for copies, wait for `mark`."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Where cells lie: (i, j) of the first two axes at origin + i pitch + j inner, in elements."""
+
+    origin: int
+    pitch: int
+    inner: int
+
+    def place(self, i: int, j: int) -> int:
+        return self.origin + i * self.pitch + j * self.inner
+
+
+def block_areas(shape: Shape, ranks: int, rank: int) -> tuple[Area, Area]:
+    """Return where cells lie in a rank's block of planes, and in its block of lines."""
+    plane, inner = math.prod(shape[1:]), math.prod(shape[2:])
+    (first, _), (start, stop) = (bounds(cells, ranks, rank) for cells in shape[:2])
+    return Area(-first * plane, plane, inner), Area(-start * inner, (stop - start) * inner, inner)
+
+
+def room_areas(shape: Shape, ranks: int, rank: int, compact: bool) -> tuple[Area, Area]:
+    """Return where cells of planes lie in a rank's room, and those of lines."""
+    if not compact:
+        whole = Area(0, math.prod(shape[1:]), math.prod(shape[2:]))
+        return whole, whole
+    planes, lines = block_areas(shape, ranks, rank)
+    behind = -(-shape[0] // ranks) * planes.pitch
+    return planes, Area(lines.origin + behind, lines.pitch, lines.inner)
+
+
+def room_cells(shape: Shape, ranks: int, compact: bool) -> int:
+    """Return the elements of a room."""
+    return 2 * block_cells(shape, ranks) if compact else math.prod(shape)
+
+
+def block_cells(shape: Shape, ranks: int) -> int:
+    """Return the elements of the largest block, of planes or of lines."""
+    planes, lines = (-(-cells // ranks) for cells in shape[:2])
+    return max(planes * shape[1], shape[0] * lines) * math.prod(shape[2:])
 
 
 def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor: float) -> Execute:
@@ -106,6 +148,8 @@ def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor:
         return complex_plan(*about, dtype, inverse, store)
     except RunError as reason:
         raise Unreachable(str(reason)) from reason
+    except MemoryError as reason:
+        raise Unreachable(f"cuFFT's work areas do not fit: {first_line(reason)}") from reason
 
 
 def peer_copies(world: World) -> RankCopies:
@@ -127,24 +171,31 @@ class DirectFourier:
         peers: PeerBlocks,
         plan: Planner,
         copies: Callable[[World], RankCopies],
+        compact: bool,
     ) -> None:
         """Open the ranks' rooms, and make plans. Collective.
 
         shape: of two axes or more, with cells on every rank along the first two. scales: factors of the
-        results of both directions. Raises Unreachable on the ranks where it is not possible.
+        results of both directions. compact: whether rooms have two blocks instead of the whole array. Raises
+        Unreachable on the ranks where it is not possible.
         """
         self._world, self._peers, self._dtype, self._shape = world, peers, dtype, shape
-        self._plane, self._inner = math.prod(shape[1:]), math.prod(shape[2:])
-        self._room, self._rooms = open_everywhere(world, peers, math.prod(shape), dtype)
+        ranks, rank = world.size, world.rank
+        self._areas = [room_areas(shape, ranks, one, compact) for one in range(ranks)]
+        self._block = block_areas(shape, ranks, rank)
+        self._room, self._rooms = open_everywhere(world, peers, room_cells(shape, ranks, compact), dtype)
         self._copies, self._word = copies(world), world.xp.zeros(1, np.float32)
-        self._others = [(world.rank + n) % world.size for n in range(1, world.size)]  # each is sent to by one
-        block = -(-shape[0] // world.size) * self._plane * dtype.itemsize
+        targets = range(
+            0 if compact else 1, ranks
+        )  # from the rank itself on: each is sent to by one at a time
+        self._targets = [(rank + n) % ranks for n in targets]
+        block = -(-shape[0] // ranks) * self._block[0].pitch * dtype.itemsize
         self._parts = min(PARTS, max(block // PART_BYTES, 1))
-        self._mine = [bounds(cells, world.size, world.rank) for cells in shape[:2]]
+        self._mine = [bounds(cells, ranks, rank) for cells in shape[:2]]
         self._plans: dict[tuple[BatchLayout, bool], Execute] = {}
         for inverse in (False, True):
-            planes = [self._planes_layout(one) for one in self._planes(world.rank)]
-            lines = [self._lines_layout(one, inverse) for one in self._lines(world.rank, inverse)]
+            planes = [self._planes_layout(one) for one in self._planes(rank)]
+            lines = [self._lines_layout(one, inverse) for one in self._lines(rank, inverse)]
             # Of the planes, which are in order in memory: in cuFFT's kernels of lines a factor takes longer.
             for layouts, factor in ((planes, scales[inverse]), (lines, 1.0)):
                 for layout in layouts:
@@ -162,12 +213,12 @@ class DirectFourier:
         for planes in self._planes(rank):
             self._transform_planes(planes, block, self._room)
             copies.follow()
-            for other in self._others:
-                self._send(other, planes, lines[other][0])
+            for other in self._targets:
+                self._send(other, planes, lines[other][0], False)
         arrived = [copies.arrived()]
         for later in range(1, len(lines[rank])):
-            for other in self._others:
-                self._send(other, self._mine[0], lines[other][later])
+            for other in self._targets:
+                self._send(other, self._mine[0], lines[other][later], False)
             arrived.append(copies.arrived())
         first, last = self._mine[1]
         result = self._world.backend.empty((self._shape[0], last - first, *self._shape[2:]), self._dtype)
@@ -187,15 +238,15 @@ class DirectFourier:
         for lines in later:
             self._transform_lines(lines, block, self._room)
             copies.follow()
-            for other in self._others:
-                self._send(other, bounds(self._shape[0], self._world.size, other), lines)
+            for other in self._targets:
+                self._send(other, bounds(self._shape[0], self._world.size, other), lines, True)
         self._transform_lines(early, block, self._room)
         copies.follow()
         planes = [self._planes(other) for other in range(self._world.size)]
         arrived = []
         for part in range(self._parts):
-            for other in self._others:
-                self._send(other, planes[other][part], early)
+            for other in self._targets:
+                self._send(other, planes[other][part], early, True)
             arrived.append(copies.arrived())
         first, last = self._mine[0]
         result = self._world.backend.empty((last - first, *self._shape[1:]), self._dtype)
@@ -221,50 +272,58 @@ class DirectFourier:
         return [(first, cut), *_divided(cut, last, LATER[inverse])]
 
     def _planes_layout(self, planes: Range) -> BatchLayout:
-        return BatchLayout(self._shape[1:], planes[1] - planes[0], (1, 1), self._plane)
+        return BatchLayout(self._shape[1:], planes[1] - planes[0], (1, 1), self._block[0].pitch)
 
     def _lines_layout(self, lines: Range, inverse: bool) -> BatchLayout:
         """Return the layout of lines out of the room into a block, or back."""
-        wide = (self._mine[1][1] - self._mine[1][0]) * self._inner
-        strides = (wide, self._plane) if inverse else (self._plane, wide)
-        return BatchLayout(self._shape[:1], (lines[1] - lines[0]) * self._inner, strides, 1)
+        room, block = self._areas[self._world.rank][1].pitch, self._block[1].pitch
+        batch = (lines[1] - lines[0]) * self._block[1].inner
+        return BatchLayout(self._shape[:1], batch, (block, room) if inverse else (room, block), 1)
 
     def _transform_planes(self, planes: Range, source: Array, out: Array) -> None:
         """Transform planes of a block into the room, or of the room into a block."""
-        first, start = planes[0], self._mine[0][0]
-        layout = self._planes_layout(planes)
-        self._transform(layout, source is self._room, source, out, first * self._plane, start * self._plane)
+        inverse = source is self._room
+        self._transform(self._planes_layout(planes), inverse, (source, out), 0, (planes[0], 0))
 
     def _transform_lines(self, lines: Range, source: Array, out: Array) -> None:
         """Transform lines of a block into the room, or of the room into a block."""
-        inverse, first, start = out is self._room, lines[0], self._mine[1][0]
-        layout = self._lines_layout(lines, inverse)
-        self._transform(layout, inverse, source, out, first * self._inner, start * self._inner)
+        inverse = out is self._room
+        self._transform(self._lines_layout(lines, inverse), inverse, (source, out), 1, (0, lines[0]))
 
     def _transform(
-        self, layout: BatchLayout, inverse: bool, source: Array, out: Array, place: int, start: int
+        self,
+        layout: BatchLayout,
+        inverse: bool,
+        arrays: tuple[Array, Array],
+        stage: int,
+        first: tuple[int, int],
     ) -> None:
-        """Execute a plan. place: of the first cell in the room; start: of a block's first cell there."""
+        """Execute a plan. arrays: source and result. stage: 0: planes, 1: lines. first: the first cell."""
         if layout.batch:
-            cells = [
-                array.reshape(-1)[place if array is self._room else place - start :]
-                for array in (source, out)
-            ]
+            room, block = self._areas[self._world.rank][stage], self._block[stage]
+            places = [(room if array is self._room else block).place(*first) for array in arrays]
+            cells = [array.reshape(-1)[place:] for array, place in zip(arrays, places, strict=True)]
             self._plans[layout, inverse](*cells)
 
-    def _send(self, rank: int, planes: Range, lines: Range) -> None:
-        """Copy cells of this room to the same place of another rank's."""
+    def _send(self, rank: int, planes: Range, lines: Range, inverse: bool) -> None:
+        """Copy cells from where this room has them to where the second stage of a rank reads them."""
         rows, wide = planes[1] - planes[0], lines[1] - lines[0]
         if rows and wide:
-            size = self._dtype.itemsize
-            place = (planes[0] * self._plane + lines[0] * self._inner) * size
-            source, target = (self._rooms[one] + place for one in (self._world.rank, rank))
-            self._copies.rows(target, source, self._plane * size, wide * self._inner * size, rows)
+            size, mine = self._dtype.itemsize, self._world.rank
+            ends = [(rank, self._areas[rank][not inverse]), (mine, self._areas[mine][inverse])]
+            target, source = (self._rooms[n] + area.place(planes[0], lines[0]) * size for n, area in ends)
+            pitches = (ends[0][1].pitch * size, ends[1][1].pitch * size)
+            self._copies.rows(target, source, pitches, wide * self._block[0].inner * size, rows)
 
 
 def _divided(first: int, last: int, parts: int) -> list[Range]:
     cuts = [first + bounds(last - first, parts, part)[0] for part in range(parts)]
     return list(pairwise([*cuts, last]))
+
+
+def is_compact(shape: Shape, ranks: int, itemsize: int, free: int) -> bool:
+    """Return whether the whole array does not fit beside two blocks. As `problem_of`."""
+    return (math.prod(shape) + 2 * block_cells(shape, ranks)) * itemsize > free
 
 
 def problem_of(shape: Shape, ranks: int, itemsize: int, free: int) -> str:
@@ -278,7 +337,7 @@ def problem_of(shape: Shape, ranks: int, itemsize: int, free: int) -> str:
         return f"there are {min(shape[:2])} planes or rows for {ranks} ranks"
     if math.prod(shape[1:]) * itemsize >= MOST:
         return f"planes of {math.prod(shape[1:]) * itemsize:,} bytes are larger than CUDA copies in rows"
-    needed = (shape[0] + 2 * -(-shape[0] // ranks)) * math.prod(shape[1:]) * itemsize
+    needed = 3 * block_cells(shape, ranks) * itemsize  # messages need more than that, too
     if needed > free:
-        return f"the whole array and two blocks need {needed:,} bytes on each GPU; {free:,} are free"
+        return f"room for two blocks and a result needs {needed:,} bytes on each GPU; {free:,} are free"
     return ""

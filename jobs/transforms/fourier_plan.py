@@ -17,6 +17,7 @@ from jobs.transforms.direct_fourier import (
     Planner,
     RankCopies,
     cufft_plan,
+    is_compact,
     peer_copies,
     problem_of,
 )
@@ -44,10 +45,10 @@ class FourierPlan:
     with `keep_order` does so twice.
 
     exchange: how the ranks redistribute. "direct": the GPUs' copy engines carry finished parts to where
-    others continue, beside the transforms of later parts; for that, each GPU keeps room for the whole array,
-    which the others open once, here. "messages": in parts, as `meshrun.fft` does. "none": there is one rank.
-    reason: why it is not direct, or "". seconds: of a transform and its inverse, by exchange, where both were
-    measured.
+    others continue, beside the transforms of later parts; for that, each GPU keeps room for the whole array
+    or, where that does not fit, for two blocks, which the others open once, here. "messages": in parts, as
+    `meshrun.fft` does. "none": there is one rank. reason: why it is not direct, or "". seconds: of a
+    transform and its inverse, by exchange, where both were measured.
 
     To be closed, by `close` or a `with` statement, on every rank.
     """
@@ -183,10 +184,12 @@ def open_direct_fourier(
     peers: PeerBlocks | None = None,
     plan: Planner = cufft_plan,
     copies: Callable[[World], RankCopies] = peer_copies,
+    compact: bool | None = None,
 ) -> DirectFourier | str:
     """Return what transforms by copies into other ranks' memory, or why it cannot; the same on every rank.
 
-    Collective. peers, plan, copies: instead of the GPUs' memory, of cuFFT and of the copy engines.
+    Collective. peers, plan, copies: instead of the GPUs' memory, of cuFFT and of the copy engines. compact:
+    whether rooms have two blocks instead of the whole array; None: where that does not fit.
     """
     world.backend.release_memory()  # a room is allocated from what the device has free
     free = min(world.control.allgather(world.backend.free_memory()))
@@ -196,7 +199,11 @@ def open_direct_fourier(
     memory = find_peers(world) if peers is None else peers
     if isinstance(memory, str):
         return memory
-    return opened(world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan, copies))
+    if compact is None:
+        compact = is_compact(shape, world.size, dtype.itemsize, free)
+    return opened(
+        world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan, copies, compact)
+    )
 
 
 def _checked(shape: Sequence[int], dtype: Any, norm: str, exchange: str) -> tuple[Shape, np.dtype[Any]]:

@@ -116,10 +116,10 @@ class PeerCopies:
         """Let later copies wait for all that the caller's stream has been given."""
         self._stream.wait_event(_event(cupy.cuda.get_current_stream()))
 
-    def rows(self, target: int, source: int, pitch: int, width: int, rows: int) -> None:
-        """Copy `rows` rows of `width` bytes. target, source: addresses; pitch: bytes between rows in both."""
-        kind = cupy.cuda.runtime.memcpyDefault
-        cupy.cuda.runtime.memcpy2DAsync(target, pitch, source, pitch, width, rows, kind, self._stream.ptr)
+    def rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int) -> None:
+        """Copy `rows` rows of `width` bytes. target, source: addresses; pitches: bytes between their rows."""
+        ends, kind = (target, pitches[0], source, pitches[1]), cupy.cuda.runtime.memcpyDefault
+        cupy.cuda.runtime.memcpy2DAsync(*ends, width, rows, kind, self._stream.ptr)
 
     def arrived(self) -> Mark:
         """Return a mark that is passed after all copies so far of all ranks. Collective."""

@@ -8,7 +8,7 @@ import pytest
 import transform_cases as cases
 
 import meshrun
-from jobs.transforms import direct_fourier
+from jobs.transforms import direct_fourier, fourier_plan
 from runner.world.world import World
 
 cupy = pytest.importorskip("cupy", reason="needs CuPy")
@@ -19,16 +19,21 @@ pytestmark = pytest.mark.mpi
     "shape", [(5, 7), (64, 48), (9, 10, 11), (32, 64, 16), (33, 8, 35), (6, 5, 4, 3), (128, 128, 256)]
 )
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-@pytest.mark.parametrize(("norm", "part_bytes"), [("backward", 1), ("ortho", 1 << 30), ("forward", 1)])
+@pytest.mark.parametrize(
+    ("norm", "part_bytes", "compact"),
+    [("backward", 1, False), ("ortho", 1 << 30, False), ("forward", 1, True), ("backward", 1 << 30, True)],
+)
 def test_it_is_the_transform(
     several: World,
     shape: tuple[int, ...],
     dtype: str,
     norm: Any,
     part_bytes: int,
+    compact: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In many parts, and in one."""
+    """In many parts, and in one; in rooms of the whole array, and of two blocks."""
+    monkeypatch.setattr(fourier_plan, "is_compact", lambda *_: compact)
     monkeypatch.setattr(direct_fourier, "PART_BYTES", part_bytes)
     with meshrun.FourierPlan(several, shape, dtype, norm=norm, exchange="direct") as plan:
         assert (plan.exchange, plan.reason) == ("direct", "")

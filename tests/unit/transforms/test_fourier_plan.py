@@ -54,9 +54,9 @@ class HostCopies:
     def follow(self) -> None:
         self.followed = self.issued
 
-    def rows(self, target: int, source: int, pitch: int, width: int, rows: int) -> None:
+    def rows(self, target: int, source: int, pitches: tuple[int, int], width: int, rows: int) -> None:
         assert self.followed == self.issued, "what is copied may not be computed yet"
-        copies = [(target + row * pitch, source + row * pitch, width) for row in range(rows)]
+        copies = [(target + row * pitches[0], source + row * pitches[1], width) for row in range(rows)]
         if self.queue is None:
             move(copies)
         else:
@@ -133,6 +133,7 @@ def opened(
     norm: Any,
     queue: Queue | None = None,
     late: Late = in_time,
+    compact: bool | None = None,
 ) -> DirectFourier | str:
     made: list[HostCopies] = []
 
@@ -142,16 +143,23 @@ def opened(
 
     scales = fourier_plan._scales(shape, norm)
     plans = HostPlans(lambda: made[0], late)
-    return open_direct_fourier(world, shape, np.dtype(dtype), scales, ThreadPeers(world), plans, copies)
+    about = (world, shape, np.dtype(dtype), scales)
+    return open_direct_fourier(*about, ThreadPeers(world), plans, copies, compact)
 
 
 def transforms(
-    ranks: int, shape: tuple[int, ...], dtype: str, norm: Any, lazy: bool, late: Late = in_time
+    ranks: int,
+    shape: tuple[int, ...],
+    dtype: str,
+    norm: Any,
+    lazy: bool,
+    late: Late = in_time,
+    compact: bool = False,
 ) -> None:
     queue = Queue() if lazy else None
 
     def case(world: World) -> None:
-        found = opened(world, shape, dtype, norm, queue, late)
+        found = opened(world, shape, dtype, norm, queue, late, compact)
         assert isinstance(found, DirectFourier)
         for _ in range(2):
             cases.plan_goes_there_and_back(world, found, shape=shape, dtype=dtype, norm=norm, turns=2)
@@ -171,6 +179,7 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("part_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize(("ranks", "shape", "dtype", "norm"), CASES)
@@ -181,11 +190,12 @@ def test_it_is_the_transform(
     norm: str,
     lazy: bool,
     part_bytes: int,
+    compact: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In many parts and in one, of which some are empty."""
+    """In many parts and in one, of which some are empty; in rooms of the whole array and of two blocks."""
     monkeypatch.setattr(direct_fourier, "PART_BYTES", part_bytes)
-    transforms(ranks, shape, dtype, norm, lazy)
+    transforms(ranks, shape, dtype, norm, lazy, compact=compact)
 
 
 def late(rank: int) -> None:
@@ -193,19 +203,20 @@ def late(rank: int) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize(
     ("where", "method", "lazy"),
     [(ThreadComm, "all_reduce", False), (HostCopies, "wait", True), (HostCopies, "follow", False)],
 )
 def test_a_rank_that_does_not_wait_is_noticed(
-    where: Any, method: str, lazy: bool, monkeypatch: pytest.MonkeyPatch
+    where: Any, method: str, lazy: bool, compact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before others' rooms are written, before what has arrived is read, before what is copied is there."""
     monkeypatch.setattr(direct_fourier, "PART_BYTES", 1)
-    transforms(2, (29, 31), "complex128", "backward", lazy, late)
+    transforms(2, (29, 31), "complex128", "backward", lazy, late, compact)
     monkeypatch.setattr(where, method, lambda *_: None)
     with pytest.raises(AssertionError):
-        transforms(2, (29, 31), "complex128", "backward", lazy, late)
+        transforms(2, (29, 31), "complex128", "backward", lazy, late, compact)
 
 
 def test_most_of_the_copies_go_beside_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +228,10 @@ def test_most_of_the_copies_go_beside_the_first_stage(monkeypatch: pytest.Monkey
         shares = []
         rows = HostCopies.rows
 
-        def noted(self: HostCopies, target: int, source: int, pitch: int, width: int, count: int) -> None:
+        def noted(self: HostCopies, *ends: Any) -> None:
             if self.world.rank == 0:
-                shares.append((self.issued, width * count))
-            rows(self, target, source, pitch, width, count)
+                shares.append((self.issued, ends[-2] * ends[-1]))
+            rows(self, *ends)
 
         if world.rank == 0:
             monkeypatch.setattr(HostCopies, "rows", noted)
@@ -240,6 +251,23 @@ def test_most_of_the_copies_go_beside_the_first_stage(monkeypatch: pytest.Monkey
     assert [issued - begun for issued, _ in back] == [1, 2, 3, *[4] * 8]
     assert sum(share for _, share in back[:3]) == block * 3 // 8
     assert sum(share for _, share in back) == block
+
+
+@pytest.mark.parametrize(("room", "blocks"), [(81 + 54, False), (81 + 54 - 1, True)])
+def test_where_the_whole_array_does_not_fit_there_is_room_for_two_blocks(
+    room: int, blocks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 9 x 9 cells on three ranks: 81 in a room or 54, and 54 in the blocks."""
+
+    def case(world: World) -> int:
+        monkeypatch.setattr(world.backend, "free_memory", lambda: room * 8)
+        found = opened(world, (9, 9), "complex64", "backward")
+        assert isinstance(found, DirectFourier)
+        size: int = found._room.size
+        found.close()
+        return size
+
+    assert on_ranks(3, case) == [54 if blocks else 81] * 3
 
 
 @pytest.mark.parametrize("c_type", ["float2", "double2"])
@@ -264,9 +292,9 @@ def test_why_it_is_not_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem_of((2, 1 << 14, 1 << 14), 2, 8, room) == (
         "planes of 2,147,483,648 bytes are larger than CUDA copies in rows"
     )
-    assert problem_of((8, 10), 2, 8, (8 + 2 * 4) * 80) == ""
-    assert problem_of((8, 10), 2, 8, (8 + 2 * 4) * 80 - 1) == (
-        "the whole array and two blocks need 1,280 bytes on each GPU; 1,279 are free"
+    assert problem_of((8, 10), 2, 8, 3 * 4 * 80) == ""
+    assert problem_of((8, 10), 2, 8, 3 * 4 * 80 - 1) == (
+        "room for two blocks and a result needs 960 bytes on each GPU; 959 are free"
     )
 
     def refused(*words: Any) -> Execute:
