@@ -129,7 +129,7 @@ def parts_of_several(gpus: int, ranks: list[str]) -> list[Part]:
         Part("tests on ranks", on_ranks(2, pytest("--with-mpi", *ON_RANKS)), json=False),
         Part("memcheck of halos", on_ranks(2, sanitizer("memcheck", "--with-mpi", ON_RANKS[0], "-k", FEW)),
              json=False),
-        Part("steps", script("step_scaling", "--ranks", *ranks, "--rounds", "2")),
+        Part("steps", script("step_scaling", "--ranks", *ranks, "--rounds", "1")),
         Part("halo", on_ranks(gpus, script("halo_device"))),
         Part("weak", on_ranks(gpus, script("weak_scaling"))),
         Part("stream", on_ranks(gpus, script("stream_device"))),

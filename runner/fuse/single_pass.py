@@ -29,6 +29,7 @@ MOST_NARROW = (
     2**31 - 2**16
 )  # elements of an operand whose places fit 32 bits, with those of threads beyond its end
 LARGEST_ROW = 16  # bytes of a row that a thread writes, by which columns are chosen
+SWEPT_ROW = 8  # the same, if it makes one cell after the other
 MOST_REGISTERS = 96  # that hold what a thread loads
 MOST_VALUES = 1500  # of a thread: the compiler takes 0.5 s for about so many
 MOST_IN_BRANCHES = 1000  # of a thread with branches: more keep so many registers that few threads run at once
@@ -63,11 +64,11 @@ class PassKernel:
     """A kernel's text and the shape of its tiles and blocks.
 
     source: for NVRTC; includes only <cuda_fp16.h>. options: for the compiler. tile: cells that a thread
-    computes, per grid axis. march: whether it does so in a loop along the first axis. threads: of a block,
-    along the last grid axis and the one before. apart: whether operands of the same dtype may have different
-    pitches. wide: whether an operand may have more than `MOST_NARROW` elements. corners: for each input, the
-    row that its pointer is of, relative to that of the first own cell. It is the first one that a thread
-    reads, on each axis before the last.
+    computes, per grid axis. march, sweep: whether it does so in a loop along the first axis, or along the
+    last one. threads: of a block, along the last grid axis and the one before. apart: whether operands of the
+    same dtype may have different pitches. wide: whether an operand may have more than `MOST_NARROW` elements.
+    corners: for each input, the row that its pointer is of, relative to that of the first own cell. It is the
+    first one that a thread reads, on each axis before the last.
     """
 
     source: str = field(repr=False)
@@ -76,6 +77,7 @@ class PassKernel:
     program: Program = field(repr=False)
     tile: Shape
     march: bool
+    sweep: bool
     threads: tuple[int, int]
     apart: bool
     wide: bool
@@ -111,8 +113,9 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     """
     operands = (*program.inputs, *program.outputs)
     largest = max(one.dtype.itemsize for one in operands)
-    march = marches(program)
+    march, sweep = marches(program), sweeps(program)
     planes, columns = (TURNS, max(2, 8 // largest)) if march else (1, LARGEST_ROW // largest)
+    columns = SWEPT_ROW // largest if sweep else columns
     rows = _rows(program, largest, march)
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
@@ -123,9 +126,10 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
         return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
 
     def fits() -> bool:
-        together = (*tile()[:-3], 1, *tile()[-2:]) if march else tile()
-        few = registers(program, together) <= MOST_REGISTERS
-        return few and _values(program) * math.prod(together) <= most
+        loaded = (*tile()[:-3], 1, *tile()[-2:]) if march else tile()
+        computed = (*loaded[:-1], 1) if sweep else loaded
+        few = registers(program, loaded) <= MOST_REGISTERS
+        return few and _values(program) * math.prod(computed) <= most
 
     while rows > 1 and not fits():
         rows //= 2
@@ -144,6 +148,22 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
 def marches(program: Program) -> bool:
     """Return whether a thread makes its planes one after the other: if they share what they read."""
     return program.axes == 3 and _shares(program, 0)
+
+
+def sweeps(program: Program) -> bool:
+    """Return whether a thread makes the cells of its row one after the other.
+
+    If there are branches, with small elements: unrolled, they need many registers and instructions.
+    """
+    largest = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs))
+    return largest < WORD and bool(branches_of(program)) and _rows(program, largest, marches(program)) == 1
+
+
+def fills_words(program: Program, columns: int) -> bool:
+    """Return whether all elements are small ones, and so many results of each output fill words."""
+    operands = (*program.inputs, *program.outputs)
+    small = all(one.dtype.itemsize < WORD and one.components == 1 for one in operands)
+    return small and columns > 1 and all(columns * one.dtype.itemsize % WORD == 0 for one in program.outputs)
 
 
 def _rows(program: Program, largest: int, march: bool) -> int:
@@ -183,13 +203,13 @@ def choose_threads(program: Program) -> tuple[int, int]:
     """Choose the threads of a block, along the last grid axis and the one before.
 
     More along the last one read longer parts of a row; rows are together where they share what they read.
-    With branches, threads of a small block wait for fewer others; several small elements each are enough.
+    Of threads that sweep through a volume, those of a warp have short parts of a row: fewer warps take the
+    branches for what is at the ends of rows.
     """
     if marches(program):
         return 32, 8
-    small = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs)) < WORD
-    if program.axes == 2 and small and branches_of(program):
-        return 64, 1
+    if sweeps(program):
+        return (128, 1) if program.axes < 3 else (32, 4)
     return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
 
 
@@ -251,6 +271,7 @@ def emit(
     threads: tuple[int, int] | None = None,
     lengths: Shape | None = None,
     march: bool | None = None,
+    sweep: bool | None = None,
     apart: bool = False,
     wide: bool = False,
     math: str = "strict",
@@ -260,7 +281,8 @@ def emit(
     tile: cells that a thread computes, per grid axis; default: `choose_tile`. lengths: own cells per grid
     axis; the chosen tile is no longer. threads: most threads of a block along the last grid axis and the one
     before; default: `choose_threads`. march: whether a thread makes the cells of its tile in a loop along the
-    first axis; default: `marches`, if it chooses the tile. apart: whether inputs of the same dtype, or
+    first axis; default: `marches`, if it chooses the tile. sweep: the same along the last axis, for a tile
+    that `fills_words`; default: `sweeps`, if it chooses the tile. apart: whether inputs of the same dtype, or
     outputs, may have different pitches; a thread then computes an address for each operand, where it
     otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
     in it are computed in 64 bits then, which takes several instructions an address. math: "strict" rounds as
@@ -268,13 +290,18 @@ def emit(
     """
     if march is None:
         march = tile is None and marches(program)
+    swept = tile is None and sweeps(program)
     tile = choose_tile(program, lengths) if tile is None else tile
     threads = choose_threads(program) if threads is None else threads
     if len(tile) != program.axes or min(tile) < 1:
         raise ValueError(f"a tile of {tile} cells for {program.axes} grid axes")
     if march and program.axes < 2:
         raise ValueError("a march over one axis, which has no rows")
-    body = _Body(program, tile, march, apart, wide)
+    if sweep is None:
+        sweep = swept and fills_words(program, tile[-1])
+    if sweep and (march or not fills_words(program, tile[-1])):
+        raise ValueError("a sweep in a march, or over cells whose results fill no words")
+    body = _Body(program, tile, march, sweep, apart, wide)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
@@ -293,7 +320,7 @@ def emit(
         text = text.replace(mark, instead)
     options = compiler_options(math)
     return PassKernel(
-        text, "single_pass", options, program, tile, march, threads, apart, wide, body.corners,
+        text, "single_pass", options, program, tile, march, sweep, threads, apart, wide, body.corners,
         body.description,
     )  # fmt: skip
 
@@ -363,46 +390,77 @@ class _Read:
     instructions: int
 
 
+@dataclass(frozen=True)
+class _Store:
+    """What is stored of a row, for an output.
+
+    itemsize: of an element. target: C++ of the row's address. function: stores at any address, an array of
+    elements of `kind`. vector: C++ of what is 0 if whole vectors can be stored; "" if never. values: the
+    names of the results, of a turn.
+    """
+
+    name: str
+    itemsize: int
+    target: str
+    function: str
+    kind: str
+    vector: str
+    values: list[str] = field(default_factory=list)
+
+    @property
+    def results(self) -> str:
+        """The statement that declares the array of results."""
+        return f"const {self.kind} results{self.name}[{len(self.values)}] = {{{', '.join(self.values)}}};"
+
+
 class _Body:
     """The lines of a kernel's body, for one tile."""
 
-    def __init__(self, program: Program, tile: Shape, march: bool, apart: bool, wide: bool) -> None:
+    def __init__(
+        self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool
+    ) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
+        self._turns = tile[-1] if sweep else 1  # along a row
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
         self._leaders = {
             "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
         }  # fmt: skip
-        self._strips = Strips(tile[-1] % WORD == 0, [one.components for one in program.inputs])
+        columns = tile[-1] // self._turns
+        self._strips = Strips(columns % WORD == 0, [one.components for one in program.inputs])
         flat = [node for result in program.results for node in result]
         self._rows: dict[Offset, list[PlacedStrip]] = {}
         for at in product(*map(range, (1, *tile[1:-1]) if march else tile[:-1])):
             nodes = program.graph.shifted(flat, (*at, 0))
             self._strips.of(in_order(nodes))
             self._rows[at] = [self._strips[node] for node in nodes]
-        find_places(((one, tile[-1]) for row in self._rows.values() for one in row), self._strips)
+        find_places(((one, columns) for row in self._rows.values() for one in row), self._strips)
         values = Values(program, self._strips)
         read_rows = [[at for number, at in values.rows if number == n] for n in range(len(program.inputs))]
         origin = [(0,) * (program.axes - 1)]
         self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
-        self._compute(values, march)
+        stores = self._compute(values, columns, march)
         self._find_place()
         reads = self._reads(values)
         if march:
-            self._march(values, reads)
+            self._march(values, reads, stores)
         else:
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
             self.lines += [f"align({name});" for read in reads for name in read.windows]
-            self.lines += values.lines
-        cells = math.prod(tile) // (tile[0] if march else 1)
+            if sweep:
+                self._sweep(values, stores)
+            else:
+                self.lines += values.lines + [one.results for one in stores]
+            self.lines += _written(stores)
+        cells = math.prod(tile) // (tile[0] if march else self._turns)
         places = Counter[str]()
         for strip in self._strips.all:
             places[strip.node.op] += strip.high - strip.low
         operands = (*program.inputs, *program.outputs)
         self.description = Description(
             loads=places["load"] / cells,
-            load_instructions=sum(read.instructions for read in reads) / cells,
+            load_instructions=sum(read.instructions for read in reads) / (cells * self._turns),
             stores=len(flat),
             operations=sum(n for op, n in places.items() if op not in ("load", "constant", "cast")) / cells,
             bytes=sum(one.dtype.itemsize * one.components for one in operands),
@@ -471,6 +529,7 @@ class _Body:
                 continue  # only branches read it
             if itemsize < WORD:
                 first, last = values.windows[number, at]
+                last += self._turns - 1
                 size, name = (last - first + 1) * itemsize, f"row{line}"
                 if last - first < FEW:
                     few = f"fetch_few<{last - first + 1}>(reinterpret_cast<const uint{8 * itemsize}*>"
@@ -484,7 +543,7 @@ class _Body:
                 found.append(_Read((number, at), loads, [], len(loads)))
         return found
 
-    def _march(self, values: Values, reads: list[_Read]) -> None:
+    def _march(self, values: Values, reads: list[_Read], stores: Sequence[_Store]) -> None:
         """Write a loop over the first axis. What the next turn reads, this one has read or is reading."""
         numbers = {read.row: read for read in reads}
         kept: dict[str, str] = {}  # what is in which other variable one turn before
@@ -509,38 +568,71 @@ class _Body:
         self.lines += [f"if (turn < {self.tile[0]}) {one}" for one in self._next_plane("i", inputs)]
         self.lines += [f"next_{name} = {text};" for name, text in loads.items() if name not in kept]
         self.lines += [f"align({name});" for name in windows if name not in kept]
-        self.lines += values.lines
+        self.lines += [*values.lines, *(one.results for one in stores), *_written(stores)]
         add(f"if (turn == {self.tile[0]}) break;")
         for read in sorted(reads, key=lambda read: read.row[1]):
             self.lines += [f"{name} = {kept[name]};" for name in read.loads if name in kept]
         self.lines += self._next_plane("o", range(len(self.program.outputs)))
         add("}")
 
-    def _compute(self, values: Values, march: bool) -> None:
-        """Write, row by row, the operations that are not written yet; then all stores.
+    def _sweep(self, values: Values, stores: Sequence[_Store]) -> None:
+        """Write a loop over the last axis. After each turn the words of a row move by an element.
 
-        Stores between the rows would let the compiler load the rows one after the other.
+        What then comes at a row's end is a result, if a turn reads one element of the row: such results need
+        no registers but those of what was read.
         """
-        columns = self.tile[-1]
-        stores, wanted = list[tuple[str, str, str, str, str]](), list[list[Value]]()
+        add, moves, results = self.lines.append, dict[str, str](), list[str]()
+        free: dict[int, list[str]] = defaultdict(list)
+        for row, (first, last) in values.windows.items():
+            size, words = self.program.inputs[row[0]].dtype.itemsize, f"row{values.rows[row]}.words"
+            moves[words] = f"move<{-(-(last - first + self._turns) * size // WORD)}, {size}>({words}, 0);"
+            if first == last and self._turns * size % WORD == 0:
+                free[size].append(words)
+        for one in stores:
+            rows, count = free[one.itemsize], self._turns * one.itemsize // WORD
+            words = rows.pop(0) if rows else f"words{one.name}"
+            if words not in moves:
+                add(f"uint32 {words}[{count}] = {{}};")
+            moves[words] = f"move<{count}, {one.itemsize}>({words}, packed::bits({one.values[0]}));"
+            parts = ", ".join(f"{words}[{number}]" for number in range(count))
+            results.append(f"const uint32 results{one.name}[{count}] = {{{parts}}};")
+        add("#pragma unroll 1")  # the compiler would compute several cells at once, in more registers
+        add(f"for (int turn = 0; turn < {self._turns}; ++turn) {{")
+        self.lines += [*values.lines, *moves.values()]
+        inputs = {self._leaders["i"][number] for number, _ in values.rows}
+        self.lines += [f"++{FIRST['i']}{one};" for one in sorted(inputs)]  # where branches read
+        self.lines += ["}", *results]
+
+    def _compute(self, values: Values, columns: int, march: bool) -> list[_Store]:
+        """Write, row by row, the operations that are not written yet; return what is then to be stored.
+
+        Stores between the rows would let the compiler load the rows one after the other. columns: cells of a
+        row that are computed at a time.
+        """
+        sweep = columns < self.tile[-1]
+        stores, wanted = list[_Store](), list[list[Value]]()
         for line, (at, row) in enumerate(self._rows.items()):
             begin = 0
             for number, output in enumerate(self.program.outputs):
                 results = row[begin : begin + output.components]
                 begin += output.components
                 size = output.dtype.itemsize
-                if size < WORD and output.components == 1 and columns * size % WORD == 0:
-                    kind, store, form, step = "uint32", f"store_words<{size}>", "memory", WORD // size
-                else:
-                    kind, store, form, step = ctype(output.dtype), "store_elements", "scalar", 1
-                places = range(0, columns, step)
+                words = size < WORD and output.components == 1 and self.tile[-1] * size % WORD == 0
+                form, step = ("memory", WORD // size) if words and not sweep else ("scalar", 1)
                 wanted.append(
-                    [Value(form, one.strip, one.place + place) for place in places for one in results]
+                    [
+                        Value(form, one.strip, one.place + place)
+                        for place in range(0, columns, step)
+                        for one in results
+                    ]
                 )
                 target = self._row("o", number, at)
-                row_bytes = columns * output.components * size
+                row_bytes = self.tile[-1] * output.components * size
                 vector = "" if row_bytes & -row_bytes <= size else f"misaligned<{row_bytes}>({target})"
-                stores.append((f"{number}_{line}", target, store, kind, vector))
+                kind, store = (
+                    ("uint32", f"store_words<{size}>") if words else (ctype(output.dtype), "store_elements")
+                )
+                stores.append(_Store(f"{number}_{line}", size, target, store, kind, vector))
         # A branch computes a cell after the other: fewer values are alive at a time.
         rows = len(self.program.outputs)
         cells = [(n // rows, one.place, one) for n, part in enumerate(wanted) for one in part]
@@ -548,17 +640,19 @@ class _Body:
         # A march has gone on to the next plane when it computes.
         values.plan(ordered, None if march else lambda row: self._row("i", *row))
         self.branches = values.branches > 0
-        for (name, _, _, kind, _), part in zip(stores, wanted, strict=True):
-            names = ", ".join(map(values.name, part))
-            values.lines.append(f"const {kind} results{name}[{len(part)}] = {{{names}}};")
-        aligned = [vector for *_, vector in stores if vector]
-        vectors = [f"store_vectors({target}, results{name});" for name, target, *_ in stores]
-        others = [f"{store}({target}, results{name});" for name, target, store, *_ in stores]
-        if aligned:
-            values.lines.append(f"if (({' | '.join(aligned)}) == 0) {{")
-            values.lines += [*vectors, "} else {", *others, "}"]
-        else:
-            values.lines += others
+        for one, part in zip(stores, wanted, strict=True):
+            one.values.extend(map(values.name, part))
+        return stores
+
+
+def _written(stores: Sequence[_Store]) -> list[str]:
+    """Return the statements that store the arrays of results."""
+    aligned = [one.vector for one in stores if one.vector]
+    vectors = [f"store_vectors({one.target}, results{one.name});" for one in stores]
+    others = [f"{one.function}({one.target}, results{one.name});" for one in stores]
+    if not aligned:
+        return others
+    return [f"if (({' | '.join(aligned)}) == 0) {{", *vectors, "} else {", *others, "}"]
 
 
 # Calling it

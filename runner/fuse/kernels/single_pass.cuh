@@ -42,6 +42,13 @@ template <int BYTES> INLINE void align(Window<BYTES>& window) {
         window.words[i] = __funnelshift_r(window.words[i], window.words[i + 1], window.bits);
 }
 
+// Move elements of SIZE bytes by one, to the front. `next` comes at the end.
+template <int COUNT, int SIZE> INLINE void move(uint32* words, uint32 next) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        words[i] = __funnelshift_r(words[i], i == COUNT - 1 ? next : words[i + 1], 8 * SIZE);
+}
+
 // The largest power of two, up to 16, that divides a number of bytes.
 INLINE constexpr int vector_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
 

@@ -152,6 +152,52 @@ def test_a_turn_loads_only_what_the_one_before_did_not() -> None:
     assert kernel.description.loads == (3 * 4 + 2 * 4 + 2) / 4
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes", "columns"),
+    [
+        ("lattice", "float16", 2, 8),
+        ("lattice", "float16", 3, 2),
+        ("heat", "float16", 2, 6),
+        ("edges", "float16", 2, 2),
+        ("life", "uint8", 2, 4),
+        ("life", "bool", 2, 8),
+        ("axpy", "uint8", 4, 12),
+    ],
+)
+def test_cells_of_a_row_made_one_after_the_other_are_the_same(
+    name: str, dtype: str, axes: int, columns: int, tmp_path: Path
+) -> None:
+    """With rows that a turn reads one element of, and three; with as many results as such rows, and more."""
+    program = example(name, dtype, axes)
+    kernels = [emit(program, tile=(*(1,) * (axes - 2), rows, columns), sweep=True) for rows in (1, 2)]
+    for kernel, run in zip(kernels, host(tmp_path, kernels), strict=True):
+        for own, odd in product([(3, 2, 2, 17), (2, 3, 4, 40)], (0, 1, 3)):
+            check_in_memory(program, run, kernel, own[-axes:], odd)
+
+
+def test_results_of_a_sweep_take_the_place_of_what_was_read() -> None:
+    kernel = emit(example("lattice", "float16"))
+    assert (kernel.sweep, kernel.tile) == (True, (1, 4))
+    assert "uint32 words" not in kernel.source.partition("__global__")[2]
+    assert "uint32 words" in emit(example("heat", "float16"), tile=(1, 4), sweep=True).source
+    assert not emit(example("lattice", "float16"), lengths=(9, 1)).sweep
+    assert not emit(example("lattice", "float32")).sweep
+    assert not emit(example("heat", "float16")).sweep  # without branches
+
+
+def test_a_sweep_makes_whole_words_of_small_elements() -> None:
+    for name, dtype, tile in (
+        ("heat", "float32", (1, 4)),
+        ("heat", "float16", (1, 3)),
+        ("life", "uint8", (1, 2)),
+    ):
+        with pytest.raises(ValueError, match="fill no words"):
+            emit(example(name, dtype), tile=tile, sweep=True)
+    with pytest.raises(ValueError, match="in a march"):
+        emit(example("heat", "float16"), tile=(2, 4), march=True, sweep=True)
+
+
 def test_a_march_has_rows_to_make() -> None:
     with pytest.raises(ValueError, match="over one axis"):
         emit(example("axpy", "float32", 1), tile=(4,), march=True)
@@ -173,7 +219,7 @@ def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
     assert choose_tile(example("edges", "uint8")) == (4, 4)
     assert choose_tile(example("grayscale", "uint8", 2, (3,))) == (1, 16)
     assert choose_tile(example("lattice", "float32")) == (2, 4)
-    assert choose_tile(example("lattice", "float16")) == (1, 8)
+    assert choose_tile(example("lattice", "float16")) == (1, 4)
     assert choose_tile(example("lattice", "float16", 3)) == (1, 1, 4)
     assert choose_tile(example("heat", "float32"), lengths=(9, 1)) == (4, 1)
     assert choose_tile(example("diffusion3d", "float64", 3)) == (64, 2, 2)
