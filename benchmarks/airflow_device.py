@@ -30,7 +30,7 @@ from jobs.airflow.tunnel import Tunnel
 from runner.device.cuda import CudaBackend, kernel_of_text
 from runner.device.nvrtc import local_bytes_of, registers_of
 from runner.fuse.graph import Operand, Program, merge_components
-from runner.fuse.single_pass import PassKernel, choose_tile, emit, launch_arguments
+from runner.fuse.single_pass import PassKernel, emit, launch_arguments
 from runner.fuse.steps import choice as step_choice
 from runner.fuse.steps.kernel import build
 from runner.fuse.steps.layout import NotFusable
@@ -75,15 +75,11 @@ CASES = {
 }
 
 
-def tiles(program: Program) -> list[tuple[int, ...]]:
-    """Return tiles of one pass: the chosen one and others."""
-    more = (
-        [(1, 1), (1, 2), (2, 2), (1, 4)]
-        if program.axes == 2
-        else [(1, 1, 1), (1, 1, 2), (1, 1, 4), (1, 2, 1)]
-    )
-    chosen = choose_tile(program)
-    return [chosen, *(one for one in more if one != chosen)]
+def passes(program: Program, fuse_math: str) -> list[PassKernel]:
+    """Return kernels of one step: the chosen one, then others, which unroll the cells of their tiles."""
+    cells = [(1, 1), (1, 2), (2, 2), (1, 4)] if program.axes == 2 else [(1, 1), (1, 2), (1, 4), (2, 1)]
+    tiles = [((1,) * program.axes + one)[-program.axes :] for one in cells]
+    return [emit(program, math=fuse_math), *(emit(program, tile=tile, math=fuse_math) for tile in tiles)]
 
 
 def compile_pass(kernel: PassKernel) -> None:
@@ -128,15 +124,15 @@ def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -
     padded = [np.pad(one, 1, "wrap") for one in host]
     widths = ((1, 1),) * len(size)
     merged, _ = merge_components(program)
-    passes = [emit(merged, tile=tile, math=fuse_math) for tile in tiles(merged)]
-    list(pool.map(compile_pass, passes))
+    kernels_of_one = passes(merged, fuse_math)
+    list(pool.map(compile_pass, kernels_of_one))
     layout = BlockLayout(box, size, (False,) * len(size), widths, "wrap")
     layout.aligned = LINE
     blocks = [layout.empty(cupy, one.dtype) for one in padded]
     for block, one in zip(blocks, padded, strict=True):
         block[...] = cupy.asarray(one)
     outs = [layout.empty(cupy, np.dtype(case.storage))[layout.core] for _ in feeds]
-    for one_pass in passes:
+    for one_pass in kernels_of_one:
         function = kernel_of_text(one_pass.source, one_pass.name, one_pass.options)
         call = launch_arguments(one_pass, blocks, outs, widths)
         time = seconds(partial(function, call.grid, call.block, call.arguments), ROUNDS)
@@ -146,6 +142,7 @@ def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -
             function,
             tile="x".join(map(str, one_pass.tile)),
             threads="x".join(map(str, one_pass.threads)),
+            loop=one_pass.sweep,
         )
     del blocks, outs, padded
     cupy.get_default_memory_pool().free_all_blocks()

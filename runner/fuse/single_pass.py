@@ -103,7 +103,9 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     The values are the fastest in benchmarks/fuse_device.py. COLUMNS is 16 bytes of the largest elements that
     are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
     share but read beside their own cells, elements of 4 bytes or more. Pixels of three or more elements of 4
-    bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If planes share what they read, a thread
+    bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are branches, COLUMNS is 8 bytes of
+    small elements (`sweeps`), and a thread makes one cell of larger ones in a volume: a warp has fewer columns
+    then, and takes branches for what is at the ends of rows less often. If planes share what they read, a thread
     marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved, rows first,
     while the loads of a thread need more than 96 registers, or while it computes more than 1500 values, which
     take half a second to compile, or 1000 if the program has branches.
@@ -120,7 +122,10 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     if rows == 4 and _apart(program) > 2 and all(one.dtype.itemsize == 4 for one in operands):
         rows, columns = 8, 2
 
-    most = MOST_IN_BRANCHES if branches_of(program) else MOST_VALUES
+    branches = bool(branches_of(program))
+    if branches and program.axes > 2 and not march and not sweep:
+        rows = columns = 1
+    most = MOST_IN_BRANCHES if branches else MOST_VALUES
 
     def tile() -> Shape:
         return ((1,) * program.axes + (planes, rows, columns))[-program.axes :]
@@ -209,7 +214,7 @@ def choose_threads(program: Program) -> tuple[int, int]:
     if marches(program):
         return 32, 8
     if sweeps(program):
-        return (128, 1) if program.axes < 3 else (32, 4)
+        return (128, 1) if program.axes < 3 else (16, 8)
     return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
 
 

@@ -13,6 +13,10 @@
 // A thread may march along the first axis: a loop makes the rows of the tile one after the other. It keeps what
 // the next turn reads too, and loads the rest a turn ahead.
 //
+// If small elements are computed in branches, a thread makes the cells of its row in a loop: each turn moves the
+// words of all rows by an element, and results come in at their ends. Unrolled, the cells of a thread would need
+// more registers, and it would load fewer bytes at once.
+//
 // Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
 // lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last
 // axis begins after a multiple of the tile in memory, so that all threads but those at a row's ends store

@@ -159,7 +159,7 @@ def test_a_turn_loads_only_what_the_one_before_did_not() -> None:
         ("lattice", "float16", 2, 8),
         ("lattice", "float16", 3, 2),
         ("heat", "float16", 2, 6),
-        ("edges", "float16", 2, 2),
+        ("life", "uint16", 2, 2),
         ("life", "uint8", 2, 4),
         ("life", "bool", 2, 8),
         ("axpy", "uint8", 4, 12),
@@ -221,6 +221,7 @@ def test_the_tile_follows_from_bytes_registers_and_nodes() -> None:
     assert choose_tile(example("lattice", "float32")) == (2, 4)
     assert choose_tile(example("lattice", "float16")) == (1, 4)
     assert choose_tile(example("lattice", "float16", 3)) == (1, 1, 4)
+    assert choose_tile(example("lattice", "float32", 3)) == (1, 1, 1)
     assert choose_tile(example("heat", "float32"), lengths=(9, 1)) == (4, 1)
     assert choose_tile(example("diffusion3d", "float64", 3)) == (64, 2, 2)
     cube = example("diffusion3d", "float32", 3)
