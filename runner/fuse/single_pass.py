@@ -104,11 +104,11 @@ def choose_tile(program: Program, lengths: Shape | None = None) -> Shape:
     are read or written, ROWS is 4 if rows share what they read, 16 if those are bytes, and 2 if they do not
     share but read beside their own cells, elements of 4 bytes or more. Pixels of three or more elements of 4
     bytes share no loads along a row: ROWS is 8 and COLUMNS 2. If there are branches, COLUMNS is 8 bytes of
-    small elements (`sweeps`), and a thread makes one cell of larger ones in a volume: a warp has fewer columns
-    then, and takes branches for what is at the ends of rows less often. If planes share what they read, a thread
-    marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved, rows first,
-    while the loads of a thread need more than 96 registers, or while it computes more than 1500 values, which
-    take half a second to compile, or 1000 if the program has branches.
+    small elements (`sweeps`), and a thread makes one cell of larger ones in a volume: a warp has fewer
+    columns then, and takes branches for what is at the ends of rows less often. If planes share what they
+    read, a thread marches through 64 of them, with 2 rows of 8 bytes, but 2 cells at least. All are halved,
+    rows first, while the loads of a thread need more than 96 registers, or while it computes more than 1500
+    values, which take half a second to compile, or 1000 if the program has branches.
 
     lengths: own cells per grid axis; the tile is no longer, and PLANES is so small that there are threads for
     a whole GPU, but not less than 8.
