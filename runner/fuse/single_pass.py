@@ -215,6 +215,8 @@ def choose_threads(program: Program) -> tuple[int, int]:
         return 32, 8
     if sweeps(program):
         return (128, 1) if program.axes < 3 else (16, 8)
+    if program.axes > 2 and branches_of(program):
+        return 256, 1
     return (64, 2) if program.axes == 2 and _shares(program, 0) else (128, 1)
 
 
