@@ -37,6 +37,7 @@ ALIGNED = 128  # bytes from row to row of a sample are a multiple
 # a lane and the blocks of 4 warps that a processor holds at least.
 MEMORY, INSTRUCTIONS = 4e12, 36e12
 REACHED = {(4, 4): 0.82, (4, 3): 0.84, (4, 2): 0.84, (2, 4): 0.64, (2, 3): 0.37, (2, 2): 0.37}
+SPILLED = 0.8  # of that, with branches and three blocks: 168 registers do not hold what branches need
 SINGLE = 0.93  # part of the memory's rate that a kernel of one step reaches
 UNEVEN = 1.35  # instructions of a program with branches over those of its common cells: some cells need all
 LAUNCH = 4e-6  # seconds of a pass beside its kernel: before and after it, and of an exchange
@@ -103,6 +104,8 @@ def seconds_per_cell(
     of_others = sum(one.offset[-1] != 0 for one in program.loads) / tuning.columns
     operations = _operations(program, exact)
     rate = INSTRUCTIONS * REACHED[tuning.columns, tuning.blocks] * valid
+    if tuning.blocks > 2 and leaves_out_masked(program):
+        rate *= SPILLED
     if shape is not None and program.axes == 2 and all(shape):
         strips = predicted_strips(program, feeds, choice.steps, tuning, shape)
         taken = strips.duration(best_height(strips)) * PROCESSORS * SCHEDULERS  # rows of tiles
