@@ -69,6 +69,7 @@ class Case:
 
 CASES = {
     "2d": Case("D2Q9", "cylinder", "8192x8192", "float32"),
+    "2d-large": Case("D2Q9", "cylinder", "16384x16384", "float32"),
     "2d16": Case("D2Q9", "cylinder", "8192x8192", "float16"),
     "3d": Case("D3Q19", "sphere", "512x384x384", "float32"),
     "3d16": Case("D3Q19", "sphere", "512x384x384", "float16"),

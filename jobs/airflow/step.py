@@ -134,20 +134,19 @@ class _Step:
         arrived = [
             self._load(_part(block, [-e for e in one])) for block, one in zip(blocks, velocities, strict=True)
         ]
-        kind_here = _part(cells, here)
-        is_common = kind_here == int(Cell.FLUID)
-        is_damped = None
-        if Cell.DAMPED in self.kinds:
+        collided, kind_here = self._collided(arrived, parameters, xp), _part(cells, here)
+        collides = kind_here == int(Cell.FLUID)
+        if Cell.DAMPED in self.kinds:  # whole columns: a kernel makes no other kind of cell there
             is_damped = kind_here == int(Cell.DAMPED)
-            is_common = is_common | is_damped
-        results = collided = self._collided(arrived, is_damped, parameters, xp)
+            damped = self._collided(arrived, parameters, xp, damped=True)
+            collided = [xp.where(is_damped, new, old) for new, old in zip(damped, collided, strict=True)]
+            collides = collides | is_damped
+        results = collided
         for kind, replaced in self._replaced(arrived, blocks, wind, parameters, xp):
             is_kind = kind_here == int(kind)
             results = [xp.where(is_kind, new, old) for new, old in zip(replaced, results, strict=True)]
-        if (
-            len(self.kinds - {Cell.FLUID, Cell.DAMPED}) > 1
-        ):  # most cells collide: a kernel then makes one test
-            results = [xp.where(~is_common, new, old) for new, old in zip(results, collided, strict=True)]
+        if len(self.kinds - {Cell.FLUID, Cell.DAMPED}) > 1:  # few cells do not collide: one test
+            results = [xp.where(~collides, new, old) for new, old in zip(results, collided, strict=True)]
         return tuple(map(self._store, results))
 
     # Populations are computed as they are scaled for storage. A product of two is too large by the scale, a
@@ -170,14 +169,13 @@ class _Step:
     # Collision
 
     def _collided(
-        self, arrived: Sequence[Any], is_damped: Any, parameters: dict[str, float], xp: ModuleType
+        self, arrived: Sequence[Any], parameters: dict[str, float], xp: ModuleType, damped: bool = False
     ) -> list[Any]:
         """Return the populations after the collision.
 
         The two of a pair share their terms. The population at rest and the odd parts along axes are what the
-        others leave of the density and the momentum: both are conserved but for the rounding of sums.
-        is_damped: which cells relax to the equilibrium; None if none do. They differ from others in factors
-        only, which are chosen: as another kind of cells, they would be a collision of their own.
+        others leave of the density and the momentum: both are conserved but for the rounding of sums. damped:
+        relax to the equilibrium.
         """
         lattice, velocities, weights = self.lattice, self.lattice.velocities, self.lattice.weights
         even = {one: arrived[one] + arrived[other] for one, other in lattice.pairs}
@@ -185,28 +183,26 @@ class _Step:
         density = _total([arrived[0], *even.values()])
         momentum = [self._moment(odd, (axis,)) for axis in range(lattice.axes)]
         squares = [j * j for j in momentum]
-        omega, omega_minus = self._rates(even, density, momentum, parameters, xp)
-
-        def factor(slope: float, rate: Any, offset: float = 0.0) -> Any:
-            """Return offset + slope * rate, with a rate of 1 where cells are damped."""
-            value = offset + slope * rate if offset else slope * rate
-            if is_damped is None:
-                return value
-            return xp.where(is_damped, np.float32(offset + slope), _as_float32(value))
+        omega: Any = 1.0
+        omega_minus: Any = 1.0
+        if not damped:
+            omega, omega_minus = self._rates(even, density, momentum, parameters, xp)
 
         base = density - (1.5 / self._scale) * _total(squares)
-        kinds = dict.fromkeys(weights[one] for one in even)
-        constant = {weight: factor(weight, omega) * base for weight in kinds}
-        curved = {weight: factor(4.5 / self._scale * weight, omega) for weight in kinds}
+        rates = {weights[one]: omega * weights[one] for one in even}
+        constant = {weight: rate * base for weight, rate in rates.items()}
+        curved = {weight: 4.5 / self._scale * rate for weight, rate in rates.items()}
         along = {one: _signed(zip(velocities[one], momentum, strict=True)) for one in odd}
-        keep, keep_odd = factor(-0.5, omega, 0.5), factor(-0.5, omega_minus, 0.5)
+        keep, keep_odd = 0.5 - 0.5 * omega, 0.5 - 0.5 * omega_minus
         for one, sum_of_pair in even.items():
             weight, j = weights[one], along[one]
             even[one] = keep * sum_of_pair + (constant[weight] + curved[weight] * (j * j))
         steps = {one: sum(map(abs, velocities[one])) for one in odd}
-        diagonals = [one for one in odd if steps[one] > 1]
-        relaxed = {weight: factor(3 * weight, omega_minus) for weight in {weights[one] for one in diagonals}}
-        diagonal = {one: keep_odd * odd[one] + relaxed[weights[one]] * along[one] for one in diagonals}
+        diagonal = {
+            one: keep_odd * odd[one] + (3 * weights[one] * omega_minus) * along[one]
+            for one in odd
+            if steps[one] > 1
+        }
         axial = {
             one: 0.5 * along[one]
             - _signed((_dot(velocities[one], velocities[other]), value) for other, value in diagonal.items())
@@ -326,11 +322,6 @@ class _Step:
             for number in entering:
                 results[number] = results[number] - lattice.weights[number] * excess
         return results
-
-
-def _as_float32(value: Any) -> Any:
-    """Return a number as float32, so that `where` does not make float64 of it; arrays as they are."""
-    return np.float32(value) if isinstance(value, float) else value
 
 
 def _part(block: Any, offset: Sequence[int]) -> Any:
