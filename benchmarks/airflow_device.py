@@ -56,7 +56,7 @@ class Case:
         return Tunnel(body, LATTICES[self.lattice], "slip", "uniform", 0.1, np.dtype(self.storage))
 
     def program(self, tunnel: Tunnel) -> tuple[Program, list[int]]:
-        job = step_job(tunnel.lattice, tunnel.kinds, "trt", self.storage)
+        job = step_job(tunnel.lattice, tunnel.kinds, "trt", self.storage, damping="factors")
         kinds = {name: np.dtype("u1" if name == "cells" else self.storage) for name in job.arrays}
         inputs = [Operand(name, kind) for name, kind in kinds.items()]
         known = {"omega": 1.9, "omega_minus": 1.1, "velocity_x": 0.1, "outflow": 0.67, "anchor": 0.02}

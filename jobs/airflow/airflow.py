@@ -17,7 +17,7 @@ from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
 from jobs.airflow.shapes import shape as shapes
 from jobs.airflow.shapes.bodies import Body, CellBody
-from jobs.airflow.step import SCALE, Collision, step_job
+from jobs.airflow.step import SCALE, Collision, Damping, step_job
 from jobs.airflow.tunnel import Sides, Tunnel
 from jobs.airflow.units import Flow
 from runner.errors import UserError
@@ -98,7 +98,8 @@ def airflow(
     chosen = world.collective_call(lambda: _lattice(lattice, body))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
     tunnel = Tunnel(body, chosen, sides, inlet, speed, np.dtype(storage))
-    step = step_job(chosen, tunnel.kinds, collision, storage=storage, profile=inlet == "parabolic")
+    damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
+    step = step_job(chosen, tunnel.kinds, collision, storage, inlet == "parabolic", damping)
     options = _options(simulate.options, tunnel)
     assert options.steps is not None
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))

@@ -34,6 +34,7 @@ from runner.job.signature import Parameter
 from runner.run.declare import DeclaredJob
 
 Collision = Literal["trt", "bgk", "les"]
+Damping = Literal["results", "factors"]
 SOUND = 1 / math.sqrt(3)  # speed of sound, in cells a step
 SCALE = {np.dtype(np.float32): 1.0, np.dtype(np.float16): 2.0**15}  # of stored populations, by dtype
 LIMIT = 1.0  # of a population that a moving wall sends back
@@ -46,6 +47,7 @@ def step_job(
     collision: Collision = "trt",
     storage: Any = np.float32,
     profile: bool = False,
+    damping: Damping = "results",
 ) -> DeclaredJob:
     """Return the job of one time step.
 
@@ -56,12 +58,15 @@ def step_job(
 
     kinds: of cells that occur; others cost nothing. collision: "trt" (two relaxation times), "bgk" (one),
     or "les": as "trt", with Smagorinsky's viscosity of eddies. storage: float32, or float16 for
-    populations times 2^15. It computes in float32. Raises UserError for what does not exist on the lattice.
+    populations times 2^15. It computes in float32. damping: what is chosen for DAMPED cells, with the same
+    bits: "results" of a collision of their own, which a CPU leaves out of rows without such cells, or
+    "factors" of one collision for all, so that a GPU needs no branch for whole columns. Raises UserError for
+    what does not exist on the lattice.
     """
     occurring = frozenset(Cell(kind) for kind in kinds)
     if Cell.SLIP_Z in occurring and lattice.axes < 3:
         raise UserError("walls normal to z need three axes", got=lattice.name)
-    step = _Step(lattice, occurring, collision, np.dtype(storage))
+    step = _Step(lattice, occurring, collision, np.dtype(storage), damping)
     count = lattice.size
 
     def airflow(*blocks: Any, xp: ModuleType, **parameters: float) -> tuple[Any, ...]:
@@ -91,6 +96,7 @@ class _Step:
     kinds: frozenset[Cell]
     collision: Collision
     storage: np.dtype[Any]
+    damping: Damping
 
     def parameters(self) -> tuple[Parameter, ...]:
         """Return the parameters that have an effect."""
@@ -134,20 +140,27 @@ class _Step:
         arrived = [
             self._load(_part(block, [-e for e in one])) for block, one in zip(blocks, velocities, strict=True)
         ]
-        collided, kind_here = self._collided(arrived, parameters, xp), _part(cells, here)
-        collides = kind_here == int(Cell.FLUID)
-        if Cell.DAMPED in self.kinds:  # whole columns: a kernel makes no other kind of cell there
-            is_damped = kind_here == int(Cell.DAMPED)
-            damped = self._collided(arrived, parameters, xp, damped=True)
-            collided = [xp.where(is_damped, new, old) for new, old in zip(damped, collided, strict=True)]
-            collides = collides | is_damped
-        results = collided
+        kind_here = _part(cells, here)
+        collides, damped = kind_here == int(Cell.FLUID), False
+        if self._chooses_factors:
+            damped = kind_here == int(Cell.DAMPED)
+            collides = collides | damped
+        results = collided = self._collided(arrived, parameters, xp, damped)
         for kind, replaced in self._replaced(arrived, blocks, wind, parameters, xp):
             is_kind = kind_here == int(kind)
             results = [xp.where(is_kind, new, old) for new, old in zip(replaced, results, strict=True)]
-        if len(self.kinds - {Cell.FLUID, Cell.DAMPED}) > 1:  # few cells do not collide: one test
+        if len(self._others) > 1:  # most cells collide: a kernel then makes one test
             results = [xp.where(~collides, new, old) for new, old in zip(results, collided, strict=True)]
         return tuple(map(self._store, results))
+
+    @property
+    def _chooses_factors(self) -> bool:
+        return Cell.DAMPED in self.kinds and self.damping == "factors"
+
+    @property
+    def _others(self) -> frozenset[Cell]:
+        """The kinds of cells that do not take the results of the collision."""
+        return self.kinds - {Cell.FLUID, *([Cell.DAMPED] if self._chooses_factors else [])}
 
     # Populations are computed as they are scaled for storage. A product of two is too large by the scale, a
     # power of two: dividing by it, in a coefficient where there is one, changes no digit.
@@ -169,13 +182,13 @@ class _Step:
     # Collision
 
     def _collided(
-        self, arrived: Sequence[Any], parameters: dict[str, float], xp: ModuleType, damped: bool = False
+        self, arrived: Sequence[Any], parameters: dict[str, float], xp: ModuleType, damped: Any
     ) -> list[Any]:
         """Return the populations after the collision.
 
         The two of a pair share their terms. The population at rest and the odd parts along axes are what the
         others leave of the density and the momentum: both are conserved but for the rounding of sums. damped:
-        relax to the equilibrium.
+        whether cells relax to the equilibrium: all, none, or an array of those that do.
         """
         lattice, velocities, weights = self.lattice, self.lattice.velocities, self.lattice.weights
         even = {one: arrived[one] + arrived[other] for one, other in lattice.pairs}
@@ -183,26 +196,33 @@ class _Step:
         density = _total([arrived[0], *even.values()])
         momentum = [self._moment(odd, (axis,)) for axis in range(lattice.axes)]
         squares = [j * j for j in momentum]
-        omega: Any = 1.0
-        omega_minus: Any = 1.0
-        if not damped:
-            omega, omega_minus = self._rates(even, density, momentum, parameters, xp)
+        omega, omega_minus = (
+            self._rates(even, density, momentum, parameters, xp) if damped is not True else (1, 1)
+        )
+
+        def factor(slope: float, rate: Any, offset: float = 0.0) -> Any:
+            """Return offset + slope * rate, with a rate of 1 where cells are damped."""
+            value = offset + slope * rate if offset else slope * rate
+            if isinstance(damped, bool):
+                return value
+            value = (
+                np.float32(value) if isinstance(value, float) else value
+            )  # as of Python it would be float64
+            return xp.where(damped, np.float32(offset + slope), value)
 
         base = density - (1.5 / self._scale) * _total(squares)
-        rates = {weights[one]: omega * weights[one] for one in even}
-        constant = {weight: rate * base for weight, rate in rates.items()}
-        curved = {weight: 4.5 / self._scale * rate for weight, rate in rates.items()}
+        kinds = dict.fromkeys(weights[one] for one in even)
+        constant = {weight: factor(weight, omega) * base for weight in kinds}
+        curved = {weight: factor(4.5 / self._scale * weight, omega) for weight in kinds}
         along = {one: _signed(zip(velocities[one], momentum, strict=True)) for one in odd}
-        keep, keep_odd = 0.5 - 0.5 * omega, 0.5 - 0.5 * omega_minus
+        keep, keep_odd = factor(-0.5, omega, 0.5), factor(-0.5, omega_minus, 0.5)
         for one, sum_of_pair in even.items():
             weight, j = weights[one], along[one]
             even[one] = keep * sum_of_pair + (constant[weight] + curved[weight] * (j * j))
         steps = {one: sum(map(abs, velocities[one])) for one in odd}
-        diagonal = {
-            one: keep_odd * odd[one] + (3 * weights[one] * omega_minus) * along[one]
-            for one in odd
-            if steps[one] > 1
-        }
+        diagonals = [one for one in odd if steps[one] > 1]
+        relaxed = {weight: factor(3 * weight, omega_minus) for weight in {weights[one] for one in diagonals}}
+        diagonal = {one: keep_odd * odd[one] + relaxed[weights[one]] * along[one] for one in diagonals}
         axial = {
             one: 0.5 * along[one]
             - _signed((_dot(velocities[one], velocities[other]), value) for other, value in diagonal.items())
@@ -263,7 +283,7 @@ class _Step:
         parameters: dict[str, float],
         xp: ModuleType,
     ) -> Iterator[tuple[Cell, Sequence[Any]]]:
-        """Yield, for each kind of cells that do not collide, their populations after the step."""
+        """Yield, for each kind of `_others`, its populations after the step."""
         lattice = self.lattice
         back = [arrived[one] for one in lattice.opposite]
         if Cell.SOLID in self.kinds:
@@ -273,6 +293,8 @@ class _Step:
         for kind, axis in ((Cell.SLIP, -2), (Cell.SLIP_Z, -3)):
             if kind in self.kinds:
                 yield kind, [arrived[one] for one in lattice.mirror[axis]]
+        if Cell.DAMPED in self._others:
+            yield Cell.DAMPED, self._collided(arrived, parameters, xp, damped=True)
         if Cell.OUTFLOW in self.kinds:
             yield Cell.OUTFLOW, self._leaving(arrived, blocks, parameters)
 

@@ -14,7 +14,7 @@ from step_runs import stepped
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import D2Q9, D3Q19, LATTICES, Lattice
 from jobs.airflow.moments import equilibrium
-from jobs.airflow.step import SCALE, Collision, step_job
+from jobs.airflow.step import SCALE, Collision, Damping, step_job
 from runner.errors import UserError
 from runner.job.declaration import Job
 
@@ -114,17 +114,40 @@ def test_float16_storage_rounds_and_changes_nothing_else(lattice: Lattice) -> No
         ("D3Q27", "trt", "float16"),
     ],
 )
-def test_the_step_is_one_kernel_of_the_same_bits(name: str, collision: Collision, storage: str) -> None:
+@pytest.mark.parametrize("damping", ["results", "factors"])
+def test_the_step_is_one_kernel_of_the_same_bits(
+    name: str, collision: Collision, storage: str, damping: Damping
+) -> None:
     lattice = LATTICES[name]
     shape = small(lattice)
     fields, cells = flow(lattice, shape, storage), scattered(lattice, shape)
-    job = step_job(lattice, kinds_of(lattice), collision, storage)
+    job = step_job(lattice, kinds_of(lattice), collision, storage, damping=damping)
     fused, plain = (
         replace(job, fuse=fuse).iterate(*fields, cells, steps=9, **rates(job)) for fuse in ("require", "off")
     )
     for one, other in zip(fused, plain, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.isfinite(one).all()
+
+
+@EVERY_LATTICE
+@pytest.mark.parametrize("collision", ["trt", "bgk", "les"])
+@pytest.mark.parametrize("storage", ["float32", "float16"])
+def test_damped_cells_have_the_same_bits_however_they_are_chosen(
+    lattice: Lattice, collision: Collision, storage: str
+) -> None:
+    shape = small(lattice)
+    fields, cells = flow(lattice, shape, storage), scattered(lattice, shape)
+    assert (cells == Cell.DAMPED).any()
+    results, factors = (
+        replace(job, fuse="off").iterate(*fields, cells, steps=5, **rates(job))
+        for job in (
+            step_job(lattice, kinds_of(lattice), collision, storage, damping=damping)
+            for damping in ("results", "factors")
+        )
+    )
+    for one, other in zip(results, factors, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
