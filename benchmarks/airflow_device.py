@@ -1,6 +1,7 @@
 """One GPU: the kernels of the job airflow, one step at a time and several steps in a kernel.
 
-    python benchmarks/airflow_device.py [--only 2d 3d ...] [--most 6] [--fuse-math fast] [--json FILE]
+    python benchmarks/airflow_device.py [--only 2d 3d ...] [--fluid] [--most 6] [--fuse-math fast]
+        [--json FILE]
 
 A tunnel with a cylinder or a sphere, an inlet, damped columns, an outflow and walls without friction. Forces
 are not sampled and the surface is made of cells. A rate counts each cell once a step; it is given beside the
@@ -41,6 +42,7 @@ from runner.region import Region
 from runner.report.record import write_json
 
 ROUNDS = 7
+BLOCKS = [(128, 1), (32, 4), (16, 8)]  # threads
 HEIGHTS = (0, 64, 96, 128, 192, 256)  # rows of a strip; 0: as the launch chooses
 
 
@@ -77,10 +79,15 @@ CASES = {
 
 
 def passes(program: Program, fuse_math: str) -> list[PassKernel]:
-    """Return kernels of one step: the chosen one, then others, which unroll the cells of their tiles."""
+    """Return kernels of one step: the chosen one, the same in other blocks, and others that are unrolled."""
+    chosen = emit(program, math=fuse_math)
     cells = [(1, 1), (1, 2), (2, 2), (1, 4)] if program.axes == 2 else [(1, 1), (1, 2), (1, 4), (2, 1)]
     tiles = [((1,) * program.axes + one)[-program.axes :] for one in cells]
-    return [emit(program, math=fuse_math), *(emit(program, tile=tile, math=fuse_math) for tile in tiles)]
+    return [
+        chosen,
+        *(emit(program, threads=one, math=fuse_math) for one in BLOCKS if one != chosen.threads),
+        *(emit(program, tile=tile, threads=BLOCKS[0], math=fuse_math) for tile in tiles),
+    ]
 
 
 def compile_pass(kernel: PassKernel) -> None:
@@ -94,13 +101,16 @@ def copied(nbytes: int) -> float:
     return seconds(lambda: target.data.copy_from_device_async(source.data, target.nbytes), ROUNDS)
 
 
-def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -> list[dict[str, Any]]:
+def measured(
+    name: str, case: Case, fluid: bool, most: int, fuse_math: str, pool: Executor
+) -> list[dict[str, Any]]:
     tunnel = case.tunnel()
     program, feeds = case.program(tunnel)
     size = tunnel.shape
     box = Region((0,) * len(size), size)
     cells = math.prod(size)
-    host = [tunnel.population(one, box) for one in range(tunnel.lattice.size)] + [tunnel.cells(box)]
+    kinds = tunnel.cells(box) * np.uint8(not fluid)
+    host = [tunnel.population(one, box) for one in range(tunnel.lattice.size)] + [kinds]
     nbytes = cells * (2 * tunnel.lattice.size * np.dtype(case.storage).itemsize + 1)
     copy = copied(nbytes)
     about = {"case": name, "cells": cells, "copy_cells_per_second": cells / copy}
@@ -179,6 +189,7 @@ def measured(name: str, case: Case, most: int, fuse_math: str, pool: Executor) -
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--fluid", action="store_true", help="cells of fluid alone, by the same kernels")
     parser.add_argument("--most", type=int, default=6, help="choices of kernels of several steps")
     parser.add_argument("--fuse-math", default="strict", choices=("strict", "fast"), help="of single passes")
     parser.add_argument("--compilers", type=int, default=14, help="processes that compile")
@@ -189,7 +200,7 @@ def main(words: Sequence[str] | None = None) -> None:
         rows = [
             row
             for name in options.only
-            for row in measured(name, CASES[name], options.most, options.fuse_math, pool)
+            for row in measured(name, CASES[name], options.fluid, options.most, options.fuse_math, pool)
         ]
     print("best:")
     for name in options.only:
@@ -199,7 +210,12 @@ def main(words: Sequence[str] | None = None) -> None:
                 best = max(of_case, key=lambda one: float(one["cells_per_second"]))
                 print(f"  {name:6} K {best['steps']} {best['cells_per_second'] / 1e9:6.1f} Gcell/s")
     if options.json:
-        write_json(options.json, "benchmark", 1, {"benchmark": "airflow_device", "rows": rows})
+        write_json(
+            options.json,
+            "benchmark",
+            1,
+            {"benchmark": "airflow_device", "fluid": options.fluid, "rows": rows},
+        )
 
 
 if __name__ == "__main__":
