@@ -196,18 +196,17 @@ class _Step:
         density = _total([arrived[0], *even.values()])
         momentum = [self._moment(odd, (axis,)) for axis in range(lattice.axes)]
         squares = [j * j for j in momentum]
-        omega, omega_minus = (
-            self._rates(even, density, momentum, parameters, xp) if damped is not True else (1, 1)
-        )
+        omega, omega_minus = 1.0, 1.0
+        if damped is not True:
+            omega, omega_minus = self._rates(even, density, momentum, parameters, xp)
 
         def factor(slope: float, rate: Any, offset: float = 0.0) -> Any:
             """Return offset + slope * rate, with a rate of 1 where cells are damped."""
             value = offset + slope * rate if offset else slope * rate
             if isinstance(damped, bool):
                 return value
-            value = (
-                np.float32(value) if isinstance(value, float) else value
-            )  # as of Python it would be float64
+            if isinstance(value, float):  # of Python: the result would be float64
+                value = np.float32(value)
             return xp.where(damped, np.float32(offset + slope), value)
 
         base = density - (1.5 / self._scale) * _total(squares)

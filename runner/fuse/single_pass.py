@@ -158,10 +158,12 @@ def marches(program: Program) -> bool:
 def sweeps(program: Program) -> bool:
     """Return whether a thread makes the cells of its row one after the other.
 
-    If there are branches, with small elements: unrolled, they need many registers and instructions.
+    If small elements are computed in branches: unrolled, the cells need many registers and instructions.
     """
+    if not fills_words(program, WORD) or not branches_of(program):
+        return False
     largest = max(one.dtype.itemsize for one in (*program.inputs, *program.outputs))
-    return largest < WORD and bool(branches_of(program)) and _rows(program, largest, marches(program)) == 1
+    return _rows(program, largest, marches(program)) == 1
 
 
 def fills_words(program: Program, columns: int) -> bool:
