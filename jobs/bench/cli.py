@@ -21,7 +21,7 @@ from jobs.bench.collectives.options import (
     bench_options,
     option,
 )
-from jobs.bench.command_base import LAST, PLOT, SIZE, run_on_ranks, with_options
+from jobs.bench.command_base import COUNT, LAST, PLOT, SIZE, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
@@ -72,7 +72,7 @@ _add("all", OPERATIONS, "Measure every operation, one after another.")
     [
         option("-b", "minbytes", "First size.", type=SIZE, default=8),
         option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1), default=2),
-        option("-n", "iters", "Timed messages.", type=click.IntRange(min=1), default=100),
+        option("-n", "iters", "Timed messages.", type=COUNT, default=100),
         *(LETTERS[letter] for letter in ("-e", "-i", "-w", "-c", "-d", "-T", "-J")),
         click.option(
             "--pairs",

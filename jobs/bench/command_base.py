@@ -32,6 +32,8 @@ class OwnGroup(OwnCommand, click.Group):
 
 
 SIZE = Parsed("bytes", parse_nccl_tests_size)
+MOST = 2**31 - 1  # nccl-tests' counts are of type int
+COUNT, NATURAL = click.IntRange(1, MOST), click.IntRange(0, MOST)
 PLOT = click.option("--plot", metavar="FILE", help="Draw a plot: .html, .svg or .png.")
 LAST = (
     click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True,

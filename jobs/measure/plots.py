@@ -12,11 +12,13 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from runner.errors import UserError
 from runner.files import write_file
+from runner.system.launcher import environment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +35,9 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 def check(target: str | Path) -> None:
-    """Raise UserError for an unknown suffix, or if matplotlib is missing: before anything is measured."""
+    """Raise UserError if `save` would, before anything is measured: for an unknown suffix, without
+    matplotlib, or for a date that it cannot read.
+    """
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError("the suffix of the plot's file is unknown", got=target, expected=" ".join(SUFFIXES))
@@ -43,6 +47,13 @@ def check(target: str | Path) -> None:
         raise UserError(
             "plots need matplotlib", got=str(reason), hint="pip install 'meshrun[plot]'"
         ) from reason
+    date = environment().get("SOURCE_DATE_EPOCH")
+    if date and suffix != ".png":  # matplotlib reads it to lay out an SVG, which keeps no date here
+        try:
+            datetime.fromtimestamp(int(date), timezone.utc)
+        except (ValueError, OverflowError, OSError) as reason:
+            what = "the variable SOURCE_DATE_EPOCH is no date"
+            raise UserError(what, got=repr(date), expected="seconds since 1970") from reason
 
 
 def from_zero(axes: Axes) -> None:
@@ -91,7 +102,7 @@ def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Itera
     """Write the figure that `draw` fills; in .html with the sheets below it.
 
     The title is part of the image, in .html above it. Raises UserError for other suffixes than
-    .html, .png and .svg, without matplotlib, or if the file cannot be written.
+    .html, .png and .svg, without matplotlib, for a wrong date, or if the file cannot be written.
     """
     from jinja2 import Environment
     from markupsafe import Markup

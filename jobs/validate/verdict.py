@@ -111,7 +111,7 @@ PARTS = {
     "nvlink": "host {host}, {unit} {gpu}: its {link}",
     "nvlink send": "host {host}, {unit} {gpu}: its {link} when it sends",
     "nvlink receive": "host {host}, {unit} {gpu}: its {link} when it receives",
-    "pair": "host {host}: {link} between {unit}s {gpu} and {last_gpu}",
+    "pair": "host {host}: {between} between {unit}s {gpu} and {last_gpu}",
     "nic": "host {host}, {unit} {gpu}: its {port}",
     "flap": "host {host}, {unit} {gpu}: its {port}",
     "stall": "host {host}, {unit} {gpu}: its {port}",
@@ -127,7 +127,10 @@ PARTS = {
 }
 
 
-WIRES = {"GPU": {"link": "NVLink", "port": "NIC"}, "CPU": {"link": "shared memory", "port": "network"}}
+WIRES = {
+    "GPU": {"link": "NVLink", "between": "link", "port": "NIC"},  # a pair's link is NVLink or PCIe
+    "CPU": {"link": "shared memory", "between": "shared memory", "port": "network"},
+}
 
 
 def describe_part(kind: str, hosts: Sequence[str], gpus: Sequence[int], unit: Unit = "GPU") -> str:

@@ -340,7 +340,7 @@ def _result(run: RunContext) -> Record:
     if options.verify != "off" and run.job.kind == "job" and not checked:
         raise UserError(
             f"--verify: job {run.job.name} has no reference to compare with",
-            hint="reference= or verify= in its decorator",
+            hint="without --verify; a job of your own takes reference= or verify= in its decorator",
             everywhere=True,
         )
     partial = output = None

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from jobs.bench.collectives.config import BenchOptions, SweepSettings
-from jobs.bench.command_base import PLOT, SIZE, BadUsage, Command
+from jobs.bench.command_base import COUNT, MOST, NATURAL, PLOT, SIZE, BadUsage, Command
 from jobs.measure.exit_codes import Finite, Parsed, StrictCommand
 from jobs.measure.sizes import size_text
 from runner.comm.collectives import api
@@ -85,7 +85,6 @@ def no_device_api(ctx: click.Context, param: click.Parameter, value: int | None)
         raise click.BadParameter(NO_DEVICE_API, ctx, param)
 
 
-NATURAL = click.IntRange(min=0)
 ZERO_OR_ONE = click.IntRange(0, 1)
 
 LETTERS = {
@@ -93,9 +92,9 @@ LETTERS = {
     "-e": option("-e", "maxbytes", "Last size.", type=SIZE),
     "-i": option("-i", "stepbytes", "Step in bytes, if -f is 1.", type=SIZE),
     "-f": option("-f", "stepfactor", "Step as a factor.", type=click.IntRange(min=1)),
-    "-n": option("-n", "iters", "Timed iterations.", type=click.IntRange(min=1)),
+    "-n": option("-n", "iters", "Timed iterations.", type=COUNT),
     "-w": option("-w", "warmup_iters", "Warm-up iterations of each size.", type=NATURAL),
-    "-m": option("-m", "agg_iters", "Operations in one NCCL group.", type=click.IntRange(min=1)),
+    "-m": option("-m", "agg_iters", "Operations in one NCCL group.", type=COUNT),
     "-N": option("-N", "run_cycles", "Cycles through all sizes; 0: endless.", type=NATURAL),
     "-a": option("-a", "average", "Over ranks: 0 rank 0, 1 mean, 2 min, 3 max.", type=click.IntRange(0, 3)),
     "-p": option("-p", "parallel_init", "No effect: each process has one GPU.", type=ZERO_OR_ONE, default=0),
@@ -104,7 +103,7 @@ LETTERS = {
                  metavar="WORD"),
     "-d": option("-d", "datatype", listed(api.DATATYPES), type=one_or_all(api.DATATYPES), default="float",
                  metavar="WORD"),
-    "-r": option("-r", "root", "Root rank; -1: all in turn.", type=click.IntRange(min=-1)),
+    "-r": option("-r", "root", "Root rank; -1: all in turn.", type=click.IntRange(-1, MOST)),
     "-z": option(
         "-z", "blocking", "Wait for each call: 1 with a barrier, 2 without, 3 with an untimed barrier.",
         type=click.IntRange(0, 3),

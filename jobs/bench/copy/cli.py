@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from jobs.bench.command_base import LAST, PLOT, SIZE, OwnCommand, run_on_ranks, with_options
+from jobs.bench.command_base import COUNT, LAST, PLOT, SIZE, OwnCommand, run_on_ranks, with_options
 from jobs.bench.copy.cases import UnknownCase, chosen, listing
 
 UNIT = 16  # bytes
@@ -25,11 +25,11 @@ MAX_COPIES = 200  # operations that can be queued behind a closed gate (jobs.mea
                      metavar="BYTES", help="Size of a buffer."),
         click.option("--copies", type=click.IntRange(1, MAX_COPIES), default=16, show_default=True,
                      help="Copies in a sample."),
-        click.option("-n", "--samples", type=click.IntRange(min=1), default=3, show_default=True,
+        click.option("-n", "--samples", type=COUNT, default=3, show_default=True,
                      help="Samples of each cell; the median is reported."),
         click.option("--mean", is_flag=True, help="Report the mean of the samples instead of the median."),
         click.option("--huge-pages", is_flag=True, help="Keep host memory in huge pages."),
-        click.option("--sample-pairs", "pairs", type=click.IntRange(min=1), metavar="N",
+        click.option("--sample-pairs", "pairs", type=COUNT, metavar="N",
                      help="Measure only N pairs of GPUs, drawn with a fixed seed."),
         click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True,
                      help="Check the copied data."),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from jobs.bench.command_base import (
+    COUNT,
     LAST,
     PLOT,
     SIZE,
@@ -40,7 +41,7 @@ def last(default: str, text: str = "Last size.") -> Option:
 
 
 COMMON = (
-    click.option("-n", "samples", type=click.IntRange(min=1), default=5, show_default=True,
+    click.option("-n", "samples", type=COUNT, default=5, show_default=True,
                  help="Measurements of each figure; the median is reported."),
     click.option("-c", "check", type=click.IntRange(0, 1), default=1, show_default=True, help="Check data."),
     click.option("-J", "output_file", metavar="FILE.json",
@@ -71,7 +72,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
     "matmul": (
         "Matrix products, from naive to cuBLAS.",
         (
-            click.option("--side", type=click.IntRange(min=1), default=None, metavar="N",
+            click.option("--side", type=COUNT, default=None, metavar="N",
                          help="Rows of the square matrices.  [default: 8192; 1024 on a CPU]"),
         ),
     ),
@@ -79,7 +80,7 @@ LESSONS: dict[str, tuple[str, tuple[Option, ...]]] = {
         "A map in chunks on one to four streams.",
         (
             last("1G", "Bytes in all chunks."),
-            click.option("--chunks", type=click.IntRange(min=1), default=16, show_default=True,
+            click.option("--chunks", type=COUNT, default=16, show_default=True,
                          help="Number of chunks."),
         ),
     ),

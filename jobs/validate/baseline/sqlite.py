@@ -11,6 +11,7 @@ import sqlite3
 from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jobs.validate.baseline.baseline_run import (
     VERSION,
@@ -25,6 +26,7 @@ from jobs.validate.baseline.baseline_run import (
     unreadable,
     unwritable,
 )
+from runner.files import create
 
 TIMEOUT = 30.0  # seconds to wait for other writers
 APPLICATION = 0x4D455348  # "MESH", in the header of the file
@@ -60,26 +62,37 @@ def read(path: Path) -> list[BaselineRun]:
 def add(path: Path, new: BaselineRun) -> BaselineRun:
     """Save a run. Returns it with its number. Raises UserError, in which case nothing has changed."""
     try:
-        with closing(opened(path, "rwc")) as base:
-            base.execute("PRAGMA journal_mode = DELETE")
-            base.execute("BEGIN IMMEDIATE")  # waits for other writers before reading
-            if is_new(path, base):
-                for table in TABLES:
-                    base.execute(table)
-                base.execute(f"PRAGMA application_id = {APPLICATION}")
-                base.execute(f"PRAGMA user_version = {VERSION}")
-            runs = runs_in(base, figures=False)
-            new, gone = numbered(list(runs.values()), new)
-            insert(base, new)
-            left = {(run.fleet, run.number) for run in gone}
-            old = [(key,) for key, run in runs.items() if (run.fleet, run.number) in left]
-            base.executemany("DELETE FROM figures WHERE run = ?", old)
-            base.executemany("DELETE FROM runs WHERE id = ?", old)
-            base.execute("COMMIT")  # closing the connection before this changes nothing
-    except sqlite3.OperationalError as reason:
+        if not path.exists():  # made beside, then named: a failure leaves no part
+            with TemporaryDirectory() as folder:
+                whole = Path(folder, path.name)
+                first = add_in_transaction(whole, new)
+                if create(path.resolve(), whole.read_bytes()):
+                    return first
+        return add_in_transaction(path, new)
+    except (sqlite3.OperationalError, OSError) as reason:
         raise unwritable(path, reason) from reason
     except (sqlite3.DatabaseError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as reason:
         raise broken(path, reason) from reason
+
+
+def add_in_transaction(path: Path, new: BaselineRun) -> BaselineRun:
+    """Save a run in a file that others may write at the same time; see `add`."""
+    with closing(opened(path, "rwc")) as base:
+        base.execute("PRAGMA journal_mode = DELETE")
+        base.execute("BEGIN IMMEDIATE")  # waits for other writers before reading
+        if is_new(path, base):
+            for table in TABLES:
+                base.execute(table)
+            base.execute(f"PRAGMA application_id = {APPLICATION}")
+            base.execute(f"PRAGMA user_version = {VERSION}")
+        runs = runs_in(base, figures=False)
+        new, gone = numbered(list(runs.values()), new)
+        insert(base, new)
+        left = {(run.fleet, run.number) for run in gone}
+        old = [(key,) for key, run in runs.items() if (run.fleet, run.number) in left]
+        base.executemany("DELETE FROM figures WHERE run = ?", old)
+        base.executemany("DELETE FROM runs WHERE id = ?", old)
+        base.execute("COMMIT")  # closing the connection before this changes nothing
     return new
 
 

@@ -33,12 +33,22 @@ def file_words(path: str) -> list[str]:
 def _load(path: Path) -> Any:
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_table)
     try:
         tomllib = importlib.import_module("tomllib")
     except ModuleNotFoundError:
         raise UserError("a fleet in TOML needs Python 3.11", hint="write it as JSON") from None
     return tomllib.loads(text)
+
+
+def _table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a table of JSON. Raises ValueError for a key that is repeated, as TOML's reader does."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key} twice")
+        found[key] = value
+    return found
 
 
 def _words(key: str, value: Any) -> Iterator[str]:

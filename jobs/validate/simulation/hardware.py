@@ -133,7 +133,7 @@ class FleetLayout:
         self.leaf_switches, self.rails = spec.leaf_switches, spec.rails
         self.rank_at: Numbers = np.full((spec.hosts, spec.rails), -1, np.int64)
         self.rank_at[self.host, self.gpu] = np.arange(len(self.host))
-        self.pxn = spec.pxn and spec.nvlink == "switch"
+        self.pxn = spec.pxn
         self.switched = spec.nvlink == "switch"
         self.paths = {
             gpus: tuple(tuple(path_type(spec.nvlink, gpus, a, b) for b in range(gpus)) for a in range(gpus))

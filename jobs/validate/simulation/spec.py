@@ -265,6 +265,9 @@ def parse_fleet(text: str) -> FleetSpec:
     for fault in faults:
         if fault.kind == "nvlink" and values.get("nvlink") == "none":
             _refuse(fault, "nvlink=none", "nvlink=switch, mesh or bridge")
+    if values.get("pxn") and (nvlink := values.get("nvlink", "switch")) != "switch":
+        what = "pxn=on has no effect in this simulated fleet"
+        raise UserError(what, got=f"nvlink={nvlink}", expected="nvlink=switch")
     return FleetSpec(gpus, tuple(faults), **values)
 
 

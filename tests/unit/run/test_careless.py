@@ -167,7 +167,8 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("doctor --json text.txt/a.json", "the record's folder is a file: got text.txt"),
         # What cannot be done.
         ("run mine.py:size in.npy out.npy --verify",
-         "--verify: job size has no reference to compare with. Try: reference= or verify= in its decorator"),
+         "--verify: job size has no reference to compare with. Try: without --verify; a job of your own "
+         "takes reference= or verify= in its decorator"),
         (f"run mine.py:same raw.raw out.npy --shape {'x'.join('1' * 65)} --dtype f4",
          "--shape has more axes than an array can have: got maximum supported dimension"),
         ("run mine.py:same -- in.npy out.npy --verify", "unexpected extra argument (--verify)"),

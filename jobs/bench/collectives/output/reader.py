@@ -211,7 +211,9 @@ def _row(
     cells = rest.split()
     # Older versions leave the reduction blank for operations without one.
     reduction = cells.pop(0) if cells[0].isalpha() else "none"
-    key = RowKey(int(size), int(count), datatype, reduction, int(cells.pop(0)))
+    key = RowKey(
+        _whole("size", int(size)), _whole("count", int(count)), datatype, reduction, int(cells.pop(0))
+    )
     half = titles.index(titles[0], 1)
     columns = titles[:half]
     found = {}
@@ -256,7 +258,8 @@ def _identify(document: dict[str, Any], gathered: _Gathered) -> None:
 
 
 def _add_json(row: dict[str, Any], gathered: _Gathered) -> None:
-    key = RowKey(row["size"], row["count"], row["type"], row["redop"], int(row["root"]))
+    size, count = (_whole(name, row[name]) for name in ("size", "count"))
+    key = RowKey(size, count, row["type"], row["redop"], int(row["root"]))
     for placement in PLACEMENTS:
         values = row[placement]
         if values is None:  # a replayed trace has one placement
@@ -266,3 +269,10 @@ def _add_json(row: dict[str, Any], gathered: _Gathered) -> None:
         wrong = None if values["nwrong"] is None else int(values["nwrong"])
         figures = Figures(float(values[clock]), float(values["alg_bw"]), float(values["bus_bw"]), wrong)
         gathered.add(key, placement, figures)
+
+
+def _whole(name: str, value: Any) -> int:
+    """Check a number of bytes or elements. Raises ValueError unless it is a whole number of 64 bits."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{name} {value!r}"[:40])
+    return value

@@ -238,6 +238,16 @@ def test_what_is_refused_ends_with_status_6(words: str, reason: str) -> None:
     assert mistake.value.exit_code == 6
 
 
+COUNTS = ("-n", "-w", "-m", "-N", "-c", "-r", "-T", "-G", "-u", "-K")
+MORE_COUNTS = [("pingpong", "-n"), ("copy", "-n"), ("copy", "--sample-pairs")]
+
+
+@pytest.mark.parametrize(("command", "letter"), [*(("all_reduce", one) for one in COUNTS), *MORE_COUNTS])
+def test_a_count_is_an_int_of_c(command: str, letter: str) -> None:
+    with pytest.raises(click.UsageError, match=f"'{letter}'.*{10**30} is not in the range"):
+        parsed(letter, str(10**30), command=command)
+
+
 def test_channels_belong_to_a_sweep() -> None:
     assert parsed("--sweep-tuning").channels == ()
     assert parsed("--sweep-tuning", "--channels", "4,16").channels == (4, 16)

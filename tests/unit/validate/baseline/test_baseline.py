@@ -553,6 +553,25 @@ def test_a_writer_that_never_ends_is_not_waited_for(
             save(path, FLEET, rates())
 
 
+def full_disk(*_: Any) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_a_database_that_cannot_be_filled_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("jobs.validate.baseline.sqlite.insert", full_disk)
+        with pytest.raises(UserError, match="disk is full"):
+            save(tmp_path / "b.db", FLEET, rates())
+        assert list(tmp_path.iterdir()) == []
+        (tmp_path / "b.db").touch()  # not ours
+        with pytest.raises(UserError, match="disk is full"):
+            save(tmp_path / "b.db", FLEET, rates())
+        assert (tmp_path / "b.db").stat().st_size == 0
+    saved(tmp_path / "b.db", 1)
+
+
 SAVER = """
 import sys
 from pathlib import Path

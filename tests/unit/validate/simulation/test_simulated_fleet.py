@@ -266,8 +266,6 @@ def test_pxn_leaves_through_the_nic_on_the_destinations_rail() -> None:
     assert flow_rates(fleet(text), flows) == pytest.approx([48 * GB, 24 * GB])
     assert flow_rates(fleet(f"{text},pxn=on"), flows) == pytest.approx([24 * GB, 48 * GB])
     assert flow_rates(fleet(f"{text},pxn=on"), [(0, 2), (1, 3)]) == pytest.approx([48 * GB, 24 * GB])
-    # Without an NVLink to the other GPU, NCCL cannot.
-    assert flow_rates(fleet(f"{text},pxn=on,nvlink=none"), flows) == pytest.approx([48 * GB, 24 * GB])
 
 
 def test_hashed_paths_collide_for_good() -> None:
@@ -527,11 +525,14 @@ def test_a_fleet_is_read_with_all_its_words() -> None:
 
 def test_all_keys_are_written_and_read_again() -> None:
     text = (
-        "gpus=4/4,coupling=off,pxn=on,ecmp=4,spread=0.02,drift=0.0,hostnoise=0.1,neighbours=0.05,nics=2,pcie=2,"
+        "gpus=4/4,coupling=off,ecmp=4,spread=0.02,drift=0.0,hostnoise=0.1,neighbours=0.05,nics=2,pcie=2,"
         "nvlink=mesh,domain=2,models=H200/A100,fallback=tcp"
     )
     spec = parse_fleet(text)
-    assert (spec.coupling, spec.pxn, spec.drift, spec.models) == (False, True, 0.0, ("H200", "A100"))
+    assert (spec.coupling, spec.drift, spec.models) == (False, 0.0, ("H200", "A100"))
+    assert parse_fleet(str(spec)) == spec
+    spec = parse_fleet("hosts=2,pxn=on,nvlink=switch")
+    assert spec.pxn
     assert parse_fleet(str(spec)) == spec
 
 
@@ -543,7 +544,8 @@ def test_a_fleet_from_a_file(tmp_path: Path) -> None:
     path.write_text('{"hosts": 4, "oversubscribtion": 2}')
     with pytest.raises(UserError, match="Try: oversubscription="):
         parse_fleet(str(path))
-    for text, said in [("{", "not valid json"), ("[1]", "not a table of keys")]:
+    refused = [("{", "not valid json"), ("[1]", "not a table of keys")]
+    for text, said in [*refused, ('{"hosts": 2, "gpus": 8, "hosts": 3}', "not valid json: got hosts twice")]:
         path.write_text(text)
         with pytest.raises(UserError, match=said):
             parse_fleet(str(path))
@@ -615,6 +617,8 @@ def test_what_is_written_is_read_again(kind: str) -> None:
         ),
         ("hosts=2,neighbors=0.1", ["unknown key", "Try: neighbours=..."]),
         ("hosts=2,pxn=yes", ["pxn", "on, off"]),
+        ("hosts=2,pxn=on,nvlink=none", ["pxn=on has no effect", "got nvlink=none", "expected nvlink=switch"]),
+        ("hosts=2,nvlink=mesh,pxn=on", ["pxn=on has no effect", "got nvlink=mesh", "expected nvlink=switch"]),
         ("hosts=2,models=H200/A101", ["models", "got 'A101'", "Try: models=A100"]),
     ],
 )

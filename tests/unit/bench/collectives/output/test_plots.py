@@ -230,6 +230,24 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         plot(LINES, tmp_path / "missing" / "plot.svg")
 
 
+@pytest.mark.parametrize("date", ["abc", "1e9", "9" * 30])
+def test_a_date_that_matplotlib_cannot_read_is_refused_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, date: str
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    for name in ("plot.svg", "plot.html"):
+        with pytest.raises(UserError, match=f"SOURCE_DATE_EPOCH.*got '{date}', expected seconds since 1970"):
+            drawn(tmp_path, name)
+    drawn(tmp_path, "plot.png")  # has no date
+
+
+@pytest.mark.parametrize("date", ["", "0", "1700000000"])
+def test_a_date_does_not_change_a_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, date: str) -> None:
+    expected = drawn(tmp_path, "plot.svg").read_bytes()
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    assert drawn(tmp_path, "plot.svg").read_bytes() == expected
+
+
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(sys.modules):
         if name.partition(".")[0] == "matplotlib":

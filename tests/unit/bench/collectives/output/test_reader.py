@@ -197,6 +197,13 @@ def test_nccl_tests_json(tmp_path: Path, version: int) -> None:
             "more than one clock: got cputime, time",
         ),
         ("{}", "no record of measurements"),
+        (our_json().replace('"size": 8,', '"size": 1e400,'), "no record of measurements: got .*size inf"),
+        (
+            our_json().replace('"size": 8,', '"size": ' + "1" + 400 * "0" + ","),
+            "no record of measurements: got .*size 1000",
+        ),
+        (our_json().replace('"size": 8,', '"size": "8",'), "no record of measurements: got .*size '8'"),
+        (OLD.replace("           8 ", f" 1{400 * '0'} ", 1), "line 9 .* truncated row or is mixed"),
         ('{"version": 3, "results": [], "args": ["x"]}', "no record of measurements"),
         (our_json().replace('"version": 3', '"version": 4'), r"no record of measurements: got .*version 4"),
         (our_json().replace('"alg_bw"', '"algbw"'), "no record of measurements"),
