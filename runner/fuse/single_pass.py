@@ -592,8 +592,11 @@ class _Body:
         """
         add, moves, results = self.lines.append, dict[str, str](), list[str]()
         free: dict[int, list[str]] = defaultdict(list)
-        for row, (first, last) in values.windows.items():
-            size, words = self.program.inputs[row[0]].dtype.itemsize, f"row{values.rows[row]}.words"
+        for row, line in values.rows.items():
+            if row not in values.windows:
+                continue  # only branches read it
+            (first, last), size = values.windows[row], self.program.inputs[row[0]].dtype.itemsize
+            words = f"row{line}.words"
             moves[words] = f"move<{-(-(last - first + self._turns) * size // WORD)}, {size}>({words}, 0);"
             if first == last and self._turns * size % WORD == 0:
                 free[size].append(words)

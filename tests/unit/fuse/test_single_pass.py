@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable
 from itertools import product
@@ -184,6 +185,13 @@ def test_results_of_a_sweep_take_the_place_of_what_was_read() -> None:
     assert not emit(example("lattice", "float16"), lengths=(9, 1)).sweep
     assert not emit(example("lattice", "float32")).sweep
     assert not emit(example("heat", "float16")).sweep  # without branches
+
+
+def test_a_kernel_has_the_same_text_each_time() -> None:
+    """Else no later run would find it among those that are compiled."""
+    for dtype, axes in (("float16", 2), ("float16", 3), ("float32", 2)):
+        texts = {emit(copy.deepcopy(example("lattice", dtype, axes))).source for _ in range(5)}
+        assert len(texts) == 1
 
 
 def test_a_sweep_makes_whole_words_of_small_elements() -> None:
