@@ -170,7 +170,6 @@ def measure_transforms(world: Any, cells: int, timed: Timed) -> None:
         return
     timed({"fft": messages})
     free_memory(world)  # 2048^3 on four GPUs of 80 GB leaves none for what messages were packed into
-    local = transforms(world, block)
     with meshrun.FourierPlan(world, (cells,) * 3) as plan:
         if plan.reason and world.rank == 0:
             print(f"the plan's transforms are not direct: {plan.reason}", file=sys.stderr)

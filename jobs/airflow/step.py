@@ -210,9 +210,9 @@ class _Step:
             return xp.where(damped, np.float32(offset + slope), value)
 
         base = density - (1.5 / self._scale) * _total(squares)
-        kinds = dict.fromkeys(weights[one] for one in even)
-        constant = {weight: factor(weight, omega) * base for weight in kinds}
-        curved = {weight: factor(4.5 / self._scale * weight, omega) for weight in kinds}
+        distinct = dict.fromkeys(weights[one] for one in even)
+        constant = {weight: factor(weight, omega) * base for weight in distinct}
+        curved = {weight: factor(4.5 / self._scale * weight, omega) for weight in distinct}
         along = {one: _signed(zip(velocities[one], momentum, strict=True)) for one in odd}
         keep, keep_odd = factor(-0.5, omega, 0.5), factor(-0.5, omega_minus, 0.5)
         for one, sum_of_pair in even.items():

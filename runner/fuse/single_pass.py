@@ -429,26 +429,27 @@ class _Body:
         self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool
     ) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._turns = tile[-1] if sweep else 1  # along a row
+        self._turns, self._columns = (
+            (tile[-1], 1) if sweep else (1, tile[-1])
+        )  # of a row, and cells of a turn
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
         self._leaders = {
             "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),
         }  # fmt: skip
-        columns = tile[-1] // self._turns
-        self._strips = Strips(columns % WORD == 0, [one.components for one in program.inputs])
+        self._strips = Strips(self._columns % WORD == 0, [one.components for one in program.inputs])
         flat = [node for result in program.results for node in result]
         self._rows: dict[Offset, list[PlacedStrip]] = {}
         for at in product(*map(range, (1, *tile[1:-1]) if march else tile[:-1])):
             nodes = program.graph.shifted(flat, (*at, 0))
             self._strips.of(in_order(nodes))
             self._rows[at] = [self._strips[node] for node in nodes]
-        find_places(((one, columns) for row in self._rows.values() for one in row), self._strips)
+        find_places(((one, self._columns) for row in self._rows.values() for one in row), self._strips)
         values = Values(program, self._strips)
         read_rows = [[at for number, at in values.rows if number == n] for n in range(len(program.inputs))]
         origin = [(0,) * (program.axes - 1)]
         self.corners = tuple(tuple(map(min, *rows, *rows)) for rows in (one or origin for one in read_rows))
         self.branches = False
-        stores = self._compute(values, columns, march)
+        stores = self._compute(values, march)
         self._find_place()
         reads = self._reads(values)
         if march:
@@ -615,13 +616,11 @@ class _Body:
         self.lines += [f"++{FIRST['i']}{one};" for one in sorted(inputs)]  # where branches read
         self.lines += ["}", *results]
 
-    def _compute(self, values: Values, columns: int, march: bool) -> list[_Store]:
+    def _compute(self, values: Values, march: bool) -> list[_Store]:
         """Write, row by row, the operations that are not written yet; return what is then to be stored.
 
-        Stores between the rows would let the compiler load the rows one after the other. columns: cells of a
-        row that are computed at a time.
+        Stores between the rows would let the compiler load the rows one after the other.
         """
-        sweep = columns < self.tile[-1]
         stores, wanted = list[_Store](), list[list[Value]]()
         for line, (at, row) in enumerate(self._rows.items()):
             begin = 0
@@ -630,11 +629,11 @@ class _Body:
                 begin += output.components
                 size = output.dtype.itemsize
                 words = size < WORD and output.components == 1 and self.tile[-1] * size % WORD == 0
-                form, step = ("memory", WORD // size) if words and not sweep else ("scalar", 1)
+                form, step = ("memory", WORD // size) if words and self._turns == 1 else ("scalar", 1)
                 wanted.append(
                     [
                         Value(form, one.strip, one.place + place)
-                        for place in range(0, columns, step)
+                        for place in range(0, self._columns, step)
                         for one in results
                     ]
                 )
