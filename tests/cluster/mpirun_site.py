@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hosts import Hosts
 from processes import DEADLOCK, wait_for
 
@@ -47,7 +48,11 @@ class Site:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         process = self.begin(*words)
-        process.wait(DEADLOCK)
+        try:
+            process.wait(DEADLOCK)
+        except subprocess.TimeoutExpired:
+            left = "\n".join(f"{name}: {self.hosts.processes(name)}" for name in self.hosts.names)
+            pytest.fail(f"not ended after {DEADLOCK} s\n{left}\n{self.out}\n{self.errors}")
         return subprocess.CompletedProcess(words, process.returncode, self.out, self.errors)
 
     def in_full_swing(self, process: subprocess.Popen[str], rows: int = 4) -> None:
