@@ -1,16 +1,21 @@
 """Every figure of the GPUs of one host, in one go: each benchmark with a limit of time.
 
-    python benchmarks/whole_box.py --gpus 4 --out DIR [--only steps halo ...] [--limit 240] [--list]
-        [--nccl-tests DIR --libnccl DIR] [--nvbandwidth FILE]
+    python benchmarks/whole_box.py --gpus 4 --out DIR [--only airflow halo ...] [--limit 300] [--seconds N]
+        [--list] [--nccl-tests DIR --libnccl DIR] [--nvbandwidth FILE]
 
 Each part is a command of its own, printed before it runs; what it prints goes to DIR/PART.txt and its figures
 to DIR/PART.json. A part that fails or takes longer than the limit is reported, and the others go on. In the
 end the parts' own tables are printed once more, and a table of the parts.
+
+The same command again goes on after the parts that were run (DIR/PART.done), where `--seconds` or the end of
+a lease stopped it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import shutil
 import signal
@@ -39,12 +44,6 @@ class Part:
         return self.name.replace(" ", "_")
 
 
-ON_RANKS = [
-    f"tests/gpu/test_{name}_gpu.py" for name in ("direct_halo", "ranks", "direct_transpose", "transforms")
-]
-FEW = "direct and (rows or grid or line or axes) and not 2 and not 3"  # of the tests of direct halos
-
-
 @dataclass(frozen=True)
 class Done:
     """A part that was run. why: it gave no figures, or ""."""
@@ -53,6 +52,13 @@ class Done:
     seconds: float
     why: str
     lines: Sequence[str]
+
+
+ON_RANKS = [
+    f"tests/gpu/test_{name}_gpu.py" for name in ("direct_halo", "ranks", "direct_transpose", "transforms")
+]
+FEW = "direct and (rows or grid or line or axes) and not 2 and not 3"  # of the tests of direct halos
+LATER = "no time was left"
 
 
 def script(name: str, *words: str) -> list[str]:
@@ -95,7 +101,7 @@ def parts(options: argparse.Namespace) -> list[Part]:
     found = parts_of_one() if gpus == 1 else parts_of_several(gpus, ranks)
     if options.nccl_tests:
         theirs = ["--nccl-tests", options.nccl_tests, "--libnccl", options.libnccl, "--ranks", str(gpus)]
-        found.insert(2, Part("bench", script("nccl_tests", *theirs)))
+        found.append(Part("bench", script("nccl_tests", *theirs)))
     if options.nvbandwidth:
         found.append(
             Part("copy", script("nvbandwidth", "--nvbandwidth", options.nvbandwidth, "--ranks", str(gpus)))
@@ -123,25 +129,29 @@ def parts_of_one() -> list[Part]:
 
 def parts_of_several(gpus: int, ranks: list[str]) -> list[Part]:
     """Return the parts that need more than one GPU. ranks: numbers of ranks, as text."""
-    sizes = ["--side", "65536", "--cells", "2048", "--factors", "65536", "--precisions", "bfloat16"]
-    large = script("transforms_device", "--gpus", str(gpus), "--rounds", "1", *sizes)
+    scaling = ["step_scaling", "--ranks", *ranks, "--rounds", "1", "--cases"]
+    validate = ["validate_real", "--device", "cuda", "--ranks", str(gpus), "--faults"]
+    large = ["--side", "65536", "--cells", "2048", "--factors", "65536", "--precisions", "bfloat16"]
+    transforms = ["--gpus", str(gpus), "--rounds", "1", *large] if gpus > 2 else ["--gpus", "1,2"]
     return [
-        Part("tests on ranks", on_ranks(2, pytest("--with-mpi", *ON_RANKS)), json=False),
-        Part("memcheck of halos", on_ranks(2, sanitizer("memcheck", "--with-mpi", ON_RANKS[0], "-k", FEW)),
-             json=False),
-        Part("steps", script("step_scaling", "--ranks", *ranks, "--rounds", "1")),
+        Part("transforms", script("transforms_device", *transforms)),
+        Part("airflow", script(*scaling, "airflow3d", "airflow2d", "--cube", "512", "--steps", "1000")),
+        Part("steps", script(*scaling, "heat", "wave", "heat-strong", "--steps", "4000")),
+        Part("steps 3d", script(*scaling, "diffusion3d")),
         Part("halo", on_ranks(gpus, script("halo_device"))),
-        Part("weak", on_ranks(gpus, script("weak_scaling"))),
-        Part("stream", on_ranks(gpus, script("stream_device"))),
-        Part("transforms", script("transforms_device", "--gpus", "1,2")),
-        *([Part("large transforms", large)] if gpus > 2 else []),
-        Part("validate", script("validate_real", "--device", "cuda", "--ranks", str(gpus), "--runs", "5",
-                                "--faults", "healthy", "busy", "off-nvlink")),
+        Part("validate", script(*validate, "healthy", "off-nvlink", "--runs", "10")),
         Part("faults", script("faults_device", "--ranks", str(gpus))),
         Part("restart", script("restart", "--device", "cuda", "--ranks", str(gpus), "--runs", "5")),
         Part("local", meshrun("launch", "local", "-j", str(gpus), "--", "selftest"), json=False),
         Part("doctor", meshrun("-n", str(gpus), "doctor")),
         Part("preflight", script("preflight", "--ranks", str(gpus), "--device", "cuda")),
+        Part("validate busy", script(*validate, "busy", "--runs", "2")),
+        Part("strong", script(*scaling, "heat-strong", "--strong", "4096", "--steps", "20000")),
+        Part("weak", on_ranks(gpus, script("weak_scaling"))),
+        Part("stream", on_ranks(gpus, script("stream_device"))),
+        Part("tests on ranks", on_ranks(2, pytest("--with-mpi", *ON_RANKS)), json=False),
+        Part("memcheck of halos", on_ranks(2, sanitizer("memcheck", "--with-mpi", ON_RANKS[0], "-k", FEW)),
+             json=False),
     ]  # fmt: skip
 
 
@@ -153,7 +163,8 @@ def main() -> int:
             print(part.name, *part.words)
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    done = [run(part, options) for part in chosen]
+    end = time.monotonic() + options.seconds
+    done = [earlier(part, options) or run(part, options, end) for part in chosen]
     for one in done:
         print(f"\n=== {one.part.name}", *one.lines, sep="\n")
     print("\npart               seconds  result")
@@ -167,7 +178,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", metavar="PART")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds of a part")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of a part")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of all parts; the next call goes on")
     parser.add_argument("--list", action="store_true", help="print the commands and run nothing")
     parser.add_argument("--nccl-tests", help="folder of nccl-tests' programs")
     parser.add_argument("--libnccl", default="", help="folder of the libnccl that both sides use")
@@ -175,15 +187,31 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(part: Part, options: argparse.Namespace) -> Done:
-    """Run a part; all its processes end with it."""
+def earlier(part: Part, options: argparse.Namespace) -> Done | None:
+    """Return a part that an earlier call has run; None: none has."""
+    file = options.out / f"{part.file}.done"
+    if not file.exists():
+        return None
+    seconds, why = json.loads(file.read_text())
+    return Done(part, seconds, why, last_lines(part, options))
+
+
+def last_lines(part: Part, options: argparse.Namespace) -> list[str]:
+    return (options.out / f"{part.file}.txt").read_text(errors="replace").splitlines()[-LAST:]
+
+
+def run(part: Part, options: argparse.Namespace, end: float) -> Done:
+    """Run a part; all its processes end with it. At `end` it is stopped, for another call to run it."""
     words = [*part.words, *(["--json", str(options.out / f"{part.file}.json")] if part.json else [])]
+    begin = time.monotonic()
+    limit = min(options.limit, end - begin)
+    if limit <= 0:
+        return Done(part, 0.0, LATER, [])
     print("$", *words, flush=True)
     if not shutil.which(words[0]):
         return Done(part, 0.0, f"no program {words[0]}", [])
-    begin, why = time.monotonic(), ""
-    log = options.out / f"{part.file}.txt"
-    with log.open("w") as file:
+    why = ""
+    with (options.out / f"{part.file}.txt").open("w") as file:
         process = subprocess.Popen(
             words,
             stdout=file,
@@ -192,17 +220,19 @@ def run(part: Part, options: argparse.Namespace) -> Done:
             start_new_session=True,
         )
         try:
-            status = process.wait(options.limit)
+            status = process.wait(limit)
             why = f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
-            why = f"longer than {options.limit:g} s"
+            why = f"longer than {limit:g} s" if limit == options.limit else LATER
             os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-    lines = log.read_text(errors="replace").splitlines()[-LAST:]
-    return Done(part, time.monotonic() - begin, why, lines)
+    seconds = time.monotonic() - begin
+    if why != LATER:
+        (options.out / f"{part.file}.done").write_text(json.dumps([seconds, why]))
+    return Done(part, seconds, why, last_lines(part, options))
 
 
 if __name__ == "__main__":
