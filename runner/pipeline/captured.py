@@ -106,13 +106,10 @@ def _plain_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
         for name, attribute in _named_globals(one.__code__):
             value = one.__globals__.get(name)
             whole: Any = value.function if isinstance(value, Job) else value
-            within = [
-                inner
-                for inner in (whole, getattr(whole, "__wrapped__", None))  # such as one with a cache
-                if isinstance(inner, FunctionType) and inner.__globals__ is one.__globals__
-            ]
-            called += [inner for inner in within if inner not in called]
-            if isinstance(value, ModuleType) and attribute:
+            whole = inspect.unwrap(whole)
+            if isinstance(whole, FunctionType) and whole.__globals__ is one.__globals__:
+                called += [whole] if whole not in called else []
+            elif isinstance(value, ModuleType) and attribute:
                 found[f"{name}.{attribute}"] = getattr(value, attribute, None)
             elif name in one.__globals__:
                 found[name] = value
