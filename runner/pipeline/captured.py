@@ -1,11 +1,8 @@
 """Values that a job's function captures: they compute its results as its parameters do.
 
 The code of a function is in its file. The variables around it are not: `make(gain)` returns a job with
-another gain for each call. Nor are globals that it names, and the functions of its file that it calls, if the
-file computes them (`GAIN = float(sys.argv[1])`) or imports them: of these, numbers, texts, arrays and the
-like count, but nothing that these functions assign, and no lists or dicts, which may hold what a run leaves
-there. Of a function that no file holds, such as one of a notebook, all globals that it names count. Each
-value gets a text that is the same in every process for equal values.
+another gain for each call. Of a function that no file holds, such as one of a notebook, neither are the
+globals that it names. Each value gets a text that is the same in every process for equal values.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
-from itertools import pairwise
 from pathlib import Path, PurePath
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,7 +25,6 @@ from runner.fuse.function_key import instructions
 from runner.job.declaration import Job
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")  # instructions that read an attribute
 SHOWN = 60  # characters of a text that is shown as it is
 
 
@@ -88,54 +83,11 @@ def _around(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if cell != CellType():  # it is assigned
             yield name, cell.cell_contents
-    if source_file(function) is not None:
-        yield from _plain_globals(function)
-        return
-    for name, _ in _named_globals(code):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-
-
-def _plain_globals(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the values that a function, and those of its file that it calls, name and do not assign."""
-    found: dict[str, Any] = {}
-    assigned: set[str] = set()
-    called = [function]
-    for one in called:  # it grows
-        assigned |= {step.argval for step in instructions(one.__code__) if step.opname == "STORE_GLOBAL"}
-        for name, attribute in _named_globals(one.__code__):
-            value = one.__globals__.get(name)
-            whole: Any = value.function if isinstance(value, Job) else value
-            whole = inspect.unwrap(whole)
-            if isinstance(whole, FunctionType) and whole.__globals__ is one.__globals__:
-                called += [whole] if whole not in called else []
-            elif isinstance(value, ModuleType) and attribute:
-                found[f"{name}.{attribute}"] = getattr(value, attribute, None)
-            elif name in one.__globals__:
-                found[name] = value
-    for name, value in found.items():
-        if name not in assigned and _is_plain(value):
-            yield name, value
-
-
-def _named_globals(code: CodeType) -> Iterator[tuple[str, str]]:
-    """Yield the globals that code names, each with the attribute that is read from it at once, or ""."""
-    steps = [*instructions(code), None]
-    pairs = (
-        (one.argval, after.argval if after is not None and after.opname in ATTRIBUTES else "")
-        for one, after in pairwise(steps)
-        if one is not None and one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    )
-    yield from dict.fromkeys(pairs)
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a number, a text, an array or the like."""
-    if type(value) is tuple:
-        return all(map(_is_plain, value))
-    if type(value) in (np.ndarray, np.memmap):
-        return not value.dtype.hasobject
-    return type(value) in SCALARS or isinstance(value, (np.generic, np.dtype, PurePath, range))
+    if source_file(function) is None:
+        named = (one.argval for one in instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        for name in dict.fromkeys(named):
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
 
 
 def _text(value: Any, opened: tuple[Any, ...]) -> str:

@@ -492,30 +492,6 @@ def test_a_checkpoint_of_a_function_that_captured_another_value_is_refused(tmp_p
     assert resumed(tmp_path, scaled(2.0), 20, 1)["warnings"] == []
 
 
-GAIN = 2.0  # as if of the command line
-
-
-@meshrun.map_blocks
-def amplified(block: Any) -> Any:
-    if FAILING[0] and block.max() > 200:
-        raise ValueError("stop")
-    return block * GAIN
-
-
-def test_a_checkpoint_of_a_function_that_read_another_global_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    FAILING[0] = True
-    with pytest.raises(ValueError, match="stop"):
-        stepped(tmp_path, amplified, [np.ones((8, 4))], 20, checkpoint=interval("4"))
-    FAILING[0] = False
-    with monkeypatch.context() as patch:
-        patch.setitem(globals(), "GAIN", 3.0)
-        with pytest.raises(meshrun.UserError, match=r'captured\.GAIN "3\.0", expected captured\.GAIN "2\.0"'):
-            resumed(tmp_path, amplified, 20, 1)
-    assert resumed(tmp_path, amplified, 20, 1)["steps"]["first"] == 8
-
-
 @meshrun.map_blocks
 def grows(block: Any, *, xp: Any) -> Any:
     if FAILING[0] and block.max() > 200:
