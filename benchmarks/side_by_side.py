@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 OURS = "meshrun"
 PLACEMENTS = ("out-of-place", "in-place")
@@ -93,6 +94,17 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End all processes of a command that was started in a session of its own.
+
+    A launcher that is asked to end takes its ranks along; one that is killed may leave them.
+    """
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.communicate(timeout=10)
+
+
 def output_of(name: str, command: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
     """What the command prints; Failed where it fails, or takes longer than `seconds`."""
     try:
@@ -109,11 +121,7 @@ def output_of(name: str, command: Sequence[str], environment: Mapping[str, str],
     try:
         text, said = process.communicate(timeout=max(seconds, 0.0))
     except subprocess.TimeoutExpired:
-        # A launcher that is asked to end takes its ranks along; one that is killed may leave them.
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.communicate(timeout=10)
+        end_group(process)
         raise Failed(f"{name} was stopped: not done in the {seconds:.0f} s that were left") from None
     if process.returncode:
         last = "\n".join((said.strip() or text.strip()).splitlines()[-20:])

@@ -18,13 +18,14 @@ import json
 import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from side_by_side import end_group
 
 HERE = Path(__file__).parent
 LAST = 24  # lines of a part that are printed again
@@ -224,11 +225,7 @@ def run(part: Part, options: argparse.Namespace, end: float) -> Done:
             why = f"exit status {status}" if status else ""
         except subprocess.TimeoutExpired:
             why = f"longer than {limit:g} s" if limit == options.limit else LATER
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+            end_group(process)
     seconds = time.monotonic() - begin
     if why != LATER:
         (options.out / f"{part.file}.done").write_text(json.dumps([seconds, why]))

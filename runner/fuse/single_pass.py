@@ -429,9 +429,8 @@ class _Body:
         self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool
     ) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
-        self._turns, self._columns = (
-            (tile[-1], 1) if sweep else (1, tile[-1])
-        )  # of a row, and cells of a turn
+        # Turns of a row, and cells of a turn.
+        self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
         self._leaders = {
             "i": leaders(program.inputs, apart), "o": leaders(program.outputs, apart),

@@ -16,9 +16,14 @@ Call = Callable[..., int]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+def box(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return load(BENCHMARKS / "whole_box.py")
+
+
+@pytest.fixture
+def call(box: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call the program with parts that note their names in `runs`."""
-    box: Any = load(BENCHMARKS / "whole_box.py")
     monkeypatch.chdir(tmp_path)
 
     def python(text: str) -> list[str]:
@@ -78,9 +83,8 @@ def test_a_part_beyond_its_limit_ends_and_is_not_run_again(
 
 
 def test_the_parts_of_several_gpus_are_programs_of_this_folder(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    box: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    box: Any = load(BENCHMARKS / "whole_box.py")
     for gpus in ("1", "2", "4", "8"):
         monkeypatch.setattr(sys, "argv", ["whole_box.py", "--gpus", gpus, "--out", "unused", "--list"])
         assert box.main() == 0

@@ -62,7 +62,7 @@ def read(path: Path) -> list[BaselineRun]:
 def add(path: Path, new: BaselineRun) -> BaselineRun:
     """Save a run. Returns it with its number. Raises UserError, in which case nothing has changed."""
     try:
-        if not path.exists():  # made beside, then named: a failure leaves no part
+        if not path.exists():  # it gets its name when it is whole: a failure leaves no part
             with TemporaryDirectory() as folder:
                 whole = Path(folder, path.name)
                 first = add_in_transaction(whole, new)
