@@ -23,6 +23,7 @@ from jobs.airflow.units import Flow
 from runner.errors import UserError
 from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
 from runner.plan.step_options import Steady, StepOptions
+from runner.region import Shape
 from runner.report.record import Record
 from runner.run.services.simulation import Simulate
 from runner.run.step_run import Additions
@@ -94,8 +95,12 @@ def airflow(
     fields_every: steps between two snapshots of the fields. Default: only the last step is written.
     """
     world.collective_call(lambda: _check_files(argument, simulate.film, forces, fields))
+    if size is not None:  # looking at the cells of a domain that no memory holds takes hours
+        shape = world.collective_call(lambda: shapes.parse_size(size))
+        populations = world.collective_call(lambda: _lattice(lattice, shape)).size
+        simulate.check_memory(math.prod(shape) * populations * np.dtype(storage).itemsize)
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
-    chosen = world.collective_call(lambda: _lattice(lattice, body))
+    chosen = world.collective_call(lambda: _lattice(lattice, body.shape))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
     tunnel = Tunnel(body, chosen, sides, inlet, speed, np.dtype(storage))
     damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
@@ -177,13 +182,13 @@ def _body(word: str, placement: shapes.Placement, sides: Sides) -> Body:
     return shapes.check(body, ("top", "bottom", "front", "back") if sides != "periodic" else ())
 
 
-def _lattice(name: str, body: Body) -> Lattice:
-    axes = len(body.shape)
+def _lattice(name: str, shape: Shape) -> Lattice:
+    axes = len(shape)
     chosen = LATTICES[LATTICE[axes] if name == "auto" else name]
     if chosen.axes != axes:
         raise UserError(
             f"{name} is a lattice of {chosen.axes} axes",
-            got=f"a domain of {shapes.size_text(body.shape)} cells",
+            got=f"a domain of {shapes.size_text(shape)} cells",
             expected=LATTICE[axes],
             hint="--size WIDTHxHEIGHTxDEPTH" if axes == 2 else "leave --lattice out",
         )

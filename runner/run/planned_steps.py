@@ -60,6 +60,9 @@ class _StepsToPlan:
     film: None = field(default=None, init=False)
     known: _KnownSteps | None = field(default=None, init=False)
 
+    def check_memory(self, total: int) -> None:
+        """Accept any domain: the forecast says what it needs, and from how many ranks."""
+
     def __call__(
         self,
         step: Job,

@@ -137,25 +137,45 @@ def _takes_one_copy(run: RunContext, task: Task, kept: int, size: str) -> bool:
     kept: bytes that a rank needs besides. Raises UserError if neither fits. size: what makes a field smaller.
     """
     asked = run.options.steps.copies
-    options = replace(run.options.stream, resume=False)
-    limit, gpu = limits(run.world, options), run.world.backend.asynchronous
-    least = min(run.world.control.allgather(limit.device if gpu else limit.host))
+    least = _least_memory(run)
     one, two = (kept + step_memory(task, task.partition[0], one_copy=once) for once in (True, False))
     if asked != "one" and two <= least:
         return False
     needed = two if asked == "two" else min(one, two)
     if needed > least:
-        local = -(-run.world.size // len(run.world.hosts))
-        enough = -(-needed * run.world.size // (least * (1 if gpu else local)))
         copies = ", or --copies one" if asked == "two" and one <= least else ""
-        raise UserError(
-            "the fields do not fit the memory of the ranks",
-            got=f"{needed:,} bytes of fields on rank 0",
-            expected=f"at most {least:,}",
-            hint=f"about {enough} {'GPUs' if gpu else 'hosts'}, or {size}{copies}",
-            everywhere=True,
-        )
+        raise _too_large(run.world, needed, least, size + copies)
     return asked == "one" or one <= least
+
+
+def check_memory(run: RunContext, total: int) -> None:
+    """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
+
+    For jobs that would look at much of their domain before they take its steps.
+    """
+    least, needed = _least_memory(run), -(-total // run.world.size)
+    if needed > least:
+        raise _too_large(run.world, needed, least, "a smaller --size")
+
+
+def _least_memory(run: RunContext) -> int:
+    """Return the bytes that the rank with the least memory may use for fields. Collective."""
+    limit, gpu = limits(run.world, replace(run.options.stream, resume=False)), run.world.backend.asynchronous
+    least: int = min(run.world.control.allgather(limit.device if gpu else limit.host))
+    return least
+
+
+def _too_large(world: World, needed: int, least: int, otherwise: str) -> UserError:
+    """Return the error of fields that need more bytes of a rank than the least that one has."""
+    gpu, local = world.backend.asynchronous, -(-world.size // len(world.hosts))
+    enough = -(-needed * world.size // (least * (1 if gpu else local)))
+    return UserError(
+        "the fields do not fit the memory of the ranks",
+        got=f"{needed:,} bytes of fields on rank 0",
+        expected=f"at most {least:,}",
+        hint=f"about {enough} {'GPUs' if gpu else 'hosts'}, or {otherwise}",
+        everywhere=True,
+    )
 
 
 def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:

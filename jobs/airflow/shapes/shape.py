@@ -160,14 +160,17 @@ def size_text(shape: Shape) -> str:
 
 
 def _domain(placement: Placement, usual: Shape) -> Shape:
-    if placement.size is None:
-        return usual
-    found = SIZE_WORD.fullmatch(placement.size.strip())
+    return usual if placement.size is None else parse_size(placement.size)
+
+
+def parse_size(text: str) -> Shape:
+    """Return the shape of the domain that --size writes; UserError if it is none."""
+    found = SIZE_WORD.fullmatch(text.strip())
     numbers = [int(n) for n in found.groups() if n] if found else []
     if not numbers or min(numbers) < SHORTEST:
         expected = f"WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH in cells, each at least {SHORTEST}"
         raise UserError(
-            "the size of the domain cannot be read", got=placement.size, expected=expected, hint="2048x1024"
+            "the size of the domain cannot be read", got=text, expected=expected, hint="2048x1024"
         )
     if math.prod(numbers) > MOST_CELLS:
         raise UserError(

@@ -45,6 +45,15 @@ class Simulate:
         """OUTPUT: the file or folder of the frames."""
         return self.run.targets[0]
 
+    def check_memory(self, total: int) -> None:
+        """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
+
+        The steps check this themselves: for jobs that look at their whole domain before they take steps.
+        """
+        from runner.run.step_run import check_memory
+
+        check_memory(self.run, total)
+
     def __call__(
         self,
         step: Job,

@@ -331,6 +331,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"isolines": 1000}, "number of lines"),
     ({"isolines_of": "pressure"}, r"--isolines-of does not apply.*Try: --isolines 12 --isolines-of pressure"),
     ({"size": "1000000x1000000"}, "do not fit the memory of the ranks.*hosts, or a smaller --size"),
+    ({"size": "9000000x9000000", "length": None}, "do not fit the memory of the ranks.*hosts"),
     ({"size": "99999999x99999999"}, "more cells than any machine holds"),
     ({"ranks": 2, "grid": "3x1"}, "grid does not use every rank"),
     ({"ranks": 2, "grid": "1x1x2"}, "grid names more axes"),
@@ -355,6 +356,15 @@ def test_a_film_without_a_name_of_its_own_is_refused(
     with pytest.raises(UserError, match="OUTPUT has no name of its own") as caught:
         airflow.run("cylinder", name, device="cpu", **SMALL)
     assert "rm -r" not in str(caught.value)
+
+
+def test_a_picture_made_larger_than_memory_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    drawn = np.full((32, 64), 255, np.uint8)
+    drawn[10:16, 20:24] = 0
+    Image.fromarray(drawn).save(tmp_path / "body.png")
+    size: dict[str, Any] = {"size": "4000000x2000000", "length": None}
+    with pytest.raises(UserError, match="do not fit the memory of the ranks: got 288,000,000,000,000 bytes"):
+        blow(tmp_path, "film", shape=str(tmp_path / "body.png"), **size)
 
 
 def test_files_that_would_replace_each_other_are_refused(tmp_path: Path) -> None:
