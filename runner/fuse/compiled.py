@@ -83,7 +83,8 @@ class DeviceKernel:
     widths: of the blocks' halo, per grid axis. arithmetic: "strict" rounds as NumPy does; "fast" lets the
     compiler fuse a multiplication and an addition. feeds: for each output, the number of the input that it
     becomes in the next step, or None. boundary, cval: of the steps. choice: how many steps a kernel takes,
-    and its tuning; None: as predicted.
+    and its tuning; None: as predicted. row: cells of the last axis, if all blocks have all of them and need
+    no cells beyond its ends; 0: if they may be parts of it.
     """
 
     program: Program
@@ -93,6 +94,7 @@ class DeviceKernel:
     boundary: str = "reflect"
     cval: float = 0.0
     choice: Choice | None = None
+    row: int = 0
     takes_rows: ClassVar[bool] = True
     _passes: dict[tuple[Shape, bool, bool], tuple[single_pass.PassKernel, Callable[..., None]]] = field(
         default_factory=dict
@@ -104,6 +106,12 @@ class DeviceKernel:
     def __post_init__(self) -> None:
         self._merged, _ = merge_components(self.program)
         self._tile = single_pass.choose_tile(self._merged)
+        self._ends = self.boundary if self.finds_ends else ""
+
+    @functools.cached_property
+    def finds_ends(self) -> list[int]:
+        """The inputs of which no cell beyond the ends of the last axis needs to be in memory."""
+        return single_pass.finds_ends(self.program, self.boundary, self.row)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
@@ -136,10 +144,12 @@ class DeviceKernel:
         lengths = (*shape[:last], row)
         if not single_pass.marches(self._merged):  # all longer ones have the same tile
             lengths = tuple(map(min, lengths, self._tile))
+        if self._ends and row != self.row:
+            raise ValueError(f"rows of {row} cells, for a kernel of {self.row}")
         key = lengths, apart, wide
         if key not in self._passes:
             kernel = single_pass.emit(
-                self._merged, lengths=lengths, apart=apart, wide=wide, math=self.arithmetic
+                self._merged, lengths=lengths, apart=apart, wide=wide, ends=self._ends, math=self.arithmetic
             )
             launch = self._compiled(kernel.source, kernel.name, kernel.options)
             self._passes[key] = kernel, launch
@@ -282,6 +292,7 @@ class HostKernel:
     aligned: ClassVar[bool] = False
     takes_rows: ClassVar[bool] = False
     sends: ClassVar[bool] = False
+    finds_ends: ClassVar[Sequence[int]] = ()
 
     @property
     def most_steps(self) -> int:
@@ -327,6 +338,7 @@ def compile_for(
     boundary: str = "reflect",
     cval: float = 0.0,
     shape: Shape = (1,),
+    row: int = 0,
 ) -> tuple[DeviceKernel | HostKernel, str]:
     """Return the kernel for a rank's device, and the name of its compiler. Raises NotTraceable without one.
 
@@ -334,7 +346,7 @@ def compile_for(
     as long. The other arguments are those of `DeviceKernel`. Raises NotCompiled if the compiler fails.
     """
     if device.kind == "cuda":
-        kernel = DeviceKernel(program, widths, arithmetic, feeds, boundary, cval)
+        kernel = DeviceKernel(program, widths, arithmetic, feeds, boundary, cval, row=row)
         kernel.prepare(shape)
         return kernel, "CUDA"
     compiler = find_compiler()

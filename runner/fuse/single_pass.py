@@ -41,6 +41,7 @@ TURNS = 64  # of a thread that marches through planes
 WASTED = 0.95  # threads of smaller blocks over those of larger ones that are worth it
 FEW = 2  # small elements of a row that are loaded one by one: words need their addresses and shifts
 MOST_THREADS = 2**18  # of a large GPU at a time
+ENDS = ("reflect", "mirror", "nearest", "wrap")  # boundaries of which cells beyond the array equal own ones
 FIRST = {"i": "from", "o": "to"}  # variables: the element of a thread's first cell in inputs, outputs
 
 
@@ -283,6 +284,7 @@ def emit(
     sweep: bool | None = None,
     apart: bool = False,
     wide: bool = False,
+    ends: str = "",
     math: str = "strict",
 ) -> PassKernel:
     """Write the kernel of a program.
@@ -294,8 +296,9 @@ def emit(
     that `fills_words`; default: `sweeps`, if it chooses the tile. apart: whether inputs of the same dtype, or
     outputs, may have different pitches; a thread then computes an address for each operand, where it
     otherwise computes one for all. wide: whether an operand may have more than `MOST_NARROW` elements; places
-    in it are computed in 64 bits then, which takes several instructions an address. math: "strict" rounds as
-    NumPy does; "fast" lets the compiler contract a * b + c to one operation.
+    in it are computed in 64 bits then, which takes several instructions an address. ends: the boundary, if
+    the last axis is whole and the cells beyond its ends are not in memory, of the inputs that `finds_ends`
+    names. math: "strict" rounds as NumPy does; "fast" lets the compiler contract a * b + c to one operation.
     """
     if march is None:
         march = tile is None and marches(program)
@@ -310,7 +313,7 @@ def emit(
         sweep = swept and fills_words(program, tile[-1])
     if sweep and (march or not fills_words(program, tile[-1])):
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
-    body = _Body(program, tile, march, sweep, apart, wide)
+    body = _Body(program, tile, march, sweep, apart, wide, ends)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
     few = body.branches and program.axes < 3 and registers(program, tile) <= BRANCH_REGISTERS
@@ -332,6 +335,24 @@ def emit(
         text, "single_pass", options, program, tile, march, sweep, threads, apart, wide, body.corners,
         body.description,
     )  # fmt: skip
+
+
+def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
+    """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
+
+    It reads the own cells that they equal. Those of small elements are in the words of their neighbours, and
+    a constant equals none. row: own cells of the last axis, which is whole; 0: it may be a part. It must be
+    longer than what is read beside a cell.
+    """
+    operands = (*program.inputs, *program.outputs)
+    if boundary not in ENDS or program.axes < 2 or sweeps(program):
+        return []
+    if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
+        return []
+    if any(one.components > 1 or one.trailing for one in operands):
+        return []
+    beside = {node.input for node in program.loads if node.offset[-1]}
+    return sorted(number for number in beside if program.inputs[number].dtype.itemsize >= WORD)
 
 
 def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
@@ -426,9 +447,10 @@ class _Body:
     """The lines of a kernel's body, for one tile."""
 
     def __init__(
-        self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool
+        self, program: Program, tile: Shape, march: bool, sweep: bool, apart: bool, wide: bool, ends: str
     ) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
+        self._ends, self._found = ends, finds_ends(program, ends, MOST_ROWS)
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
@@ -501,6 +523,11 @@ class _Body:
                 add(f"if (x{axis} > {most}) x{axis} = {most};")
         if self.tile[last] > 1:
             add(f"if (x{last} < 0) x{last} = 0;")
+        reads = [node.offset[-1] for node in self.program.loads if node.input in self._found]
+        before, after = range(min(reads, default=0), 0), range(max(reads, default=0))
+        for cell in (*before, *(self._columns + one for one in after)):
+            place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
+            add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
         self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
 
     def _find_first(self, letter: str, operands: Sequence[Operand], numbers: Iterable[int]) -> None:
@@ -521,6 +548,12 @@ class _Body:
             if place != first
         ]
         return f"{letter}{number} + ({' + '.join([f'{FIRST[letter]}{leader}', *pitches])})"
+
+    def _address(self, row: Row, element: int) -> str:
+        """Return the pointer to an element of an input's row; beyond the ends, to the one that it equals."""
+        number, at = row
+        beyond = number in self._found and not 0 <= element < self._columns
+        return f"{self._row('i', number, at)} + {_end_name(element) if beyond else element}"
 
     def _next_plane(self, letter: str, numbers: Iterable[int]) -> list[str]:
         """Return the statements that go on to the next cell along the first axis."""
@@ -548,7 +581,9 @@ class _Body:
                 found.append(_Read((number, at), loads, [name], count))
             else:
                 elements = sorted(values.loaded[number, at])
-                loads = {element_name(line, one): f"__ldg({row} + {one})" for one in elements}
+                loads = {
+                    element_name(line, one): f"__ldg({self._address((number, at), one)})" for one in elements
+                }
                 found.append(_Read((number, at), loads, [], len(loads)))
         return found
 
@@ -648,11 +683,16 @@ class _Body:
         cells = [(n // rows, one.place, one) for n, part in enumerate(wanted) for one in part]
         ordered = [one for *_, one in sorted(cells, key=lambda cell: cell[:2])]
         # A march has gone on to the next plane when it computes.
-        values.plan(ordered, None if march else lambda row: self._row("i", *row))
+        values.plan(ordered, None if march else self._address)
         self.branches = values.branches > 0
         for one, part in zip(stores, wanted, strict=True):
             one.values.extend(map(values.name, part))
         return stores
+
+
+def _end_name(cell: int) -> str:
+    """Return the variable for how far from the thread's first cell the own cell lies that `cell` equals."""
+    return f"end{cell}".replace("-", "m")
 
 
 def _written(stores: Sequence[_Store]) -> list[str]:

@@ -87,16 +87,17 @@ class Values:
         """Return the element of a row that a load reads for a place."""
         return place * self._inputs[strip.node.input].components + strip.node.component
 
-    def plan(self, results: Iterable[Value], pointer: Callable[[Row], str] | None = None) -> None:
+    def plan(self, results: Iterable[Value], address: Callable[[Row, int], str] | None = None) -> None:
         """Find the branches. results: all that will be written.
 
-        pointer: returns the C++ of a row's address. Loads that only branches need are then written there.
+        address: returns the C++ of the address of an element of a row. Loads that only branches need are then
+        written there.
         """
         results = tuple(results)
         self._branches = find_branches(
             results, self._needs, self._condition, lambda one: cost(one.strip.node)
         )
-        if pointer is None or not self._branches:
+        if address is None or not self._branches:
             return
         everywhere = set(common_values(results, self._needs, self._branches))
         in_words = {
@@ -110,7 +111,7 @@ class Values:
         windows = dict(self.windows)
         self._find_windows(one for one in read if one)
         self.windows |= {row: windows[row] for row in in_words}
-        self._recipes = {one: self._late_load(one, pointer) for one in late}
+        self._recipes = {one: self._late_load(one, address) for one in late}
 
     def _reads(self, value: Value) -> tuple[Strip, int] | None:
         """Return the load whose element a value is, or is computed from without a variable for it."""
@@ -120,10 +121,10 @@ class Values:
             place += further
         return (strip, place) if strip.node.op == "load" else None
 
-    def _late_load(self, value: Value, pointer: Callable[[Row], str]) -> _Recipe:
+    def _late_load(self, value: Value, address: Callable[[Row, int], str]) -> _Recipe:
         _, strip, place = value
         operand = self._inputs[strip.node.input]
-        at = f"{pointer(self._row(strip))} + {self._element_of(strip, place)}"
+        at = address(self._row(strip), self._element_of(strip, place))
         kind, bits = ctype(operand.dtype), 8 * operand.dtype.itemsize
         if operand.dtype.itemsize >= WORD:
             return _Recipe([], lambda _: f"__ldg({at})", kind)

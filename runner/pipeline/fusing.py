@@ -82,7 +82,7 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     on_host = world.backend.device.kind != "cuda"
     if on_host and wanted == "auto" and not _is_worth_compiling(world, task, steps):
         return task, Fusion(why="too little work for a compiler", quiet=True)
-    typed, fusion = _fused_here(world.backend.device, task, arithmetic)
+    typed, fusion = _fused_here(world.backend.device, task, arithmetic, steps)
     failed = next((one for one in world.control.allgather(fusion) if one.compiler is None), None)
     if failed is None:
         from runner.fuse.compiled import DeviceKernel
@@ -94,6 +94,12 @@ def fused(world: World, task: Task, mode: str | None, arithmetic: str, steps: in
     if wanted == "require":
         raise not_one_kernel(task, failed)
     return task, failed
+
+
+def _whole_row(task: Task, axes: int) -> int:
+    """Return the cells of the last of so many axes; 0 if the grid cuts it, or if inputs differ in length."""
+    lengths = {field.shape[-1] if len(field.shape) == axes else 0 for field in task.fields}
+    return lengths.pop() if len(lengths) == 1 and task.partition.grid[axes - 1] == 1 else 0
 
 
 def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
@@ -115,7 +121,7 @@ def _is_worth_compiling(world: World, task: Task, steps: int) -> bool:
     return all(one * steps >= OPERATED * WORTH_COMPILING for one in world.control.allgather(operated))
 
 
-def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusion]:
+def _fused_here(device: Device, task: Task, arithmetic: str, steps: int) -> tuple[Task, Fusion]:
     """Return the task with a kernel for this rank's device, or as it is, and why. Raises UserError if the
     task's halo is too small."""
     from runner.fuse.compiled import compile_for
@@ -133,6 +139,7 @@ def _fused_here(device: Device, task: Task, arithmetic: str) -> tuple[Task, Fusi
             task.boundary,
             task.cval,
             typed.known[0][0],
+            _whole_row(task, program.axes) if steps > 1 else 0,
         )
     except NotTraceable as reason:
         if any(cells > 0 for cells in reason.shorter):
@@ -180,7 +187,7 @@ class ImageKernels:
             axes = 0  # never one kernel
         key = task.dtype, axes, len(task.shape), task.shape[axes:] if axes else (), task.widths
         if key not in self._made:
-            made, fusion = _fused_here(self._device, task, self._arithmetic)
+            made, fusion = _fused_here(self._device, task, self._arithmetic, 1)
             if fusion.compiler is None and self._must_fuse:
                 raise not_one_kernel(task, fusion)
             self._made[key] = made

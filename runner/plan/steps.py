@@ -56,9 +56,17 @@ def read_widths(task: Task, steps: int) -> list[Widths]:
 
     A step's results in some cells need those that `task.reads` names of the step before: one step after
     another, the cells needed of each fed input grow from the own ones. Along axes that are not split, cells
-    beyond the own ones are copies of them in each step, and one step's are enough. An input that no output
-    feeds has its whole halo, which is filled once.
+    beyond the own ones are copies of them in each step, and one step's are enough; along the last one none
+    if the task's kernel finds them. An input that no output feeds has its whole halo, which is filled once.
     """
+    found = () if task.kernel is None else task.kernel.finds_ends
+    return [
+        (*widths[:-1], (0, 0)) if place in found and place in task.feed_numbers else widths
+        for place, widths in enumerate(_read_widths(task, steps))
+    ]
+
+
+def _read_widths(task: Task, steps: int) -> list[Widths]:
     wide = [wide_widths(field, steps) for field in task.fields]
     if task.reads is None:
         return wide

@@ -54,6 +54,11 @@ class TaskKernel(Protocol):
     def takes_rows(self) -> bool:
         """Whether `advance` can compute some of the rows, and leaves what it reads as it is."""
 
+    @property
+    def finds_ends(self) -> Sequence[int]:
+        """The inputs of whose padded blocks no cell beyond the ends of the last axis is read: the own cells
+        that they equal are. Not if blocks may be parts of that axis."""
+
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
 

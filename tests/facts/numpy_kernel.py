@@ -12,6 +12,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from step_runs import PAD, Arrays
 
+from runner.fuse import single_pass
 from runner.fuse.compiled import DeviceKernel, Feeds
 from runner.fuse.evaluate import evaluate
 from runner.fuse.graph import Extents, Program, in_order
@@ -24,8 +25,8 @@ class NumpyKernel:
     history: all fields after each number of steps; if given, what the steps need of the cells that `axes`
     say lie beside the own ones must be one of them. passes: own cells and steps of each call of
     `take_steps`. prepared: the numbers of steps that were announced. aligned: whether it insists on aligned
-    rows. copies: the number of blocks of single passes that were copied for it. bound: how often it was bound
-    to arrays.
+    rows. row: as of `DeviceKernel`; a single pass does not look beyond the ends either. copies: the number
+    of blocks of single passes that were copied for it. bound: how often it was bound to arrays.
     """
 
     takes_rows = True
@@ -44,17 +45,24 @@ class NumpyKernel:
         history: Sequence[Arrays] = (),
         *,
         aligned: bool = True,
+        row: int = 0,
     ) -> None:
         self.program, self.widths, self.feeds = program, widths, feeds
         self.boundary, self.cval = boundary, cval
         self.most_steps, self.history = most_steps, history
-        self.aligned = aligned
+        self.aligned, self.row = aligned, row
         self.passes: list[tuple[tuple[int, ...], int]] = []
         self.prepared: set[int] = set()
         self.copies = self.bound = 0
 
+    @functools.cached_property
+    def finds_ends(self) -> list[int]:
+        return single_pass.finds_ends(self.program, self.boundary, self.row)
+
     def __call__(self, blocks: Sequence[Any], outs: Sequence[Any]) -> None:
         self.copies += sum(one.flags.owndata for one in blocks)
+        found = self.finds_ends
+        blocks = [with_ends(self, one) if place in found else one for place, one in enumerate(blocks)]
         for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
             out[...] = result
 
@@ -202,3 +210,12 @@ def mixed(widths: Any, fields: int = 2) -> Any:
 
 def inner(widths: Any) -> tuple[slice, ...]:
     return tuple(slice(low, -high or None) for low, high in widths)
+
+
+def with_ends(kernel: Any, block: Any) -> Any:
+    """Return a copy of a padded block whose cells beyond the ends of the last axis equal own ones."""
+    low, high = kernel.widths[-1]
+    own = block[..., low : block.shape[-1] - high]
+    assert own.shape[-1] == kernel.row
+    modes: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
+    return np.pad(own, [(0, 0)] * (own.ndim - 1) + [(low, high)], mode=modes[kernel.boundary])

@@ -17,6 +17,10 @@
 // words of all rows by an element, and results come in at their ends. Unrolled, the cells of a thread would need
 // more registers, and it would load fewer bytes at once.
 //
+// If the last axis is whole, cells beyond its ends need not be in memory: a thread at an end reads the own
+// cells that they equal, which are in its caches. To write them between the passes takes a write of a sector and
+// a read of another for each row.
+//
 // Pointers are those of the first own cell, pitches are elements from one row (plane, ...) to the next,
 // lengths are own cells. `tiles`: blocks of threads along an axis. `shift`: the cells by which the last
 // axis begins after a multiple of the tile in memory, so that all threads but those at a row's ends store

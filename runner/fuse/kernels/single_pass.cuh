@@ -49,6 +49,16 @@ template <int COUNT, int SIZE> INLINE void move(uint32* words, uint32 next) {
         words[i] = __funnelshift_r(words[i], i == COUNT - 1 ? next : words[i + 1], 8 * SIZE);
 }
 
+// The place along an axis of the own cell that a place up to an axis' length beyond its ends equals.
+enum class Ends { reflect, mirror, nearest, wrap };
+template <Ends KIND, typename T> INLINE T own_place(T place, T length) {
+    if (place >= 0 && place < length) return place;
+    if (KIND == Ends::wrap) return place < 0 ? place + length : place - length;
+    if (KIND == Ends::nearest) return place < 0 ? 0 : length - 1;
+    if (KIND == Ends::reflect) return place < 0 ? -1 - place : 2 * length - 1 - place;
+    return place < 0 ? -place : 2 * length - 2 - place;
+}
+
 // The largest power of two, up to 16, that divides a number of bytes.
 INLINE constexpr int vector_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +39,7 @@ from runner.fuse.single_pass import (
     PassKernel,
     choose_tile,
     emit,
+    finds_ends,
     have_equal_pitches,
     is_wide,
     launch_arguments,
@@ -109,6 +110,61 @@ def test_any_program_gives_the_bits_of_numpy(
             for kernel, run in zip(kernels, runs, strict=True):
                 if all(a <= b for a, b in zip(kernel.tile, own[-program.axes :], strict=True)):
                     check_in_memory(program, run, kernel, own[-program.axes :], odd)
+
+
+PADDED: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
+LATTICE: Any = ("lattice", "float32", 3, ())
+WIDE = [one for one in [*EXAMPLES, LATTICE] if finds_ends(example(*one), "wrap", 5)]
+
+
+def beyond_ends(blocks: Sequence[Any], boundary: str, widths: Any) -> list[Any]:
+    """Return the blocks with what a boundary says of the cells beyond the ends of their last axis."""
+    low, high = widths[-1]
+    around = [(0, 0)] * (len(widths) - 1) + [(low, high)]
+    return [np.pad(one[..., low : one.shape[-1] - high], around, mode=PADDED[boundary]) for one in blocks]
+
+
+def test_examples_find_the_ends_of_rows_of_large_elements() -> None:
+    found = {(name, dtype) for name, dtype, *_ in WIDE}
+    assert {("heat", "float64"), ("diffusion3d", "float32"), ("lattice", "float32")} <= found
+    assert not {dtype for _, dtype in found} & {"uint8", "float16", "bool", "uint16"}
+    assert "axpy" not in {name for name, _ in found}  # reads nothing beside its own cells
+    assert ("heat", "float32", 2, (3,)) not in WIDE
+    assert finds_ends(example("heat", "float32"), "constant", 5) == []
+    assert finds_ends(example("heat", "float32"), "wrap", 1) == []
+    assert finds_ends(example("heat", "float32"), "wrap", 0) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("boundary", PADDED)
+def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp_path: Path) -> None:
+    """Each example, rows shorter than a tile and of many tiles, at any alignment; what is there is poison."""
+    made = []
+    for each in WIDE:
+        for number, own in enumerate(shapes(each[2])):
+            made.append((each, own, emit(example(*each), lengths=own, ends=boundary, wide=number == 1)))
+    runs = host(tmp_path, [kernel for *_, kernel in made])
+    for (each, own, kernel), run in zip(made, runs, strict=True):
+        program, widths = example(*each), halo(each[0], each[2])
+        found = finds_ends(program, boundary, own[-1])
+        for odd in (0, 3):
+            blocks, outs = [], []
+            for number, one in enumerate(program.inputs):
+                grid = tuple(n + a + b for n, (a, b) in zip(own, widths, strict=True))
+                block = view(grid, one.dtype, each[2], odd=odd)
+                block[...] = noise(block.shape, one.dtype, number)
+                blocks.append(block)
+            filled = beyond_ends(blocks, boundary, widths)
+            for number, block in enumerate(blocks):
+                low, high = widths[-1]
+                block[...] = filled[number]
+                for outside in (block[..., :low], block[..., block.shape[-1] - high :]):
+                    if number in found:
+                        outside.view(np.uint8)[...] = 0xEE
+            outs = [view(own, one.dtype, each[2], odd=odd and odd + 1) for one in program.outputs]
+            run(kernel, blocks, outs, widths)
+            for out, expected in zip(outs, evaluate(program, filled, widths), strict=True):
+                same(out, expected)
 
 
 @needs_compiler

@@ -53,6 +53,7 @@ class Compiled:
     """A kernel that nobody calls."""
 
     most_steps = 1
+    finds_ends = ()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[NumpyKernel]:
         feeds: Any,
         boundary: str,
         cval: float,
-        _: Any,
+        *_: Any,
     ) -> Any:
         kernels.append(NumpyKernel(program, widths, feeds, boundary, cval, aligned=False))
         return kernels[-1], "NumPy"

@@ -378,8 +378,8 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
     made = []
 
     def compile_for(device: Any, *about: Any) -> Any:
-        program, widths, _, feeds, boundary, cval, _ = about
-        made.append(NumpyKernel(program, widths, feeds, boundary, cval, 7, aligned=False))
+        program, widths, _, feeds, boundary, cval, _, row = about
+        made.append(NumpyKernel(program, widths, feeds, boundary, cval, 7, aligned=False, row=row))
         return made[0], "NumPy"
 
     monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)

@@ -55,10 +55,18 @@ class Kernels:
 
         def compile_for(
             device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
-            shape: Any,
+            shape: Any, row: int,
         ) -> Any:  # fmt: skip
             kernel = NumpyKernel(
-                program, widths, feeds, boundary, cval, self.most_steps, self.history, aligned=aligned
+                program,
+                widths,
+                feeds,
+                boundary,
+                cval,
+                self.most_steps,
+                self.history,
+                aligned=aligned,
+                row=row,
             )
             self.made.append(kernel)
             return kernel, "NumPy"

@@ -117,9 +117,9 @@ def test_one_kernel_takes_several_steps_of_a_band(
 
     def compile_for(
         device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
-        shape: Any,
+        shape: Any, row: int,
     ) -> Any:  # fmt: skip
-        made.append(AnyOrder(program, widths, feeds, boundary, cval, 3))
+        made.append(AnyOrder(program, widths, feeds, boundary, cval, 3, row=row))
         return made[-1], "NumPy"
 
     monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)

@@ -76,10 +76,11 @@ def by_numpy(patch: pytest.MonkeyPatch, most_steps: int) -> None:
 
     def compile_for(
         device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
-        shape: Any,
+        shape: Any, row: int,
     ) -> Any:  # fmt: skip
         aligned = most_steps == 1  # single steps are taken on aligned blocks, too
-        return NumpyKernel(program, widths, feeds, boundary, cval, most_steps, aligned=aligned), "NumPy"
+        kernel = NumpyKernel(program, widths, feeds, boundary, cval, most_steps, aligned=aligned, row=row)
+        return kernel, "NumPy"
 
     patch.setattr("runner.fuse.compiled.compile_for", compile_for)
 

@@ -63,9 +63,10 @@ class Runs:
 
         def compile_for(
             device: Any, program: Any, widths: Any, arithmetic: str, feeds: Any, boundary: str, cval: float,
-            shape: Any,
+            shape: Any, row: int,
         ) -> Any:  # fmt: skip
-            kernel = HostStepKernel(program, widths, arithmetic, feeds, boundary, cval, Choice(most, tuning))
+            choice = Choice(most, tuning)
+            kernel = HostStepKernel(program, widths, arithmetic, feeds, boundary, cval, choice, row)
             kernel.folder, kernel.number, kernel.changes = folder, len(self.made) + 1, changes
             kernel.late = late
             self.made.append(kernel)
