@@ -19,7 +19,7 @@ from jobs.validate.ladder.budget import Deadline, TimeLimit
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
 from jobs.validate.localize.retest import Localization, RungMeasurement, localize
-from jobs.validate.localize.set_cover import KnownFaults
+from jobs.validate.localize.set_cover import KnownFaults, PartName
 from jobs.validate.measurements.allreduce import AllReduce
 from jobs.validate.measurements.below_limit import (
     Repeatable,
@@ -185,8 +185,10 @@ class Ladder:
         before = self.probe.counters()
         begin = time.perf_counter()
         found: list[Finding] = []
+        named = set[PartName]()
         rates: dict[str, float] = {}
         for what, measurement in self.measurements(name):
+            measurement.named = frozenset(named)
             try:
                 located = localize(measurement, self.plan)
             except TimeUpError:
@@ -201,6 +203,9 @@ class Ladder:
             for gap in measurement.gaps:
                 self.note_not_judged(f"{name}: {gap}")
             found += self.named(name, findings(located, self.topology, name, what, work))
+            for one in located.confirmed:
+                if is_critical(math.exp(-one.effect), self.plan.critical):
+                    named |= {one.name, *one.ties}
             if len(located.table):
                 self.tables[name, what] = located.table, work
                 rated, _ = self.rated(name, what)

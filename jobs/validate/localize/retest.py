@@ -64,12 +64,15 @@ def nic_of(name: PartName) -> PartName:
 class RungMeasurement(Protocol):
     """One operation of a rung: how it is measured, and the parts on the paths of its measurements.
 
-    faults: ranks that findings of lower rungs explain. nbytes: of each measurement.
+    faults: ranks that findings of lower rungs explain. nbytes: of each measurement. named: critically slow
+    parts that another operation of the rung has confirmed over the plan's span, so that they will be named
+    whatever this one finds.
     """
 
     topology: Topology
     faults: KnownFaults
     nbytes: int
+    named: Collection[PartName] = ()
 
     @property
     def gaps(self) -> Sequence[str]:

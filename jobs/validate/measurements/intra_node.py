@@ -63,7 +63,7 @@ class IntraNode(RungMeasurement):
                 found.add(flows, self.sample(flows, samples))
 
         table, left = look_until_clear(
-            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe
+            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe, self.named
         )
         own = np.isin(self.topology.host[table.a], list(hosts))
         self.retested = joined(self.retested, table.of(own))

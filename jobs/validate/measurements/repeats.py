@@ -155,21 +155,25 @@ def look_until_clear(
     noise: float,
     plan: Plan,
     probe: Probe,
+    named: Collection[PartName] = (),
 ) -> tuple[Observations, list[PartName]]:
     """Retest suspects: look at once, and if that does not clear all of them, for as long as the plan's span.
 
-    look: adds so many more samples of all rounds. siblings: as `tabulate` takes them. part_kinds: as of
-    `RungMeasurement`. Returns the table, and the suspects that are not clear.
+    look: adds so many more samples of all rounds. siblings: as `tabulate` takes them. part_kinds, named: as
+    of `RungMeasurement`; if only these are not clear, the second looks follow without waiting. Returns the
+    table, and the suspects that are not clear.
     """
-    found = RetestSamples()
+    found, left = RetestSamples(), list(suspects)
     for _ in range(plan.quick_looks):
         look(found, samples_of_look(plan))
     if plan.quick_looks:
         table = found.table(siblings, plan)
-        if not unclear_suspects(table, part_kinds(table), suspects, noise, plan):
+        left = unclear_suspects(table, part_kinds(table), suspects, noise, plan)
+        if not left:
             return table, []
     found = RetestSamples()  # what loads a suspect now should not be half of its samples
-    for samples in looks(noise, plan.retest_span, plan, probe):
+    span = 0.0 if {*left} <= {*named} else plan.retest_span
+    for samples in looks(noise, span, plan, probe):
         look(found, samples)
     table = found.table(siblings, plan)
     return table, unclear_suspects(table, part_kinds(table), suspects, noise, plan)

@@ -53,7 +53,7 @@ class SingleGpu(RungMeasurement):
             found.add(rows, self.sample(self.what, samples))
 
         table, left = look_until_clear(
-            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe
+            look, self.siblings, self.part_kinds, suspects, self.noise, self.plan, self.probe, self.named
         )
         kinds = self.part_kinds(table)
         own = np.logical_or.reduce([rows_through(kinds, name) for name in suspects])

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from noisy_fleet import PLAN, NoisyFleet
+from toy_fleet import ToyFleet
 
 from jobs.measure.outliers import MEDIAN_ERROR, samples_needed
 from jobs.validate.ladder.ladder import climb_ladder
@@ -16,7 +17,7 @@ from jobs.validate.localize import retest
 from jobs.validate.measurements import repeats
 from jobs.validate.measurements.inter_node import first_samples
 from jobs.validate.plan import CPU_SHARE, Plan
-from jobs.validate.probe.api import Seconds, SingleRankOp
+from jobs.validate.probe.api import RankPlace, Seconds, SingleRankOp
 
 SAMPLE = 0.1  # seconds
 
@@ -59,6 +60,44 @@ def test_a_core_that_something_else_has_for_a_while(span: float, status: str) ->
     for seed in range(10):
         verdict = climb_ladder(Crowded(seed, sigma=0.05), replace(plan, seed=seed))
         assert verdict.status == status, verdict.line
+
+
+@pytest.mark.parametrize(
+    ("share", "others", "spans"),
+    [(0.2, False, 1), (0.2, True, 2), (0.91, False, 2)],
+    ids=["alone", "with another suspect", "so far a warning"],
+)
+@pytest.mark.parametrize("quick_looks", [0, 2])
+def test_what_an_operation_of_the_rung_has_named_is_not_waited_for_again(
+    share: float, others: bool, spans: int, quick_looks: int
+) -> None:
+    """others: after the first operation, something else loads another GPU for a while."""
+
+    def factor(what: SingleRankOp, at: RankPlace) -> float:
+        loaded = others and what == "product" and fleet.waited < 50
+        return share if at.rank == 2 else 0.2 if at.rank == 4 and loaded else 1.0
+
+    fleet = ToyFleet([2] * 4, noise=0.005, single_rank_factor=factor)
+    plan = Plan(rungs=("gpu",), quick_looks=quick_looks, retest_span=40)
+    (found,) = climb_ladder(fleet, plan).findings
+    assert (found.kind, found.hosts, found.gpus) == ("gpu", ("n1",), (0,))
+    assert found.evidence.what == "memory, product"
+    assert found.factor == pytest.approx(share, rel=0.02)
+    assert fleet.waited == spans * plan.retest_span
+
+
+def test_a_load_after_an_operation_has_named_a_part_adds_no_other() -> None:
+    """Of one GPU's pairs, copies are slow for good; while flows are measured, so are another's."""
+
+    def copied(a: RankPlace, b: RankPlace) -> float:
+        return 0.5 if 1 in (a.gpu, b.gpu) else 1.0
+
+    def flowed(a: RankPlace, b: RankPlace) -> float:
+        return 0.3 if 2 in (a.gpu, b.gpu) and fleet.waited < 50 else copied(a, b)
+
+    fleet = ToyFleet([4], noise=0.005, flow_factor=flowed, copy_factor=copied)
+    (found,) = climb_ladder(fleet, Plan(rungs=("pairs",))).findings
+    assert (found.kind, found.gpus) == ("nvlink", (1,))
 
 
 class Lucky(NoisyFleet):
