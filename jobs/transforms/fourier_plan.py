@@ -128,16 +128,18 @@ class FourierPlan:
         self.reason = f"messages are faster: {messages_ms:.3g} ms there and back, direct {direct_ms:.3g}"
 
     def forward(self, block: Array) -> Array:
-        """Return this rank's part, along axis 1, of the transform of an array. Collective.
+        """Return this rank's part, along axis 1, of the transform, in the plan's dtype. Collective.
 
-        block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed.
+        block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed. Raises
+        UserError, on this rank only, for another shape or dtype, and if the plan is closed.
         """
         return self._transformed(block, 0)
 
     def inverse(self, block: Array) -> Array:
-        """Return this rank's part, along axis 0, of the inverse transform of an array. Collective.
+        """Return this rank's part, along axis 0, of the inverse transform, in the plan's dtype. Collective.
 
-        block: its part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed.
+        block: its part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed. Raises
+        UserError like `forward`.
         """
         return self._transformed(block, 1)
 

@@ -74,11 +74,12 @@ class World(Group):
         self.phases = self.new_phases()
 
     def new_phases(self) -> Phases:
-        """Phases of which none has begun."""
+        """Return phases of which none has begun."""
         return Phases(self.backend.synchronize, self.recorder)
 
     @property
     def here(self) -> Rank:
+        """This rank: its number, host, process and device."""
         return self.ranks[self.rank]
 
     @property
@@ -134,7 +135,7 @@ class World(Group):
         tuning: NcclTuning | None = None,
         transport: Literal["nccl", "mpi"] | None = None,
     ) -> Collectives:
-        """Collectives on raw device memory among the ranks of `group`. Collective.
+        """Open collectives on raw device memory among the ranks of `group`. Collective.
 
         group: all ranks (`control`), or those of one color (`control.split`).
 
@@ -157,6 +158,8 @@ def open_world(
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
+    device: "cuda"; "cpu"; "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
+    oversubscribe: whether ranks may share a GPU; arrays between ranks then pass through host memory.
     expected_ranks: number of ranks that the user requested; None if unspecified.
     control: communicator to use instead of MPI's. check: called on every rank before device communicators are
     opened; returns warnings for the world. record: what the run does, to record the operations of this rank,
