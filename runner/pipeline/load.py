@@ -46,7 +46,7 @@ def load_block(
     partition: Partition,
     plan: HaloPlan,
     phases: Phases,
-    allocator: Allocator | None = None,
+    allocator: Allocator | None,
 ) -> Array:
     """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
     with phases("prepare"):

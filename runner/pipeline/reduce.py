@@ -46,7 +46,7 @@ class Subtree:
     partial: Any
 
 
-def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
+def tile_shape(shape: Shape, limit: int) -> Shape:
     """Return the largest box of at most `limit` elements that is contiguous in C order."""
     tile: list[int] = []
     for length in reversed(shape):
@@ -56,7 +56,7 @@ def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
     return tuple(reversed(tile))
 
 
-def row_tile(shape: Shape, limit: int = TILE) -> Shape:
+def row_tile(shape: Shape, limit: int) -> Shape:
     """Return a box of whole rows, of at most `limit` elements if that is one row or more."""
     rows = max(limit // max(math.prod(shape[1:]), 1), 1)
     return (max(min(rows, shape[0]), 1), *(max(length, 1) for length in shape[1:]))

@@ -82,7 +82,7 @@ class Store:
                 self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
 
 
-def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int = 0) -> Store:
+def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int) -> Store:
     """Return what stores this rank's part of a task's output `number`."""
 
     def part(rank: int) -> Region:
