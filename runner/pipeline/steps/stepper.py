@@ -465,7 +465,10 @@ class Stepper(StepBlocks):
         return [self._spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
-        """A direct exchange takes less time than the additional calls of the function."""
+        """Choose whether exchanges run beside the work: as asked, else on GPUs, and there with messages only.
+
+        A direct exchange takes less time than the additional calls of the function.
+        """
         asked = self._overlap_asked
         chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
         kernel = self.task.kernel
