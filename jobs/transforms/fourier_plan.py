@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jobs.transforms.direct import PeerBlocks, find_peers, opened
+from jobs.transforms.direct import find_peers, opened
 from jobs.transforms.direct_fourier import (
     DirectFourier,
     Planner,
@@ -23,6 +23,7 @@ from jobs.transforms.direct_fourier import (
 )
 from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from jobs.transforms.plan import Redistribution, Transform, TransformPlan
+from runner.comm.peer_memory import Peers
 from runner.errors import UserError
 from runner.region import Array, Shape
 from runner.world.world import World
@@ -183,7 +184,7 @@ def open_direct_fourier(
     shape: Shape,
     dtype: np.dtype[Any],
     scales: tuple[float, float],
-    peers: PeerBlocks | None = None,
+    peers: Peers | None = None,
     plan: Planner = cufft_plan,
     copies: Callable[[World], RankCopies] = peer_copies,
     compact: bool | None = None,

@@ -23,11 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from runner.comm.peer_memory import Peers
 from runner.device.api import Mark, NotCapturable, poison
 from runner.fuse.steps.layout import Sending
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
-from runner.pipeline.halo.direct import DirectHalos, Peers
+from runner.pipeline.halo.direct import DirectHalos
 from runner.pipeline.halo.exchange import HaloPlan, Halos
 from runner.pipeline.in_memory import no_progress
 from runner.pipeline.steps import halo_path
