@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from runner.comm.api import Control
@@ -19,6 +18,7 @@ from runner.comm.recorded import RecordedControl
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
+from runner.processes import boot_id
 from runner.recorder.process import remove_stale
 from runner.recorder.ring import NoRecorder, Recorder, file_of
 from runner.report.phases import Phases
@@ -260,11 +260,7 @@ def single_rank_world(backend: Backend) -> World:
 def identify_host() -> tuple[str, str]:
     """This host's name, and an id that differs between hosts of the same name."""
     name = os.uname().nodename
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return name, f"{name}/{boot}"
+    return name, f"{name}/{boot_id()}"
 
 
 def find_ranks(expected: int | None) -> Control:
