@@ -97,7 +97,7 @@ def shortened(text: str) -> str:
     )
 
 
-def met_by_all(failure: BaseException, sentence: str, trace: str = "") -> BaseException:
+def met_by_all(failure: BaseException, sentence: str, trace: str) -> BaseException:
     """Return `failure`, marked as one that every rank raises. sentence: the report of a foreign exception."""
     if isinstance(failure, MeshrunError):
         failure.everywhere = True

@@ -22,7 +22,7 @@ from typing import Any
 
 from runner import files
 from runner.errors import UserError
-from runner.processes import process_stat
+from runner.processes import boot_id, process_stat
 
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # file systems without locks
 YOUNG = 10.0  # seconds after a change in which a folder may not be locked yet
@@ -228,9 +228,9 @@ def _is_gone(claim: dict[str, Any]) -> bool:
 
 def _place() -> dict[str, Any]:
     """Where a process's number means the same process: a host, up since a moment, and its processes seen."""
+    boot = boot_id()
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        seen = os.stat("/proc/self/ns/pid").st_ino
+        seen = os.stat("/proc/self/ns/pid").st_ino if boot else 0
     except OSError:
         boot, seen = "", 0
     return {"host": os.uname().nodename, "boot": boot, "processes": seen}

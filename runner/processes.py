@@ -1,4 +1,4 @@
-"""What /proc says of processes: how one is and when it began, and the files mapped into this one."""
+"""What /proc says of processes and their host: how one is, when it began, mapped files, and the boot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROCESSES, MAPS = Path("/proc"), Path("/proc/self/maps")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the signals that end a run
 
 
@@ -34,6 +35,14 @@ def process_stat(pid: int, processes: Path = PROCESSES) -> ProcessStat | None:
     before, _, after = text.rpartition(")")  # the name may contain anything
     fields = after.split()
     return ProcessStat(before.partition("(")[2], fields[0], int(fields[19]))
+
+
+def boot_id() -> str:
+    """Return the random id that this host got when it booted; "" if it cannot be read."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
 
 
 def mapped_files(maps: Path = MAPS) -> list[str]:

@@ -60,7 +60,7 @@ def equilibrium(
 
 
 def population_in_equilibrium(
-    lattice: Lattice, number: int, excess: Any, velocity: Sequence[Any], storage: Any = np.float32
+    lattice: Lattice, number: int, excess: Any, velocity: Sequence[Any], storage: Any
 ) -> np.ndarray[Any, Any]:
     """Return one of the populations in `equilibrium`."""
     kind = np.dtype(storage)

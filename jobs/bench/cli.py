@@ -21,7 +21,7 @@ from jobs.bench.collectives.options import (
     bench_options,
     option,
 )
-from jobs.bench.command_base import COUNT, LAST, PLOT, SIZE, run_on_ranks, with_options
+from jobs.bench.command_base import COUNT, DEBUG, LAST, PLOT, SIZE, run_on_ranks, with_options
 from jobs.bench.copy.cli import copy
 from jobs.bench.lessons.cli import memory
 from jobs.measure.exit_codes import Finite
@@ -151,7 +151,7 @@ def overlap(operation: str, communicators: int, kernel: str, device: str, debug:
     show_default=True,
     help="Figure to compare.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@DEBUG
 def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
     """Compare two records size by size; exit with 1 if B is slower than A beyond --tolerance.
 
@@ -169,7 +169,7 @@ def compare(a: str, b: str, tolerance: float, metric: str, debug: bool) -> int:
 @click.argument("records", nargs=-1, required=True, metavar="RECORD...")
 @click.option("--to", "target", required=True, metavar="FILE", help="File of the plot: .html, .svg or .png.")
 @click.option("--title", default="", help="Title of the plot.  [default: the records' names]")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@DEBUG
 def plot(records: tuple[str, ...], target: str, title: str, debug: bool) -> None:
     """Plot records over each other: time and bandwidth against size.
 

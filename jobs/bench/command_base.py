@@ -35,10 +35,11 @@ SIZE = Parsed("bytes", parse_nccl_tests_size)
 MOST = 2**31 - 1  # nccl-tests' counts are of type int
 COUNT, NATURAL = click.IntRange(1, MOST), click.IntRange(0, MOST)
 PLOT = click.option("--plot", metavar="FILE", help="Draw a plot: .html, .svg or .png.")
+DEBUG = click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 LAST = (
     click.option("--device", type=click.Choice(("auto", "cpu", "cuda")), default="auto", show_default=True,
                  help="Measure GPU or host memory."),
-    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+    DEBUG,
 )  # fmt: skip
 
 

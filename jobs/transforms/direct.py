@@ -17,33 +17,21 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from jobs import kernels
 from jobs.transforms.transpose import WORD, as_matrix
-from runner.comm.peer_memory import Unreachable
+from runner.comm.peer_memory import Peers, Unreachable
 from runner.plan.grid import bounds
 from runner.region import Array, Shape
+from runner.world.binding import open_peers
 from runner.world.world import World, clashes
 
 SIDE, THREADS = 32, 256  # of the kernel
 Direct = TypeVar("Direct")
-
-
-class PeerBlocks(Protocol):
-    """Arrays that other ranks can open; of GPUs, `runner.comm.peer_arrays.PeerArrays`."""
-
-    def empty(self, shape: Any, dtype: Any) -> Array:
-        """Return an uninitialised array that other ranks can open."""
-
-    def open(self, arrays: Sequence[Array], peers: Collection[int]) -> dict[int, list[int]]:
-        """Return the addresses of the same arrays of `peers`. Collective. Raises Unreachable."""
-
-    def close(self) -> None:
-        """Forget the addresses. Collective."""
 
 
 class DirectTranspose:
@@ -54,7 +42,7 @@ class DirectTranspose:
     """
 
     def __init__(
-        self, world: World, rows: int, columns: int, unit: int, dtype: np.dtype[Any], peers: PeerBlocks
+        self, world: World, rows: int, columns: int, unit: int, dtype: np.dtype[Any], peers: Peers
     ) -> None:
         """Open the ranks' results. Collective. Raises Unreachable, on the ranks that cannot."""
         self._world, self._peers, self._dtype, self._unit = world, peers, dtype, unit
@@ -97,7 +85,7 @@ class DirectTranspose:
         self._peers.close()
 
 
-def find_peers(world: World) -> PeerBlocks | str:
+def find_peers(world: World) -> Peers | str:
     """Return memory of GPUs that all ranks can open, or why there is none; the same on every rank.
 
     Collective.
@@ -112,16 +100,10 @@ def find_peers(world: World) -> PeerBlocks | str:
         return "--checksum, which checks messages"
     if clashes(world.ranks):
         return "ranks share a GPU"
-    from runner.comm.peer_arrays import PeerArrays
-
-    found = PeerArrays(world.control, [rank.device for rank in world.ranks])
-    problem = next(filter(None, world.control.allgather(found.problem())), None)
-    return found if problem is None else str(problem)
+    return open_peers(world.control, [rank.device for rank in world.ranks])
 
 
-def open_everywhere(
-    world: World, peers: PeerBlocks, cells: int, dtype: np.dtype[Any]
-) -> tuple[Array, list[int]]:
+def open_everywhere(world: World, peers: Peers, cells: int, dtype: np.dtype[Any]) -> tuple[Array, list[int]]:
     """Return an array of this rank, and the addresses of the same array of every rank. Collective.
 
     Raises Unreachable, on the ranks that cannot open another's; if one has no memory, its error on all.
@@ -132,7 +114,7 @@ def open_everywhere(
     return array, [own if rank == world.rank else others[rank][0] for rank in range(world.size)]
 
 
-def opened(world: World, peers: PeerBlocks, make: Callable[[], Direct]) -> Direct | str:
+def opened(world: World, peers: Peers, make: Callable[[], Direct]) -> Direct | str:
     """Return what `make` opens, or the first rank's reason why it is Unreachable: then `peers` is closed.
 
     The same on every rank. Collective.
@@ -150,7 +132,7 @@ def opened(world: World, peers: PeerBlocks, make: Callable[[], Direct]) -> Direc
 
 
 def open_direct(
-    world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: PeerBlocks | None = None
+    world: World, shape: Shape, dtype: np.dtype[Any], order: Sequence[int], peers: Peers | None = None
 ) -> DirectTranspose | str:
     """Return what transposes arrays of a shape, or why it cannot; the same on every rank. Collective.
 

@@ -39,8 +39,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from jobs import kernels
-from jobs.transforms.direct import PeerBlocks, open_everywhere
-from runner.comm.peer_memory import Unreachable
+from jobs.transforms.direct import open_everywhere
+from runner.comm.peer_memory import Peers, Unreachable
 from runner.device.api import Mark
 from runner.errors import RunError, first_line
 from runner.plan.grid import bounds
@@ -168,7 +168,7 @@ class DirectFourier:
         shape: Shape,
         dtype: np.dtype[Any],
         scales: tuple[float, float],
-        peers: PeerBlocks,
+        peers: Peers,
         plan: Planner,
         copies: Callable[[World], RankCopies],
         compact: bool,

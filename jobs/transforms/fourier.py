@@ -69,7 +69,9 @@ def ifft(
     split: int = 0,
     keep_order: bool = True,
 ) -> Any:
-    """Return the inverse of `fft`, as numpy.fft.ifftn; parameters and results as there."""
+    """Return the inverse of `fft`, as numpy.fft.ifftn; parameters, dtypes and errors as there. Collective if
+    there is a world.
+    """
     return _transform(x, world, axes, True, "", norm, None, split, keep_order)
 
 
@@ -84,7 +86,8 @@ def rfft(
 ) -> Any:
     """Return the transform of real numbers without the half that follows from the other, as numpy.fft.rfftn.
 
-    Along the last of `axes`, of n cells, the result has n // 2 + 1. Otherwise as `fft`.
+    x: as of `fft`, but not complex: that is a UserError. Along the last of `axes`, of n cells, the result has
+    n // 2 + 1. Otherwise as `fft`.
     """
     return _transform(x, world, axes, False, "forward", norm, None, split, keep_order)
 
@@ -101,8 +104,9 @@ def irfft(
 ) -> Any:
     """Return the inverse of `rfft`, of real numbers, as numpy.fft.irfftn.
 
-    length: cells of the result along the last of `axes`; None: 2 * (m - 1) for m cells of `x`. Otherwise as
-    `fft`.
+    length: cells of the result along the last of `axes`; None: 2 * (m - 1) for m cells of `x`. Returns
+    float32 or float64, of the precision of the complex type that `fft` returns for `x`. Raises UserError, on
+    every rank, for a result without cells. Otherwise as `fft`.
     """
     return _transform(x, world, axes, True, "inverse", norm, length, split, keep_order)
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jobs.transforms.direct import PeerBlocks, find_peers, opened
+from jobs.transforms.direct import find_peers, opened
 from jobs.transforms.direct_fourier import (
     DirectFourier,
     Planner,
@@ -23,6 +23,7 @@ from jobs.transforms.direct_fourier import (
 )
 from jobs.transforms.fourier import Local, Norm, carry_out, check_norm
 from jobs.transforms.plan import Redistribution, Transform, TransformPlan
+from runner.comm.peer_memory import Peers
 from runner.errors import UserError
 from runner.region import Array, Shape
 from runner.world.world import World
@@ -128,16 +129,18 @@ class FourierPlan:
         self.reason = f"messages are faster: {messages_ms:.3g} ms there and back, direct {direct_ms:.3g}"
 
     def forward(self, block: Array) -> Array:
-        """Return this rank's part, along axis 1, of the transform of an array. Collective.
+        """Return this rank's part, along axis 1, of the transform, in the plan's dtype. Collective.
 
-        block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed.
+        block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed. Raises
+        UserError, on this rank only, for another shape or dtype, and if the plan is closed.
         """
         return self._transformed(block, 0)
 
     def inverse(self, block: Array) -> Array:
-        """Return this rank's part, along axis 0, of the inverse transform of an array. Collective.
+        """Return this rank's part, along axis 0, of the inverse transform, in the plan's dtype. Collective.
 
-        block: its part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed.
+        block: its part along axis 1 (`world.part(shape[1])`), of the plan's dtype. Not changed. Raises
+        UserError like `forward`.
         """
         return self._transformed(block, 1)
 
@@ -181,7 +184,7 @@ def open_direct_fourier(
     shape: Shape,
     dtype: np.dtype[Any],
     scales: tuple[float, float],
-    peers: PeerBlocks | None = None,
+    peers: Peers | None = None,
     plan: Planner = cufft_plan,
     copies: Callable[[World], RankCopies] = peer_copies,
     compact: bool | None = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launch.cli.cli_context import CliContext
-from launch.cli.params import DEVICES
+from launch.cli.params import DEVICES, TRACEBACK
 from launch.settings import read_settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to examine."
 )
 @click.option("--json", "file", metavar="FILE", help="Write all facts as JSON; - is standard output.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@TRACEBACK
 @click.pass_obj
 def doctor(cli_context: CliContext, device: DeviceChoice, file: str | None, debug: bool) -> int:
     """Show the hardware and software of every rank, the settings in force, and all problems.

@@ -96,7 +96,7 @@ def check_empty_arguments(command: click.Command, words: Sequence[str], ctx: cli
             raise kind(f"empty argument{after}: is a variable not set?", ctx)
 
 
-def usage_message(mistake: click.ClickException, words: Sequence[str] = ()) -> str:
+def usage_message(mistake: click.ClickException, words: Sequence[str]) -> str:
     """The error as one line with a hint. words: the command line; empty if the command starts no ranks."""
     ctx = _context(mistake)
     if typed := _misplaced_ranks(mistake, ctx, words) or _misplaced_restarts(mistake, ctx):

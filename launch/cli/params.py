@@ -77,6 +77,8 @@ def _parse_size(text: str) -> int:
 SIZE = ParsedText("SIZE", _parse_size)  # bytes, such as 64M or 1.5G
 
 DEVICES = ("auto", "cpu", "cuda")
+TRACEBACK_HELP = "Show the traceback of an error."
+TRACEBACK = click.option("--debug", is_flag=True, help=TRACEBACK_HELP)
 
 SHAPE = click.option(
     "-j",
@@ -147,7 +149,7 @@ def device_option() -> click.Option:
 
 
 def debug_option() -> click.Option:
-    return click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
+    return click.Option(["--debug"], is_flag=True, help=TRACEBACK_HELP)
 
 
 def restarts(on_failure: str, most: int, words: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launch.cli.job_command import JobsShown, copies_option, depth_option, grid_options, steps_option
-from launch.cli.params import SIZE
+from launch.cli.params import SIZE, TRACEBACK
 
 if TYPE_CHECKING:
     from runner.job.declaration import Job
@@ -136,7 +136,7 @@ class Plans(JobsShown):
     metavar="FOLDER",
     help="Folder in which --calibrate writes and reads a file.  [default: the working directory]",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@TRACEBACK
 @click.pass_context
 def plan(ctx: click.Context, calibrate: bool, folder: str, debug: bool) -> int | None:
     """Predict the time and memory of a run, without a GPU or MPI.

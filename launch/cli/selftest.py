@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launch.cli.cli_context import CliContext
-from launch.cli.params import DEVICES
+from launch.cli.params import DEVICES, TRACEBACK
 
 if TYPE_CHECKING:
     from runner.world.binding import DeviceChoice
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option(
     "--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="Device to test."
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@TRACEBACK
 @click.pass_obj
 def selftest(cli_context: CliContext, mutate: bool, device: DeviceChoice, debug: bool) -> int:
     """Test whether this installation works."""

@@ -111,7 +111,7 @@ def publish(api: Api, name: str, found: NodeVerdict, now: str) -> None:
                 raise
 
 
-def cluster_api(environment: Mapping[str, str], account: Path = ACCOUNT) -> Api:
+def cluster_api(environment: Mapping[str, str], account: Path) -> Api:
     """The API of the cluster that runs this pod. Raises KeyError or OSError outside a cluster."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment["KUBERNETES_SERVICE_PORT"]
     address = f"[{host}]" if ":" in host else host

@@ -197,9 +197,7 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def start_inside(
-    spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: Conclude = no_answer
-) -> int:
+def start_inside(spec: LaunchSpec, job: JobRequest, *, debug: bool, conclude: Conclude) -> int:
     """Run the ranks in the current allocation; returns the run's exit status."""
     from runner.system.launcher import slurm_job
 

@@ -11,8 +11,9 @@ from runner.errors import UserError, first_line
 def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
     """Compile the kernel `name` (a template instance such as "convolve<float, float, float>") of a .cu file.
 
-    Call the result with (grid, block, arguments, stream=...). Fused multiply-add is off unless an option
-    turns it on, so that CPU and GPU round in the same way. Raises UserError without CuPy.
+    Call the result with (grid, block, arguments, stream=...). options: of NVRTC, such as "-DWIDTH=4". Fused
+    multiply-add is off unless an option turns it on, so that CPU and GPU round in the same way. Raises
+    UserError without CuPy.
     """
     try:
         from runner.device import cuda

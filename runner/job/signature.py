@@ -108,7 +108,7 @@ class Signature:
     services: frozenset[str]
 
 
-def read_signature(function: Callable[..., Any], kind: Kind, reserved: Collection[str] = ()) -> Signature:
+def read_signature(function: Callable[..., Any], kind: Kind, reserved: Collection[str]) -> Signature:
     """Sort a function's parameters by role; raises UserError for parameters that cannot have any.
 
     Arrays come first: the first parameter and, for kind "map", those after it without a default, an option's

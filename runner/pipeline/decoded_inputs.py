@@ -22,7 +22,7 @@ def open_decoded(
     return [*map(decode, sources)]
 
 
-def check_decoded(sources: Sequence[Source], limit: int | None = None, memory: int | None = None) -> None:
+def check_decoded(sources: Sequence[Source], limit: int | None, memory: int | None = None) -> None:
     """Raise UserError, before they are decoded, for pictures that together need more memory than there is.
 
     limit: bytes of --host-memory; None if it is not given: all of the host's. memory: bytes of the host, 0 if

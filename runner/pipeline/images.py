@@ -129,7 +129,7 @@ class StreamedFolder:
 
     @property
     def discard(self) -> str:
-        """Return the command that discards the unfinished run."""
+        """How to discard the unfinished run, for a hint."""
         return self._journal.discard(self.partial)
 
     def commit(self) -> None:

@@ -33,8 +33,6 @@ Rows = tuple[int, int]
 Blocks = Sequence[Array]  # one per input, with its halo
 Results = tuple[Array, ...]  # one per output
 OnProgress = Callable[[int, int], None]  # rows done, rows in all
-
-
 OnSteps = Callable[[int, int, int], None]  # steps taken, steps in all, cells computed in one
 
 
@@ -42,11 +40,7 @@ class BlockDoesNotFit(RunError):
     """A rank's block, with what the function allocates for it, does not fit its device; on every rank."""
 
 
-def no_steps(done: int, total: int, cells: int) -> None:
-    """Ignore progress."""
-
-
-def no_progress(done: int, total: int) -> None:
+def no_progress(*counts: int) -> None:
     """Ignore progress."""
 
 

@@ -165,7 +165,7 @@ def note(
     linked = {path.resolve() for path in containers if path.is_dir()}
 
     def look() -> dict[str, State]:
-        seen = {name: _seen(path, first, linked) for name, path in paths.items()}
+        seen = {name: _seen(path, first, linked=linked) for name, path in paths.items()}
         return {name: state for name, state in seen.items() if state and (state.files or _is_input(name))}
 
     states = world.collective_call(look)
@@ -178,7 +178,7 @@ def note_captured(world: World, job: Job) -> Captured:
     return captured(job) if world.rank == 0 and job.kind == "map" else Captured()
 
 
-def _seen(path: Path, folders: bool = True, linked: Collection[Path] = ()) -> State | None:
+def _seen(path: Path, folders: bool = True, *, linked: Collection[Path]) -> State | None:
     """Return the state; None for a folder that this rank does not check. linked: see `Inputs`."""
     try:
         if path.is_dir() and not folders:

@@ -46,7 +46,7 @@ def load_block(
     partition: Partition,
     plan: HaloPlan,
     phases: Phases,
-    allocator: Allocator | None = None,
+    allocator: Allocator | None,
 ) -> Array:
     """Return this rank's padded block with its own cells read and its halo poisoned. Collective."""
     with phases("prepare"):
@@ -60,7 +60,9 @@ def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:
     """Return this rank's block of an array that is split over the ranks, on its device. Collective.
 
     source: what a job gets as its parameter `input`. split: the axis along which to split the array, or a
-    partition with a part for each rank.
+    partition with a part for each rank. The block has the shape of this rank's part and the source's dtype,
+    and is C-contiguous. Raises UserError for an axis that the array does not have, and RunError, on the rank
+    that fails, if the file cannot be read.
     """
     partition = split_along(source.shape, split, world.size) if isinstance(split, int) else split
     block = world.backend.empty(partition[world.rank].shape, source.dtype)

@@ -46,7 +46,7 @@ class Subtree:
     partial: Any
 
 
-def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
+def tile_shape(shape: Shape, limit: int) -> Shape:
     """Return the largest box of at most `limit` elements that is contiguous in C order."""
     tile: list[int] = []
     for length in reversed(shape):
@@ -56,7 +56,7 @@ def tile_shape(shape: Shape, limit: int = TILE) -> Shape:
     return tuple(reversed(tile))
 
 
-def row_tile(shape: Shape, limit: int = TILE) -> Shape:
+def row_tile(shape: Shape, limit: int) -> Shape:
     """Return a box of whole rows, of at most `limit` elements if that is one row or more."""
     rows = max(limit // max(math.prod(shape[1:]), 1), 1)
     return (max(min(rows, shape[0]), 1), *(max(length, 1) for length in shape[1:]))
@@ -99,7 +99,8 @@ class Tiles:
 
     array: a file's path, which rank 0 opens for all (collective), or an open source. tile: the most elements
     of a tile. whole_rows: tiles are whole along all axes but the first; they are larger than `tile` if one
-    row is. `shape` and `dtype` are the array's.
+    row is. `shape` and `dtype` are the array's. Raises UserError, on every rank, for a path that cannot be
+    opened as an array.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class Tiles:
         self._received = {} if self.source.parallel else self._scatter()
 
     def reduce(self, function: Callable[..., Any], combine: Combine) -> Any:
-        """Apply `function` to every tile and combine. Returns the result on every rank; None if empty.
+        """Apply `function` to every tile and combine. Returns the result on every rank; None if the array is
+        empty. Collective.
 
         function: device array of at most 2^20 elements (valid only during the call) -> partial result:
         numbers, NumPy or CuPy arrays, or a tuple, list or dict of these. If it has a parameter `here`, it

@@ -82,7 +82,7 @@ class Store:
                 self.sink.write(Region((0,) * whole.ndim, whole.shape), whole)
 
 
-def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int = 0) -> Store:
+def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int) -> Store:
     """Return what stores this rank's part of a task's output `number`."""
 
     def part(rank: int) -> Region:
@@ -94,8 +94,12 @@ def store_of(world: World, task: Task, sink: Sink, phases: Phases, number: int =
 def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) -> None:
     """Write this rank's block of an array that is split over the ranks. Collective.
 
+    block: of NumPy or, on a GPU rank, of CuPy, with the shape of this rank's part and the sink's dtype.
     sink: of the whole array, from a job's parameter `create`. split: the axis along which the array is split,
     or its partition with a part for each rank.
+
+    Raises UserError for an axis that the array does not have and, on every rank, for a block of another shape
+    or dtype; RunError if the file cannot be written.
     """
     partition = split_along(sink.shape, split, world.size) if isinstance(split, int) else split
     part = partition[world.rank]

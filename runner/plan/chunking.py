@@ -109,7 +109,7 @@ def block_memory(task: Task, block: Region, *, asynchronous: bool) -> int:
 
 
 def memory_limits(
-    options: StreamOptions, *, host: int, beside: int, device: int | None, sharing: int = 1
+    options: StreamOptions, *, host: int, beside: int, device: int | None, sharing: int
 ) -> MemoryUse:
     """Return the bytes that the chunks of one rank may take together: as the options say, else a share.
 

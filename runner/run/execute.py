@@ -17,7 +17,7 @@ from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.job.declaration import Job
 from runner.pipeline.decoded_inputs import open_decoded
-from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
+from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
@@ -93,7 +93,7 @@ def execute(
     progress: OnProgress = no_progress,
     show: OnStreamProgress = no_stream_progress,
     proof: OnProgress = no_progress,
-    stepped: OnSteps = no_steps,
+    stepped: OnSteps = no_progress,
 ) -> Record:
     """Run a job like `run`, in an open world; the caller handles failures and rolls `transaction` back.
 

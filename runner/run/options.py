@@ -18,7 +18,7 @@ from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
 from runner.pipeline.fusing import Fusion
-from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
+from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
 from runner.pipeline.inputs import Inputs
 from runner.plan.grid import is_length
 from runner.plan.halo import BOUNDARIES
@@ -304,7 +304,7 @@ class RunContext:
     show: OnStreamProgress = no_stream_progress
     proof: OnProgress = no_progress
     inputs: Inputs = field(default_factory=Inputs)
-    stepped: OnSteps = no_steps
+    stepped: OnSteps = no_progress
     fusion: Fusion | None = None
     argument: str = ""
 

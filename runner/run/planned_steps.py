@@ -86,7 +86,7 @@ def plan_steps(
     hosts: int,
     grid: str | None,
     options: StreamOptions,
-    copies: Copies = "auto",
+    copies: Copies,
 ) -> Record:
     """Return the forecast of a job's time steps as plain values: memory, operations, bytes, a floor in time.
 
@@ -142,7 +142,7 @@ def plan_map_steps(
     hosts: int,
     grid: str | None,
     options: StreamOptions,
-    copies: Copies = "auto",
+    copies: Copies,
 ) -> Record:
     """Return `plan_steps` of a map job. cut: returns the task for a number of ranks, its results known.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,7 +15,7 @@ from runner import files
 from runner.errors import UserError
 from runner.storage.file_errors import write_error
 from runner.storage.formats.registry import Source, open_source
-from runner.storage.journal import differences, show_values
+from runner.storage.journal import check_same, start_over
 
 KEPT = 2  # complete checkpoints that are kept
 STATE = "state.json"
@@ -57,8 +56,8 @@ class CheckpointFolder:
 
     @property
     def discard(self) -> str:
-        """The command that discards all checkpoints."""
-        return f"to start from the beginning: {shlex.join(['rm', '-r', str(self.path)])}"
+        """How to discard all checkpoints, for a hint."""
+        return start_over(self.path)
 
     @property
     def partial(self) -> Path:
@@ -156,14 +155,7 @@ class CheckpointFolder:
     def check(self, state: SavedState, wanted: Mapping[str, Any]) -> None:
         """Raise UserError unless the checkpoint's fingerprint is the one wanted."""
         plain = json.loads(json.dumps(wanted))
-        names = differences(state.fingerprint, plain)
-        if names:
-            raise UserError(
-                f"cannot resume {self.output}, its checkpoint differs in {len(names)} value(s)",
-                got=show_values(plain, names),
-                expected=show_values(state.fingerprint, names),
-                hint=f"the command as it was, or {self.discard}",
-            )
+        check_same(f"{self.output}, its checkpoint", state.fingerprint, plain, self.discard)
 
     def _remove_empty(self) -> None:
         with contextlib.suppress(OSError):

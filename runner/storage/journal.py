@@ -119,14 +119,7 @@ class Journal:
 
     def check(self, kept: Mapping[str, Any], wanted: Mapping[str, Any], *partials: Path) -> None:
         """Raise UserError unless the unfinished run is the one wanted. partials: the unfinished outputs."""
-        names = differences(kept, wanted)
-        if names:
-            raise UserError(
-                f"cannot resume {self.output}, its unfinished run differs in {len(names)} value(s)",
-                got=show_values(wanted, names),
-                expected=show_values(kept, names),
-                hint=f"the command as it was, or {self.discard(*partials)}",
-            )
+        check_same(f"{self.output}, its unfinished run", kept, wanted, self.discard(*partials))
 
     def unfinished(self, *partials: Path) -> UserError:
         """Build the error for a run that is started while there is an unfinished one."""
@@ -134,8 +127,8 @@ class Journal:
         return UserError(f"an earlier run of {self.output} is unfinished", hint=hint)
 
     def discard(self, *others: Path) -> str:
-        """Return the command that discards the unfinished run."""
-        return "to start from the beginning: " + shlex.join(["rm", "-r", *map(str, (self.folder, *others))])
+        """Return how to discard the unfinished run, for a hint. others: to remove besides the journal."""
+        return start_over(self.folder, *others)
 
 
 class Log:
@@ -249,6 +242,26 @@ class Syncer:
             raise self._failure
 
 
+def start_over(*paths: Path) -> str:
+    """Return how to discard what an earlier run has left at these paths, for a hint."""
+    return f"to start from the beginning: {shlex.join(['rm', '-r', *map(str, paths)])}"
+
+
+def check_same(what: str, kept: Mapping[str, Any], wanted: Mapping[str, Any], discard: str) -> None:
+    """Raise UserError if what an earlier run has kept differs from what this one wants.
+
+    what: the output and what is kept of it. discard: as `start_over` returns it.
+    """
+    names = differences(kept, wanted)
+    if names:
+        raise UserError(
+            f"cannot resume {what} differs in {len(names)} value(s)",
+            got=_shown(wanted, names),
+            expected=_shown(kept, names),
+            hint=f"the command as it was, or {discard}",
+        )
+
+
 def differences(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return the names whose values differ or are missing on one side; `a.b` for b in a nested a."""
     old, new = _flat(kept), _flat(wanted)
@@ -264,7 +277,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def show_values(values: Mapping[str, Any], names: list[str]) -> str:
+def _shown(values: Mapping[str, Any], names: list[str]) -> str:
     """Return the first few of the named values as text."""
     flat = _flat(values)
     return ", ".join(f"{name} {flat.get(name, 'not given')}" for name in names[:SHOWN])

@@ -1,4 +1,4 @@
-"""Bind a rank to its device, and open the communicator for arrays of that device."""
+"""Bind a rank to its device, and open what exchanges arrays of that device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from runner.comm.api import Arrays, Control
 from runner.comm.checksum.checked import CheckedControl
 from runner.comm.checksum.sums import sums_of
 from runner.comm.collectives.api import Collectives, NcclTuning
+from runner.comm.peer_memory import Peers
 from runner.comm.recorded import RecordedControl, unrecorded
 from runner.comm.threads import ThreadComm
-from runner.device.api import Backend
+from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
@@ -111,6 +112,18 @@ def open_arrays(control: Control, backend: Backend, shared_gpu: bool) -> Arrays:
 
     arrays = NcclComm(control)
     return control.recorded(arrays) if isinstance(control, RecordedControl) else arrays
+
+
+def open_peers(control: Control, devices: Sequence[Device]) -> Peers | str:
+    """Return GPU memory of the ranks that the others can open, or the first reason why there is none.
+
+    devices: of each rank, GPUs of one host. The same on every rank. Collective.
+    """
+    from runner.comm.peer_arrays import PeerArrays
+
+    peers = PeerArrays(control, devices)
+    problem = next(filter(None, control.allgather(peers.problem())), None)
+    return problem or peers
 
 
 def open_collectives(

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from runner.comm.api import Control
@@ -19,6 +18,7 @@ from runner.comm.recorded import RecordedControl
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
 from runner.errors import UserError, first_line, tell
+from runner.processes import boot_id
 from runner.recorder.process import remove_stale
 from runner.recorder.ring import NoRecorder, Recorder, file_of
 from runner.report.phases import Phases
@@ -74,11 +74,12 @@ class World(Group):
         self.phases = self.new_phases()
 
     def new_phases(self) -> Phases:
-        """Phases of which none has begun."""
+        """Return phases of which none has begun."""
         return Phases(self.backend.synchronize, self.recorder)
 
     @property
     def here(self) -> Rank:
+        """This rank: its number, host, process and device."""
         return self.ranks[self.rank]
 
     @property
@@ -134,7 +135,7 @@ class World(Group):
         tuning: NcclTuning | None = None,
         transport: Literal["nccl", "mpi"] | None = None,
     ) -> Collectives:
-        """Collectives on raw device memory among the ranks of `group`. Collective.
+        """Open collectives on raw device memory among the ranks of `group`. Collective.
 
         group: all ranks (`control`), or those of one color (`control.split`).
 
@@ -157,6 +158,8 @@ def open_world(
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
+    device: "cuda"; "cpu"; "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
+    oversubscribe: whether ranks may share a GPU; arrays between ranks then pass through host memory.
     expected_ranks: number of ranks that the user requested; None if unspecified.
     control: communicator to use instead of MPI's. check: called on every rank before device communicators are
     opened; returns warnings for the world. record: what the run does, to record the operations of this rank,
@@ -257,11 +260,7 @@ def single_rank_world(backend: Backend) -> World:
 def identify_host() -> tuple[str, str]:
     """This host's name, and an id that differs between hosts of the same name."""
     name = os.uname().nodename
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return name, f"{name}/{boot}"
+    return name, f"{name}/{boot_id()}"
 
 
 def find_ranks(expected: int | None) -> Control:

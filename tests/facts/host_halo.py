@@ -75,7 +75,7 @@ class HostTables:
 
 
 class HostPeers:
-    """`runner.pipeline.halo.direct.Peers` for threads. shut: of a rank that cannot open, why."""
+    """`runner.comm.peer_memory.Peers` for threads. shut: of a rank that cannot open, why."""
 
     def __init__(self, control: Control, shut: dict[int, str] | None = None) -> None:
         self._control, self._shut = control, shut or {}

@@ -301,7 +301,7 @@ def supported(everyone: Control, world: World, settings: SweepSettings, library:
     return replace(settings, datatypes=rest)
 
 
-def check_device(world: World, settings: SweepSettings, transport: Transport | None = None) -> None:
+def check_device(world: World, settings: SweepSettings, transport: Transport | None) -> None:
     """Raise UserError for options that need NCCL if a rank measures host memory, or MPI."""
     given = {
         "-G": settings.cudagraph,

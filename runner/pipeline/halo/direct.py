@@ -61,12 +61,12 @@ from the others for their time slices only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import numpy as np
 
+from runner.comm.peer_memory import Peers
 from runner.errors import RunError
 from runner.fuse.steps.layout import Neighbour, Sending
 from runner.pipeline.halo import boxes as halo_boxes
@@ -75,19 +75,6 @@ from runner.region import Array
 from runner.world.world import World
 
 PATIENCE = 300.0  # seconds that a kernel waits for a neighbour, whose host may write a frame meanwhile
-
-
-class Peers(Protocol):
-    """Arrays that other ranks can open; of GPUs, `runner.comm.peer_arrays.PeerArrays`."""
-
-    def empty(self, shape: Any, dtype: Any) -> Array:
-        """Return an uninitialised array that other ranks can open."""
-
-    def open(self, arrays: Sequence[Array], peers: Collection[int]) -> dict[int, list[int]]:
-        """Return the addresses of the same arrays of `peers`. Collective. Raises Unreachable."""
-
-    def close(self) -> None:
-        """Forget the addresses. Collective."""
 
 
 class DirectHalos:

@@ -572,7 +572,7 @@ def picture_slices(
     return tuple(slices)
 
 
-def picture_axes(task: Task, place: int, plane: tuple[int, int] | None = None) -> list[int]:
+def picture_axes(task: Task, place: int, plane: tuple[int, int] | None) -> list[int]:
     """Return the axes of an input that are a picture's rows and columns: two, or all of fewer."""
     shape, space = task.fields[place].shape, _space_axes(task, place)
     axes = max(len(shape) - 2, 0)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.comm.peer_memory import Unreachable
+from runner.comm.peer_memory import Peers, Unreachable
 from runner.errors import UserError
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos, Tables
-from runner.pipeline.halo.direct import DirectHalos, Peers
+from runner.pipeline.halo.direct import DirectHalos
 from runner.pipeline.halo.packed import PackedHalos
 from runner.plan.step_options import HaloChoice
 from runner.region import Array
+from runner.world.binding import open_peers
 from runner.world.world import World, clashes
 
 DeviceHalos = DirectHalos | PackedHalos
@@ -37,11 +38,7 @@ def find_peers(world: World, choice: HaloChoice, ndim: int) -> Peers | str:
         return f"the ranks are on {len(world.hosts)} hosts"
     if choice == "auto" and clashes(world.ranks):
         return "ranks share a GPU"
-    from runner.comm.peer_arrays import PeerArrays
-
-    peers = PeerArrays(world.control, [rank.device for rank in world.ranks])
-    problem = next(filter(None, world.control.allgather(peers.problem())), None)
-    return problem or peers
+    return open_peers(world.control, [rank.device for rank in world.ranks])
 
 
 def find_tables(world: World, ndim: int) -> Tables | None:

@@ -23,12 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from runner.comm.peer_memory import Peers
 from runner.device.api import Mark, NotCapturable, poison
 from runner.fuse.steps.layout import Sending
 from runner.pipeline.fusing import not_compiled
 from runner.pipeline.halo.boxes import FieldHalos
-from runner.pipeline.halo.direct import DirectHalos, Peers
+from runner.pipeline.halo.direct import DirectHalos
 from runner.pipeline.halo.exchange import HaloPlan, Halos
+from runner.pipeline.in_memory import no_progress
 from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
@@ -48,13 +50,7 @@ GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
 LONGEST_GRAPH, GRAPH_BYTES = 1024, 40 << 30  # steps; bytes that they read and write on a rank, at most
 ONE_COPY = "the fields are in memory once"
 PENDING = 64  # spans of device work that are not yet added to the phases
-
-
 BeforeStep = Callable[[Sequence[Array]], None]
-
-
-def no_step_progress(done: int) -> None:
-    """Ignore progress."""
 
 
 @dataclass
@@ -83,7 +79,7 @@ class Stepper(StepBlocks):
     steps_per_exchange: int = 0
     overlap: bool | None = False
     halo: HaloChoice = "auto"
-    progress: Callable[[int], None] = no_step_progress
+    progress: Callable[[int], None] = no_progress
     keep_finals: bool = False
     done: int = 0
     must_fuse: bool = False
@@ -470,7 +466,10 @@ class Stepper(StepBlocks):
         return [self._spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
-        """A direct exchange takes less time than the additional calls of the function."""
+        """Choose whether exchanges run beside the work: as asked, else on GPUs, and there with messages only.
+
+        A direct exchange takes less time than the additional calls of the function.
+        """
         asked = self._overlap_asked
         chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
         kernel = self.task.kernel

@@ -84,7 +84,7 @@ def start_or_resume(
 def check_inputs(world: World, inputs: Inputs, transaction: OutputTransaction, discard: str) -> None:
     """Raise RunError on every rank if an input file changed during the run. Collective.
 
-    discard: the command that discards the unfinished output, since a changed input must not be resumed.
+    discard: how to discard the unfinished output, since a changed input must not be resumed.
     """
     try:
         inputs.check(world, f"{discard}, then the run again")

@@ -106,7 +106,7 @@ class StreamedRun:
 
     @property
     def discard(self) -> str:
-        """Return the command that discards the unfinished run."""
+        """How to discard the unfinished run, for a hint."""
         return self.journal.discard(*self.partials)
 
     def commit(self) -> None:

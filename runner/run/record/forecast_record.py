@@ -10,7 +10,7 @@ from typing import Any
 from runner.device.api import Device
 from runner.errors import UserError
 from runner.job.declaration import Job
-from runner.plan.chunking import PLAIN, Files
+from runner.plan.chunking import Files
 from runner.plan.forecast import Forecast, enough, forecast
 from runner.plan.machine import Machine, choose, load
 from runner.plan.stream_options import StreamOptions
@@ -117,10 +117,10 @@ def beside_run(
     measured: Mapping[str, tuple[int, float]],
     wall: float,
     streamed: bool,
-    files: Files = PLAIN,
+    files: Files,
     *,
-    grid: str | None = None,
-    keep_whole: bool = False,
+    grid: str | None,
+    keep_whole: bool,
 ) -> list[dict[str, Any]] | None:
     """Return `compare` for a completed run; None if no forecast can be made, for example of an unknown GPU.
 

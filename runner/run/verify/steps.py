@@ -34,7 +34,7 @@ from runner.run.verify.results import (
     tolerance_of,
 )
 from runner.run.verify.team import Team, open_team, processes_of
-from runner.run.verify.tiles import Placed, Tile, feeds, needed, of_field, of_result, wrapped
+from runner.run.verify.tiles import Placed, Tile, needed, of_field, of_result, wrapped
 from runner.storage.formats.registry import Sink, Source, first_serial, read_back, reopen
 from runner.world.world import World
 
@@ -91,7 +91,7 @@ class PlainLoop:
             written = [replace(place, start=first, stop=last) for place, (first, last) in pairs]
             team.take(_tiles(fields, written, Region(start, stop), count, shape))
             results = list(written)
-            for number, feed in enumerate(feeds(task)):
+            for number, feed in enumerate(task.feed_numbers):
                 if feed is not None:  # the next pass writes where this one has read
                     fields[feed], results[number] = written[number], fields[feed]
         ends = zip(self.box.start, self.box.stop, start, strict=True)

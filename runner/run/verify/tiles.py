@@ -100,16 +100,10 @@ def of_result(task: Task, number: int, start: Shape, stop: Shape) -> tuple[Shape
     return start[: task.leading] + (0,) * len(tail), stop[: task.leading] + tail
 
 
-def feeds(task: Task) -> list[int | None]:
-    """Return which input each output becomes in the next step."""
-    names = [field.name for field in task.fields]
-    return [None if name is None else names.index(name) for name in task.job.feeds]
-
-
 def fed(task: Task, fields: Sequence[Cells], results: Sequence[HostArray], start: Shape) -> list[Cells]:
     """Return the fields after a step whose results begin at `start`."""
     found = list(fields)
-    for feed, result in zip(feeds(task), results, strict=True):
+    for feed, result in zip(task.feed_numbers, results, strict=True):
         if feed is not None:
             found[feed] = Cells(result, of_field(task, feed, start, start)[0], True)
     return found

@@ -72,7 +72,7 @@ def open_folder(path: Path) -> Folder | None:
     return Folder(path, tuple(sorted(images, key=lambda image: image.name)), tuple(sorted(others)))
 
 
-def check_output_folder(path: Path, images: Sequence[Image] = ()) -> None:
+def check_output_folder(path: Path, images: Sequence[Image]) -> None:
     """Refuse an output folder, before any work, if it or files with these images' names cannot be created."""
     if suffix(path) in FORMATS:
         raise UserError(

@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner.processes import boot_id
+
 Message = dict[str, Any]
 
 CONNECT_TIMEOUT = 2.0  # seconds to connect, for each address of rank 0
@@ -304,9 +306,7 @@ def _greet(connection: Connection, token: str, rank: int) -> bool:
 
 def network_stack() -> str:
     """Names what one loopback interface serves: this host, or this container on it."""
-    parts = [os.uname().nodename]
-    with contextlib.suppress(OSError):
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+    parts = [os.uname().nodename, *filter(None, [boot_id()])]
     with contextlib.suppress(OSError):
         parts.append(str(Path("/proc/self/ns/net").stat().st_ino))
     return "/".join(parts)

@@ -86,7 +86,7 @@ def compare(a: BenchRecord, b: BenchRecord, tolerance: float, metric: str = "tim
 
 
 def compare_each(
-    a: Mapping[str, BenchRecord], b: Mapping[str, BenchRecord], tolerance: float, metric: str = "time"
+    a: Mapping[str, BenchRecord], b: Mapping[str, BenchRecord], tolerance: float, metric: str
 ) -> list[Comparison]:
     """Compare each operation of A; raises UserError also if B lacks one. a, b: from `read_each`."""
     if missing := [name for name in a if name not in b]:

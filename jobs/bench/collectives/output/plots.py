@@ -127,7 +127,7 @@ def plot(
     save(draw, Path(target), title, [Sheet(titles, cells)])
 
 
-def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str = "") -> None:
+def plot_scaling(points: Sequence[Scaled], target: str | Path, title: str) -> None:
     """Plot bandwidth, wire rate and efficiency against the number of ranks; errors as for `plot`."""
 
     def draw(figure: Figure) -> None:
