@@ -132,7 +132,7 @@ class FourierPlan:
         """Return this rank's part, along axis 1, of the transform, in the plan's dtype. Collective.
 
         block: its part along axis 0 (`world.part(shape[0])`), of the plan's dtype. Not changed. Raises
-        UserError, on this rank only, for another shape or dtype, and if the plan is closed.
+        UserError, on every rank, for another shape or dtype, and if the plan is closed.
         """
         return self._transformed(block, 0)
 
@@ -147,6 +147,16 @@ class FourierPlan:
     def _transformed(self, block: Array, split: int) -> Array:
         if self._closed:
             raise UserError("the Fourier plan is closed", hint="transform inside its `with` statement")
+        world = self._world
+        world.collective_call(lambda: self._check(block, split))  # a rank that goes on alone waits for ever
+        if self._direct is not None:
+            block = world.xp.ascontiguousarray(block)
+            return self._direct.inverse(block) if split else self._direct.forward(block)
+        local = Local(world.xp, bool(split), "", self._norm, 0, world.cores)
+        return carry_out(_stages(self.shape, world.size, split), [world], local, block)
+
+    def _check(self, block: Array, split: int) -> None:
+        """Raise UserError for a block that is not of the plan."""
         part = self._world.part(self.shape[split])
         expected = tuple(part.stop - part.start if axis == split else n for axis, n in enumerate(self.shape))
         if tuple(block.shape) != expected or np.dtype(block.dtype) != self.dtype:
@@ -155,12 +165,6 @@ class FourierPlan:
                 got=f"{block.dtype} of shape {tuple(block.shape)}",
                 expected=f"{self.dtype} of shape {expected}",
             )
-        if self._direct is not None:
-            block = self._world.xp.ascontiguousarray(block)
-            return self._direct.inverse(block) if split else self._direct.forward(block)
-        world = self._world
-        local = Local(world.xp, bool(split), "", self._norm, 0, world.cores)
-        return carry_out(_stages(self.shape, world.size, split), [world], local, block)
 
     def close(self) -> None:
         """Give the memory back; nothing can be transformed later. Collective."""

@@ -286,7 +286,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     observers = _observers(steps, additions, frames, until, checkpoints)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
-    begin, compiled = time.perf_counter(), run.phases.seconds("prepare")
+    begin, beside = time.perf_counter(), _seconds_beside(run)
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
@@ -296,8 +296,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         raise
     _warn_of_single_steps(world, stepper.single_reason)
     world.control.barrier()
-    # Kernels are compiled when it is known of how many steps.
-    seconds = time.perf_counter() - begin - (run.phases.seconds("prepare") - compiled)
+    seconds = time.perf_counter() - begin - (_seconds_beside(run) - beside)
     stepper.finish()
     for number, sink in enumerate(sinks):
         store = store_of(world, task, sink, run.phases, number)
@@ -334,6 +333,12 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         "stream": None,
         "steps": record,
     }
+
+
+def _seconds_beside(run: RunContext) -> float:
+    """Return the seconds so far that are not the loop's: kernels are compiled when it is known of how many
+    steps and with the first frame, and the last frames are completed after the last step."""
+    return run.phases.seconds("prepare") + run.phases.seconds("frames")
 
 
 def _warn_of_single_steps(world: World, reason: str) -> None:

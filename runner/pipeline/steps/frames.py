@@ -217,7 +217,8 @@ class Frames:
         elif world.rank == 0:
             self.open()
         if stepper.done % self.every == 0:
-            self.observe(stepper)
+            with stepper.phases("prepare"):  # compiles kernels, which is no part of the loop's time
+                self.observe(stepper)
 
     def open(self) -> None:
         """Begin a file or folder of pictures."""
@@ -256,10 +257,11 @@ class Frames:
         return False
 
     def end(self, stepper: Stepper) -> None:
-        self._deliver()
-        while self._writing:
-            self._writing.popleft().result()
-        self.world.control.barrier()
+        with stepper.phases("frames"):  # the last ones, which no step is beside
+            self._deliver()
+            while self._writing:
+                self._writing.popleft().result()
+            self.world.control.barrier()
 
         def complete() -> None:
             if self._array is not None:

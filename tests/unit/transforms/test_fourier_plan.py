@@ -365,6 +365,8 @@ def test_bad_input_gets_one_sentence() -> None:
             plan.forward(np.zeros((4, 6)).astype("c16"))
         with pytest.raises(UserError, match=r"expected complex64 of shape \(8, 3\)"):
             plan.inverse(np.zeros((4, 6), "c8"))
+        with pytest.raises(UserError, match=r"rank 1: the block does not fit.*complex64 of shape \(5, 6\)"):
+            plan.forward(np.zeros((4 + world.rank, 6), "c8"))  # wrong on one rank, refused on both
         plan.close()
         with pytest.raises(UserError, match="closed"):
             plan.forward(np.zeros((4, 6), "c8"))
