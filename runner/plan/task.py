@@ -17,6 +17,7 @@ from runner.job.declaration import Job
 from runner.plan.grid import Partition, parse_grid
 from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.region import Array, Region, Shape
+from runner.report.units import counted
 
 WIDEST_HINT = 16  # cells of a halo that a result may lack
 NUMBERS = "biufc"  # kinds of dtypes
@@ -307,6 +308,7 @@ class Task:
                 got=f"dtype {result.dtype}",
                 expected="a numeric dtype",
             )
+        check_unmasked(f"job {name} returned a masked array{which}", result)
         if declared is not None and tuple(result.shape) != declared:
             raise RunError(
                 f"job {name} returned a block of the wrong shape{which}", got=result.shape, expected=declared
@@ -336,6 +338,16 @@ def in_own_byte_order(result: Any) -> Any:
     if not isinstance(result, np.ndarray) or result.dtype.isnative:
         return result
     return result.astype(result.dtype.newbyteorder("="))
+
+
+def check_unmasked(what: str, result: Any) -> None:
+    """Raise RunError for a result with masked cells: outputs have no mask. what: what is wrong then."""
+    if np.ma.is_masked(result):
+        raise RunError(
+            f"{what}, and outputs have no mask",
+            got=counted(int(np.ma.getmaskarray(result).sum()), "masked cell"),
+            hint="return result.filled(value)",
+        )
 
 
 def check_numbers(name: str, inputs: int, dtype: np.dtype[Any]) -> None:

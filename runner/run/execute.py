@@ -21,7 +21,7 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress, no_steps
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
-from runner.plan.task import in_own_byte_order
+from runner.plan.task import check_unmasked, in_own_byte_order
 from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -386,6 +386,7 @@ def _write_array(run: RunContext, value: Any) -> None:
                 got=type(value).__name__,
                 hint="leave OUTPUT out",
             )
+        check_unmasked(f"job {run.job.name} returned a masked array", value)
         sink = open_sink(run.targets[0], value.shape, value.dtype, run.world.run_id)
         run.transaction.track_partial(sink.partial)
         sink.create()

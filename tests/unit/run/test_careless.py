@@ -75,6 +75,16 @@ def cast(block: Any, *, to: str) -> Any:
     return block.astype(to)
 
 
+@meshrun.map_blocks
+def large(block: Any) -> Any:
+    return np.ma.masked_less(block, 3)
+
+
+@meshrun.reduce_blocks(combine=np.ma.maximum, whole_rows=True)
+def peaks(block: Any) -> Any:
+    return np.ma.masked_less(block.max(axis=0), 597)
+
+
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for _, *names in (*launcher.VARIABLES, *launcher.RANK_ONLY):
@@ -213,6 +223,13 @@ def test_the_advice_for_a_result_of_another_shape_can_be_taken(job: str, file: s
 def test_a_result_that_is_no_numbers_is_a_failure(dtype: str) -> None:
     with pytest.raises(RunError, match="job cast did not return numbers: got dtype "):
         cast.run("in.npy", "out.npy", to=dtype)
+    assert not Path("out.npy").exists()
+
+
+@pytest.mark.parametrize("job", [large, peaks])
+def test_a_result_with_masked_cells_is_a_failure(job: Any) -> None:
+    with pytest.raises(RunError, match=r"a masked array, and outputs have no mask: got [\d,]+ masked cells"):
+        job.run("in.npy", "out.npy")
     assert not Path("out.npy").exists()
 
 
