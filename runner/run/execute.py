@@ -200,11 +200,7 @@ def name_files(
     wanted = (job.arrays, job.output_names if writes else ())
     if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
         if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
-            raise UserError(
-                f"job {job.name} writes a file: OUTPUT is missing",
-                expected="OUTPUT after INPUT",
-                hint=f"meshrun run {job.name} {inputs[0]} OUTPUT",
-            )
+            raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
         raise wrong_number(job, [*inputs, *outputs])
     several = sum(map(len, wanted)) > 2
     names = file_names(job) if several else ["INPUT", "OUTPUT"]

@@ -210,6 +210,14 @@ def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sen
     assert sentence in refused(line)
 
 
+def test_a_missing_output_is_no_reason_to_type_a_name_that_is_not_installed(
+    refused: Callable[[str], str],
+) -> None:
+    assert refused("run mine.py:same in.npy").endswith(
+        ": job same writes a file: OUTPUT is missing: expected OUTPUT after INPUT\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("job", "file", "cells"),
     [("narrowed", "in.npy", np.s_[:, ::2]), ("thinned", "even.npy", np.s_[::8, :4:4])],
