@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def check_ranks(ranks: Any) -> int | None:
             got=f"ranks={ranks}",
             expected=f"{detected.size}, or no ranks=",
         )
-    return None if detected is not None or ranks == 1 else ranks
+    return None if detected is not None or number == 1 else number
 
 
 @contextlib.contextmanager
@@ -91,6 +92,13 @@ def files_of(
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UserError(f"job {job.name}: the array for the result {name} is read-only")
     with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
+    for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
+        if (
+            isinstance(first, np.ndarray)
+            and isinstance(second, np.ndarray)
+            and np.shares_memory(first, second)
+        ):
+            raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
         ins, outs = [], []
         for name, value in zip(job.arrays, inputs, strict=False):
             ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
@@ -101,12 +109,18 @@ def files_of(
         for name, value in zip(job.output_names, outputs, strict=False):
             outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
         yield ins + [str(value) for value in inputs[len(ins) :]], outs
-        for name, value, path in zip(job.output_names, outputs, outs, strict=False):
-            if is_array(value):
-                _fill(job, name, value, np.load(path, mmap_mode="r"))
+        filled = [
+            (name, value, np.load(path, mmap_mode="r"))
+            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
+            if is_array(value)
+        ]
+        for name, value, result in filled:
+            _check_fits(job, name, value, result)
+        for _, value, result in filled:
+            _fill(value, result)
 
 
-def _fill(job: Job, name: str, array: Any, result: Any) -> None:
+def _check_fits(job: Job, name: str, array: Any, result: Any) -> None:
     if (tuple(array.shape), np.dtype(array.dtype)) != (result.shape, result.dtype):
         raise UserError(
             f"job {job.name}: the array for the result {name} does not fit",
