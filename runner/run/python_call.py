@@ -31,7 +31,7 @@ from runner.job.pickling import dumps
 from runner.plan.task import check_numbers
 from runner.report.record import Record
 from runner.run.array_call import host_array
-from runner.run.options import Options
+from runner.run.options import Options, whole_number
 from runner.system.host_memory import memory_folder
 from runner.system.launcher import detect_launcher
 
@@ -61,13 +61,14 @@ def check_ranks(ranks: Any) -> int | None:
     """Return the number of ranks to start; None: use this program's ranks. Raises UserError."""
     if ranks is None:
         return None
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+    number = whole_number(ranks)
+    if number is None or number < 1:
         raise UserError("Invalid value for 'ranks'", got=repr(ranks), expected="a number of ranks, 1 or more")
     detected = detect_launcher()
-    if detected is not None and detected.size is not None and detected.size != ranks:
+    if detected is not None and detected.size is not None and detected.size != number:
         raise UserError(
             "this program is already a rank of an MPI launcher",
-            got=f"ranks={ranks}",
+            got=f"ranks={number}",
             expected=f"{detected.size}, or no ranks=",
         )
     return None if detected is not None or number == 1 else number
@@ -91,7 +92,6 @@ def files_of(
     for name, value in zip(job.output_names, outputs, strict=False):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UserError(f"job {job.name}: the array for the result {name} is read-only")
-    with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
     for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
         if (
             isinstance(first, np.ndarray)
@@ -99,6 +99,7 @@ def files_of(
             and np.shares_memory(first, second)
         ):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
+    with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
         ins, outs = [], []
         for name, value in zip(job.arrays, inputs, strict=False):
             ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
@@ -127,6 +128,9 @@ def _check_fits(job: Job, name: str, array: Any, result: Any) -> None:
             got=f"{array.dtype} of shape {tuple(array.shape)}",
             expected=f"{result.dtype} of shape {result.shape}",
         )
+
+
+def _fill(array: Any, result: Any) -> None:
     if hasattr(array, "set"):
         array.set(np.ascontiguousarray(result))
     else:

@@ -198,6 +198,8 @@ def test_steps_on_arrays_equal_calls_in_a_loop() -> None:
     for _ in range(5):
         expected = smear(expected)
     np.testing.assert_array_equal(smear.iterate(array, steps=5), expected)
+    numbers = {"steps": np.int64(5), "every": np.uint8(5)}
+    np.testing.assert_array_equal(*smear.iterate(array, **numbers), expected)
 
 
 def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
@@ -228,6 +230,15 @@ def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
 def test_steps_on_arrays_refuse_what_the_command_refuses(keywords: dict[str, Any], said: str) -> None:
     with pytest.raises(meshrun.UserError, match=said):
         smear.iterate(np.ones((4, 4)), **keywords)
+
+
+@pytest.mark.parametrize("path", ["photo.npy", Path("photo.npy")])
+def test_a_call_with_a_path_says_what_takes_files(path: Any) -> None:
+    said = r"a call of job smear takes arrays, not files: got photo.npy. Try: smear.run\(INPUT, ..., OUTPUT\)"
+    with pytest.raises(meshrun.UserError, match=said):
+        smear(path)
+    with pytest.raises(meshrun.UserError, match=said):
+        smear.iterate(path, steps=2)
 
 
 def test_help_shows_the_functions_docstring_and_options() -> None:
