@@ -451,7 +451,9 @@ def _check_factors(task: Task, number: int, result: Shape) -> None:
         if factor is None:
             raise _changes_a_cut_axis(task, result)
         if length % factor.denominator:
-            unit, name = factor.denominator, task.job.output_names[number]
+            name = task.job.output_names[number]
+            factors = (_factor(task, other, axis) for other in range(len(task.job.output_names)))
+            unit = math.lcm(*(one.denominator for one in factors if one is not None))
             raise UserError(
                 f"job {task.job.name}: its {_what(task.job.output_names, name)} has {factor} of the input's "
                 f"length along axis {axis}, along which the array is cut, and that length does not divide",
