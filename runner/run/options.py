@@ -261,7 +261,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
     """Replace command-line options in `failure` by the keywords of a Python call.
 
-    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--resume` resume=True. names: all option names.
+    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
+    resume=True. names: all option names.
     """
 
     def keyword(found: re.Match[str]) -> str:
@@ -273,12 +274,14 @@ def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
         if name in FLAGS:
             assigned = name if name == "overlap" and not no else f"{name}={not no}"
             return assigned + (f" {value}" if value else "")
+        if value and value.isalpha() and value not in CHOICES.get(name, ()):
+            return f"{name} {value}"  # the next word of the sentence
         return f"{name}={value if value.isdecimal() else repr(value)}" if value else name
 
     for part in ("what", "got", "expected", "hint"):
         text = getattr(failure, part)
         if isinstance(text, str):
-            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*)\b)?", keyword, text)
+            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
             setattr(failure, part, replaced)
 
 
