@@ -528,6 +528,15 @@ def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
                 got=cval,
                 expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
             )
+    elif math.isfinite(cval):
+        with np.errstate(over="ignore"):
+            stored = dtype.type(cval)
+        if not np.isfinite(stored):
+            raise UserError(
+                "--cval does not fit the input's dtype",
+                got=cval,
+                expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
+            )
 
 
 def check_feeds(task: Task) -> None:
