@@ -244,7 +244,7 @@ def test_a_mistake_gets_one_sentence(run: Run, case: tuple[str, ...]) -> None:
     [
         ("SystemExit(0)", ["SystemExit: 0", f"{OURS}:"]),
         ("LookupError('of two\\nlines')", ["LookupError: of two lines", f"{OURS}:"]),
-        ("MemoryError", ["out of memory"]),
+        ("MemoryError", ["out of memory: an allocation failed."]),
     ],
 )
 def test_whatever_a_function_raises_is_a_failure(run: Run, error: str, says: list[str]) -> None:
