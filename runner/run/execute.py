@@ -268,6 +268,8 @@ def _check_files(
     if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
+        if one in of_job and other in ("OUTPUT", "--frames") and job.kind != "job":
+            _check_outside(one, Path(first), split(named(other, second))[0])
         # An input may be read twice, and an old file is replaced only when the new one is complete.
         if one in read and other in (*read, "OUTPUT"):
             continue
@@ -294,6 +296,16 @@ def _check_target(job: Job, target: Path, folder: Folder | None) -> None:
         check_output(target, alone=job.kind != "map")
     else:
         check_output_folder(target, folder.images)
+
+
+def _check_outside(parameter: str, folder: Path, target: Path) -> None:
+    """Refuse a file that is written in a folder that a parameter names: what is in it must not change."""
+    if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"the folder of {parameter} must not change during the run",
+            got=f"{target}, a file in {folder}",
+            expected="files that are written elsewhere",
+        )
 
 
 def _check_two_outputs(first: Path, second: Path) -> None:

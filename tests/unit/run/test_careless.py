@@ -25,10 +25,15 @@ from runner.report.summary import render
 from runner.system import launcher
 
 JOBS = """
+import pathlib
 import meshrun
 
 @meshrun.map_blocks
 def same(block):
+    return block
+
+@meshrun.map_blocks
+def tabled(block, *, tables: pathlib.Path):
     return block
 
 @meshrun.job
@@ -208,6 +213,16 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
 )  # fmt: skip
 def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sentence: str) -> None:
     assert sentence in refused(line)
+
+
+@pytest.mark.parametrize("line", ["in.npy out.npy --tables .", "in.npy folder/out.h5:a --tables folder"])
+def test_an_output_in_a_folder_that_must_not_change_is_refused_before_the_run(
+    refused: Callable[[str], str], line: str
+) -> None:
+    assert "the folder of --tables must not change during the run: got " in refused(
+        f"run mine.py:tabled {line}"
+    )
+    assert main(["run", "mine.py:tabled", "in.npy", "out.npy", "--tables", "folder"]) == 0
 
 
 def test_a_missing_output_is_no_reason_to_type_a_name_that_is_not_installed(
