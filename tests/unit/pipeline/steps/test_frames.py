@@ -270,6 +270,12 @@ def test_frames_of_a_run_in_chunks_are_those_of_a_run_in_memory(
     assert found == wanted
 
 
+@pytest.mark.filterwarnings("error")
+def test_values_far_beyond_the_range_have_its_last_colours() -> None:
+    """Those of a simulation that diverges."""
+    assert indices(np.array([[-1e308, 0.5, 1e308]]), 0, 1).tolist() == [[0, 127, 254]]
+
+
 def test_what_is_not_finite_has_a_colour_of_its_own() -> None:
     values = np.array([[0.0, 1.0, np.nan, np.inf, -5.0, 9.0, 0.5]])
     assert indices(values, 0, 1).tolist() == [[0, 254, NOT_A_NUMBER, NOT_A_NUMBER, 0, 254, 127]]
