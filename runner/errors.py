@@ -162,7 +162,7 @@ def describe(failure: BaseException) -> str:
     if (met := vars(failure).get(MET_BY_ALL)) is not None:
         return str(met)
     if isinstance(failure, MemoryError):
-        return f"out of memory: {failure or 'an allocation failed'}. Try: more ranks, or a smaller array"
+        return f"out of memory: {str(failure) or 'an allocation failed'}. Try: more ranks, or a smaller array"
     trace = failure.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -17,6 +17,7 @@ from runner.job.declaration import Job
 from runner.plan.grid import Partition, parse_grid
 from runner.plan.halo import BOUNDARIES, Widths, check_widths, normalize
 from runner.region import Array, Region, Shape
+from runner.report.units import counted
 
 WIDEST_HINT = 16  # cells of a halo that a result may lack
 NUMBERS = "biufc"  # kinds of dtypes
@@ -312,6 +313,7 @@ class Task:
                 got=f"dtype {result.dtype}",
                 expected="a numeric dtype",
             )
+        check_unmasked(f"job {name} returned a masked array{which}", result)
         if declared is not None and tuple(result.shape) != declared:
             raise RunError(
                 f"job {name} returned a block of the wrong shape{which}", got=result.shape, expected=declared
@@ -341,6 +343,16 @@ def in_own_byte_order(result: Any) -> Any:
     if not isinstance(result, np.ndarray) or result.dtype.isnative:
         return result
     return result.astype(result.dtype.newbyteorder("="))
+
+
+def check_unmasked(what: str, result: Any) -> None:
+    """Raise RunError for a result with masked cells: outputs have no mask. what: what is wrong then."""
+    if np.ma.is_masked(result):
+        raise RunError(
+            f"{what}, and outputs have no mask",
+            got=counted(int(np.ma.getmaskarray(result).sum()), "masked cell"),
+            hint="return result.filled(value)",
+        )
 
 
 def check_numbers(name: str, inputs: int, dtype: np.dtype[Any]) -> None:
@@ -444,7 +456,9 @@ def _check_factors(task: Task, number: int, result: Shape) -> None:
         if factor is None:
             raise _changes_a_cut_axis(task, result)
         if length % factor.denominator:
-            unit, name = factor.denominator, task.job.output_names[number]
+            name = task.job.output_names[number]
+            factors = (_factor(task, other, axis) for other in range(len(task.job.output_names)))
+            unit = math.lcm(*(one.denominator for one in factors if one is not None))
             raise UserError(
                 f"job {task.job.name}: its {_what(task.job.output_names, name)} has {factor} of the input's "
                 f"length along axis {axis}, along which the array is cut, and that length does not divide",
@@ -518,6 +532,15 @@ def _check_constant(cval: float, dtype: np.dtype[Any]) -> None:
                 "--cval does not fit the input's dtype",
                 got=cval,
                 expected=f"a whole number from {limits.min} to {limits.max} ({dtype})",
+            )
+    elif math.isfinite(cval):
+        with np.errstate(over="ignore"):
+            stored = dtype.type(cval)
+        if not np.isfinite(stored):
+            raise UserError(
+                "--cval does not fit the input's dtype",
+                got=cval,
+                expected=f"a magnitude of {np.finfo(dtype).max} or less ({dtype}), or inf",
             )
 
 

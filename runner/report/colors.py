@@ -76,8 +76,9 @@ def draw_lines(picture: HostArray, lines: HostArray) -> None:
 
 def indices(values: HostArray, low: float, high: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the index of each value's colour: 0 at `low` and below, 254 at `high` and above."""
-    scaled = np.subtract(values, low, dtype=np.float64)
-    scaled *= (COLORS - 1) / (high - low)
+    with np.errstate(over="ignore"):  # what is far above `high` becomes infinite, and is clipped
+        scaled = np.subtract(values, low, dtype=np.float64)
+        scaled *= (COLORS - 1) / (high - low)
     with np.errstate(invalid="ignore"):
         found = np.rint(np.clip(scaled, 0, COLORS - 1, out=scaled), out=scaled).astype(np.uint8)
     if values.dtype.kind in "fc":

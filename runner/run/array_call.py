@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from runner.region import HostArray
 from runner.report.phases import Phases
 from runner.report.units import counted
 from runner.run.execute import call
-from runner.run.options import Options, RunContext
+from runner.run.options import Options, RunContext, whole_number
 from runner.storage.formats.registry import MemorySource
 from runner.storage.transaction import OutputTransaction
 from runner.world.world import World, single_rank_world
@@ -38,7 +39,7 @@ def apply(job: Job, arrays: Sequence[Any], parameters: dict[str, Any]) -> Any:
 
     Returns a tuple for a job with several outputs. Raises UserError unless there is one array per input.
     """
-    _check_number(job, arrays)
+    _check_arrays(job, arrays)
     if any(hasattr(array, "__cuda_array_interface__") for array in arrays):
         from runner.device.cuda import borrowed
 
@@ -70,17 +71,21 @@ def iterate(
     Results are tuples for a job with several outputs. Raises UserError like `apply`, and for a job that takes
     no steps.
     """
-    for name, value in (("steps", steps), ("every", every)):
-        if name == "every" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            expected = "a number of steps, 1 or more"
-            raise UserError(f"Invalid value for {name!r}", got=repr(value), expected=expected)
-    _check_number(job, arrays)
+    steps = _number_of_steps("steps", steps)
+    every = None if every is None else _number_of_steps("every", every)
+    _check_arrays(job, arrays)
     if job.kind != "map":
         raise UserError(f"job {job.name} takes no steps", expected="a job made by map_blocks")
     stages = _iterated(job, arrays, parameters, steps, every or steps)
     return stages if every is not None else next(stages)
+
+
+def _number_of_steps(name: str, value: Any) -> int:
+    number = whole_number(value)
+    if number is None or number < 1:
+        expected = "a number of steps, 1 or more"
+        raise UserError(f"Invalid value for {name!r}", got=repr(value), expected=expected)
+    return number
 
 
 def _iterated(
@@ -147,12 +152,18 @@ def _blocks(world: World, plans: Sequence[HaloPlan], arrays: Sequence[Any]) -> l
     return blocks
 
 
-def _check_number(job: Job, arrays: Sequence[Any]) -> None:
+def _check_arrays(job: Job, arrays: Sequence[Any]) -> None:
     if len(arrays) != len(job.arrays):
         raise UserError(
             f"job {job.name} takes {counted(len(job.arrays), 'array')}",
             got=len(arrays),
             expected=", ".join(job.arrays),
+        )
+    if paths := [str(one) for one in arrays if isinstance(one, str | os.PathLike)]:
+        raise UserError(
+            f"a call of job {job.name} takes arrays, not files",
+            got=", ".join(paths),
+            hint=f"{job.name}.run(INPUT, ..., OUTPUT)",
         )
 
 

@@ -21,7 +21,7 @@ from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
 from runner.pipeline.inputs import note
 from runner.pipeline.reduce import Tiles, reduce_array
 from runner.pipeline.streamed.chunk_agreement import limits
-from runner.plan.task import in_own_byte_order
+from runner.plan.task import check_unmasked, in_own_byte_order
 from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
@@ -200,11 +200,7 @@ def name_files(
     wanted = (job.arrays, job.output_names if writes else ())
     if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
         if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
-            raise UserError(
-                f"job {job.name} writes a file: OUTPUT is missing",
-                expected="OUTPUT after INPUT",
-                hint=f"meshrun run {job.name} {inputs[0]} OUTPUT",
-            )
+            raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
         raise wrong_number(job, [*inputs, *outputs])
     several = sum(map(len, wanted)) > 2
     names = file_names(job) if several else ["INPUT", "OUTPUT"]
@@ -272,6 +268,8 @@ def _check_files(
     if options.json not in (None, STDOUT):
         check_place(Path(options.json), "record")
     for (one, first), (other, second) in combinations(given, 2):
+        if one in of_job and other in ("OUTPUT", "--frames") and job.kind != "job":
+            _check_outside(one, Path(first), split(named(other, second))[0])
         # An input may be read twice, and an old file is replaced only when the new one is complete.
         if one in read and other in (*read, "OUTPUT"):
             continue
@@ -298,6 +296,16 @@ def _check_target(job: Job, target: Path, folder: Folder | None) -> None:
         check_output(target, alone=job.kind != "map")
     else:
         check_output_folder(target, folder.images)
+
+
+def _check_outside(parameter: str, folder: Path, target: Path) -> None:
+    """Refuse a file that is written in a folder that a parameter names: what is in it must not change."""
+    if folder.is_dir() and target.resolve().is_relative_to(folder.resolve()):
+        raise UserError(
+            f"the folder of {parameter} must not change during the run",
+            got=f"{target}, a file in {folder}",
+            expected="files that are written elsewhere",
+        )
 
 
 def _check_two_outputs(first: Path, second: Path) -> None:
@@ -386,6 +394,7 @@ def _write_array(run: RunContext, value: Any) -> None:
                 got=type(value).__name__,
                 hint="leave OUTPUT out",
             )
+        check_unmasked(f"job {run.job.name} returned a masked array", value)
         sink = open_sink(run.targets[0], value.shape, value.dtype, run.world.run_id)
         run.transaction.track_partial(sink.partial)
         sink.create()

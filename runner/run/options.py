@@ -122,7 +122,8 @@ def _invalid(name: str, what: str) -> UserError:
     return UserError(f"Invalid value for {name!r}: {what}")
 
 
-def _integer(value: Any) -> int | None:
+def whole_number(value: Any) -> int | None:
+    """Return a whole number of Python or NumPy; None for anything else."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -130,7 +131,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _size(name: str, value: Any) -> int:
-    number = _integer(value)
+    number = whole_number(value)
     try:
         if isinstance(value, str):
             return parse_size(value)
@@ -140,7 +141,7 @@ def _size(name: str, value: Any) -> int:
 
 
 def _depth(name: str, value: Any) -> int:
-    number = int(value) if isinstance(value, str) and is_length(value.strip()) else _integer(value)
+    number = int(value) if isinstance(value, str) and is_length(value.strip()) else whole_number(value)
     if number is None:
         raise _invalid("depth", f"{value!r} is not a valid integer")
     if not 1 <= number <= DEPTH_MOST:
@@ -149,7 +150,7 @@ def _depth(name: str, value: Any) -> int:
 
 
 def _count(name: str, value: Any, most: int = STEPS_MOST) -> int:
-    number = _integer(value)
+    number = whole_number(value)
     if number is None:
         raise _invalid(name, f"{value!r} is not a valid integer")
     if not 1 <= number <= most:
@@ -177,7 +178,7 @@ def _joined(name: str, value: Any) -> str:
     """Join axis lengths as the command line writes them: 2x4 for (2, 4), 2x4,4x3 for [(2, 4), (4, 3)]."""
     if isinstance(value, (tuple, list)) and value and all(isinstance(one, (tuple, list)) for one in value):
         return ",".join(_joined(name, one) for one in value)
-    numbers = [_integer(one) for one in (value if isinstance(value, Sequence) else [value])]
+    numbers = [whole_number(one) for one in (value if isinstance(value, Sequence) else [value])]
     if None in numbers:
         raise _invalid(name, f"{value!r} is neither a text such as '2x4' nor numbers such as (2, 4)")
     return "x".join(map(str, numbers))
@@ -260,7 +261,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
 def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
     """Replace command-line options in `failure` by the keywords of a Python call.
 
-    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--resume` resume=True. names: all option names.
+    `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
+    resume=True. names: all option names.
     """
 
     def keyword(found: re.Match[str]) -> str:
@@ -272,12 +274,14 @@ def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
         if name in FLAGS:
             assigned = name if name == "overlap" and not no else f"{name}={not no}"
             return assigned + (f" {value}" if value else "")
+        if value and value.isalpha() and value not in CHOICES.get(name, ()):
+            return f"{name} {value}"  # the next word of the sentence
         return f"{name}={value if value.isdecimal() else repr(value)}" if value else name
 
     for part in ("what", "got", "expected", "hint"):
         text = getattr(failure, part)
         if isinstance(text, str):
-            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*)\b)?", keyword, text)
+            replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
             setattr(failure, part, replaced)
 
 

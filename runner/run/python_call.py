@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from runner.job.pickling import dumps
 from runner.plan.task import check_numbers
 from runner.report.record import Record
 from runner.run.array_call import host_array
-from runner.run.options import Options
+from runner.run.options import Options, whole_number
 from runner.system.host_memory import memory_folder
 from runner.system.launcher import detect_launcher
 
@@ -60,16 +61,17 @@ def check_ranks(ranks: Any) -> int | None:
     """Return the number of ranks to start; None: use this program's ranks. Raises UserError."""
     if ranks is None:
         return None
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+    number = whole_number(ranks)
+    if number is None or number < 1:
         raise UserError("Invalid value for 'ranks'", got=repr(ranks), expected="a number of ranks, 1 or more")
     detected = detect_launcher()
-    if detected is not None and detected.size is not None and detected.size != ranks:
+    if detected is not None and detected.size is not None and detected.size != number:
         raise UserError(
             "this program is already a rank of an MPI launcher",
-            got=f"ranks={ranks}",
+            got=f"ranks={number}",
             expected=f"{detected.size}, or no ranks=",
         )
-    return None if detected is not None or ranks == 1 else ranks
+    return None if detected is not None or number == 1 else number
 
 
 @contextlib.contextmanager
@@ -90,6 +92,13 @@ def files_of(
     for name, value in zip(job.output_names, outputs, strict=False):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UserError(f"job {job.name}: the array for the result {name} is read-only")
+    for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
+        if (
+            isinstance(first, np.ndarray)
+            and isinstance(second, np.ndarray)
+            and np.shares_memory(first, second)
+        ):
+            raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
     with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
         ins, outs = [], []
         for name, value in zip(job.arrays, inputs, strict=False):
@@ -101,18 +110,27 @@ def files_of(
         for name, value in zip(job.output_names, outputs, strict=False):
             outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
         yield ins + [str(value) for value in inputs[len(ins) :]], outs
-        for name, value, path in zip(job.output_names, outputs, outs, strict=False):
-            if is_array(value):
-                _fill(job, name, value, np.load(path, mmap_mode="r"))
+        filled = [
+            (name, value, np.load(path, mmap_mode="r"))
+            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
+            if is_array(value)
+        ]
+        for name, value, result in filled:
+            _check_fits(job, name, value, result)
+        for _, value, result in filled:
+            _fill(value, result)
 
 
-def _fill(job: Job, name: str, array: Any, result: Any) -> None:
+def _check_fits(job: Job, name: str, array: Any, result: Any) -> None:
     if (tuple(array.shape), np.dtype(array.dtype)) != (result.shape, result.dtype):
         raise UserError(
             f"job {job.name}: the array for the result {name} does not fit",
             got=f"{array.dtype} of shape {tuple(array.shape)}",
             expected=f"{result.dtype} of shape {result.shape}",
         )
+
+
+def _fill(array: Any, result: Any) -> None:
     if hasattr(array, "set"):
         array.set(np.ascontiguousarray(result))
     else:

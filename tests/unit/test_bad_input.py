@@ -187,6 +187,7 @@ CASES: list[tuple[str, ...]] = [
     (f"{WORK} --cval 3", "--cval does not apply", "got --cval 3 and the boundary ", "--boundary constant"),
     (f"{WORK} --boundary wrap --cval 3", "--cval does not apply", "the boundary wrap"),
     (f"{WORK} --boundary constant --cval 300", "--cval does not fit", "got 300", "from 0 to 255 (uint8)"),
+    ("run laplacian float.npy out.npy --boundary constant --cval 1e39", "--cval does not fit", "(float32)"),
     (f"{WORK} --grid two", "--grid does not parse", "got 'two'", "expected numbers joined by x", "Try:"),
     (f"{WORK} --grid 2x2", "every rank exactly once", "got 2x2 on 1 rank", "multiply to 1", "Try:"),
     (f"{WORK} --grid 1x1x1x1", "more axes than the array", "got 1x1x1x1", "the array is 6x8x3"),
@@ -243,7 +244,7 @@ def test_a_mistake_gets_one_sentence(run: Run, case: tuple[str, ...]) -> None:
     [
         ("SystemExit(0)", ["SystemExit: 0", f"{OURS}:"]),
         ("LookupError('of two\\nlines')", ["LookupError: of two lines", f"{OURS}:"]),
-        ("MemoryError", ["out of memory"]),
+        ("MemoryError", ["out of memory: an allocation failed."]),
     ],
 )
 def test_whatever_a_function_raises_is_a_failure(run: Run, error: str, says: list[str]) -> None:

@@ -117,7 +117,10 @@ class Until:
 
 
 def largest_change(new: Array, old: Array) -> float:
-    """Return the largest magnitude of a difference of two arrays of one shape and dtype; nan if one is."""
+    """Return the largest magnitude of a difference of two arrays of one shape and dtype; nan if one is.
+
+    An infinity that stays has not changed.
+    """
     if new.size == 0:
         return 0.0
     if new.dtype.kind == "b":
@@ -127,7 +130,10 @@ def largest_change(new: Array, old: Array) -> float:
         falls, change = new < old, new.astype(kind) - old.astype(kind)
         change[falls] = 0 - change[falls]
         return float(change.max())
-    return float(abs(new - old).max())
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = abs(new - old)
+    change[new == old] = 0
+    return float(change.max())
 
 
 @dataclass

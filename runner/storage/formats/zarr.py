@@ -34,6 +34,7 @@ from runner.storage.formats.registry import Form
 from runner.storage.formats.sliced_array import Unmapped
 
 NAME = ""  # the array at the store's root
+LONGEST_FLOAT = 64  # bits of a float that the format has a name for
 CHUNK = 16 << 20  # bytes: large enough for a disk and a network, small enough for a rank's memory
 CACHED = ("_stored", "_compression", "_decoded")  # of a source, not sent to other ranks
 ZSTD = b"\x28\xb5\x2f\xfd"  # begins a frame of Zstandard
@@ -353,6 +354,13 @@ def _is_array(folder: Path) -> bool:
 def open_sink(path: Path, partial: Path, name: str | None, shape: Shape, dtype: np.dtype[Any]) -> ZarrSink:
     if dtype.kind not in NUMBERS:
         raise UserError("Zarr cannot hold this result", got=f"dtype {dtype}", expected="plain numbers")
+    if dtype.kind in "fc" and np.finfo(dtype).bits > LONGEST_FLOAT:
+        raise UserError(
+            "Zarr cannot hold this result",
+            got=f"dtype {dtype}",
+            expected=f"floats of {LONGEST_FLOAT} bits or less",
+            hint="an output that ends in .npy, which stores any array",
+        )
     if {"..", *METADATA} & set((name or "").split("/")):
         raise UserError(f"{name} cannot be the name of a Zarr array", hint="another name")
     return ZarrSink(path, partial, name, shape, dtype, zarr_chunks(shape, dtype))

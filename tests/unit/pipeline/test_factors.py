@@ -327,6 +327,14 @@ def test_an_output_is_named() -> None:
     assert [one.shape for one in pair(np.zeros((9, 4)))] == [(9, 4), (3, 4)]
 
 
+def test_the_next_length_divides_for_every_output() -> None:
+    pair = shaped(lambda shape, dtype: [((shape[0] // 2,), dtype), ((shape[0] // 3 * 2,), dtype)], outputs=2)
+    assert "its result output1 has 1/2 of " in refused(pair, (9,))
+    for length in (8, 9):
+        assert "expected a multiple of 6, such as 12" in refused(pair, (length,))
+    assert [one.shape for one in pair(np.zeros(12))] == [(6,), (8,)]
+
+
 def test_steps_are_refused_for_a_result_of_another_length_that_feeds_nothing() -> None:
     @meshrun.map_blocks(
         outputs=("all", "small"), feeds=("block", None),

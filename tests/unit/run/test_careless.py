@@ -25,10 +25,15 @@ from runner.report.summary import render
 from runner.system import launcher
 
 JOBS = """
+import pathlib
 import meshrun
 
 @meshrun.map_blocks
 def same(block):
+    return block
+
+@meshrun.map_blocks
+def tabled(block, *, tables: pathlib.Path):
     return block
 
 @meshrun.job
@@ -73,6 +78,16 @@ def double(block: Any, *, out: Any) -> None:
 @meshrun.map_blocks
 def cast(block: Any, *, to: str) -> Any:
     return block.astype(to)
+
+
+@meshrun.map_blocks
+def large(block: Any) -> Any:
+    return np.ma.masked_less(block, 3)
+
+
+@meshrun.reduce_blocks(combine=np.ma.maximum, whole_rows=True)
+def peaks(block: Any) -> Any:
+    return np.ma.masked_less(block.max(axis=0), 597)
 
 
 @pytest.fixture(autouse=True)
@@ -200,6 +215,24 @@ def test_a_mistake_is_one_sentence(refused: Callable[[str], str], line: str, sen
     assert sentence in refused(line)
 
 
+@pytest.mark.parametrize("line", ["in.npy out.npy --tables .", "in.npy folder/out.h5:a --tables folder"])
+def test_an_output_in_a_folder_that_must_not_change_is_refused_before_the_run(
+    refused: Callable[[str], str], line: str
+) -> None:
+    assert "the folder of --tables must not change during the run: got " in refused(
+        f"run mine.py:tabled {line}"
+    )
+    assert main(["run", "mine.py:tabled", "in.npy", "out.npy", "--tables", "folder"]) == 0
+
+
+def test_a_missing_output_is_no_reason_to_type_a_name_that_is_not_installed(
+    refused: Callable[[str], str],
+) -> None:
+    assert refused("run mine.py:same in.npy").endswith(
+        ": job same writes a file: OUTPUT is missing: expected OUTPUT after INPUT\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("job", "file", "cells"),
     [("narrowed", "in.npy", np.s_[:, ::2]), ("thinned", "even.npy", np.s_[::8, :4:4])],
@@ -213,6 +246,13 @@ def test_the_advice_for_a_result_of_another_shape_can_be_taken(job: str, file: s
 def test_a_result_that_is_no_numbers_is_a_failure(dtype: str) -> None:
     with pytest.raises(RunError, match="job cast did not return numbers: got dtype "):
         cast.run("in.npy", "out.npy", to=dtype)
+    assert not Path("out.npy").exists()
+
+
+@pytest.mark.parametrize("job", [large, peaks])
+def test_a_result_with_masked_cells_is_a_failure(job: Any) -> None:
+    with pytest.raises(RunError, match=r"a masked array, and outputs have no mask: got [\d,]+ masked cells"):
+        job.run("in.npy", "out.npy")
     assert not Path("out.npy").exists()
 
 

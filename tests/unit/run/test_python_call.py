@@ -160,7 +160,24 @@ def test_a_read_only_array_for_a_result_is_refused_before_the_run(tmp_path: Path
     assert not called
 
 
-@pytest.mark.parametrize("ranks", [0, -1, True, "2", 1.5])
+def test_arrays_of_two_results_have_memory_of_their_own() -> None:
+    job = meshrun.map_blocks(lambda block: (block, -block), outputs=("one", "other"), name="job", fuse="off")
+    array, pairs = np.arange(6.0), np.zeros((6, 2))
+    job.run(array, [pairs[:, 0], pairs[:, 1]])
+    np.testing.assert_array_equal(pairs, np.stack([array, -array], 1))
+    with pytest.raises(meshrun.UserError, match="for the results one and other share memory"):
+        job.run(array, [pairs[:, 0], pairs[:, 0]])
+
+
+def test_no_array_is_filled_if_one_does_not_fit_its_result() -> None:
+    job = meshrun.map_blocks(lambda block: (block, -block), outputs=2, name="job", fuse="off")
+    first, second = np.zeros(6), np.zeros(6, np.int64)
+    with pytest.raises(meshrun.UserError, match="does not fit: got int64"):
+        job.run(np.arange(6.0), [first, second])
+    assert not first.any()
+
+
+@pytest.mark.parametrize("ranks", [0, -1, True, "2", 1.5, np.float64(1)])
 def test_a_number_of_ranks_that_is_none_is_refused(ranks: Any) -> None:
     with pytest.raises(meshrun.UserError, match="Invalid value for 'ranks'"):
         smear.run(np.ones((4, 4)), np.empty((4, 4)), ranks=ranks)
@@ -181,6 +198,8 @@ def test_steps_on_arrays_equal_calls_in_a_loop() -> None:
     for _ in range(5):
         expected = smear(expected)
     np.testing.assert_array_equal(smear.iterate(array, steps=5), expected)
+    numbers = {"steps": np.int64(5), "every": np.uint8(5)}
+    np.testing.assert_array_equal(*smear.iterate(array, **numbers), expected)
 
 
 def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
@@ -211,6 +230,15 @@ def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
 def test_steps_on_arrays_refuse_what_the_command_refuses(keywords: dict[str, Any], said: str) -> None:
     with pytest.raises(meshrun.UserError, match=said):
         smear.iterate(np.ones((4, 4)), **keywords)
+
+
+@pytest.mark.parametrize("path", ["photo.npy", Path("photo.npy")])
+def test_a_call_with_a_path_says_what_takes_files(path: Any) -> None:
+    said = r"a call of job smear takes arrays, not files: got photo.npy. Try: smear.run\(INPUT, ..., OUTPUT\)"
+    with pytest.raises(meshrun.UserError, match=said):
+        smear(path)
+    with pytest.raises(meshrun.UserError, match=said):
+        smear.iterate(path, steps=2)
 
 
 def test_help_shows_the_functions_docstring_and_options() -> None:

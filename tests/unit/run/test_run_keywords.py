@@ -196,6 +196,8 @@ def test_measured_rates_are_found_as_the_command_finds_them(place: Path) -> None
         ({"input_dtype": object()}, "is not a dtype"),
         ({"chunk_bytes": 8}, "chunk_bytes is less than a row with the halo: got 8 bytes, expected at least"),
         ({"chunk_bytes": "1M", "overlap": False}, "overlap does not apply: streamed runs always overlap"),
+        ({"boundary": "wrap", "cval": 1.0}, "cval does not apply: it is the constant of boundary='constant': "
+         "got cval=1 and the boundary wrap. Try: boundary='constant'"),
         ({"timeline": "run.txt"}, "unknown timeline format: run.txt"),
         ({"chunk_byte": 4096}, "no such parameter: got chunk_byte, expected gain. Try: chunk_bytes"),
         ({"gian": 3}, "job double has no such parameter: got gian, expected gain. Try: gain"),

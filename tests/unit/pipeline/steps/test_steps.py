@@ -277,6 +277,17 @@ def test_until_sees_any_change_of_integers(tmp_path: Path, dtype: Any) -> None:
     assert largest_change(ends, ends[::-1]) == float(int(limits.max) - int(limits.min))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.complex64])
+def test_an_infinity_that_stays_is_no_change_for_until(tmp_path: Path, dtype: Any) -> None:
+    field = np.array([np.inf, -np.inf, 3], dtype)
+    still = meshrun.map_blocks(halo=0)(lambda block: block.copy())
+    _, record = stepped(tmp_path, still, [field], 25, until=0, every=5)
+    assert (record["steps"]["steps"], record["steps"]["until"]["change"]) == (5, 0)
+    assert largest_change(field, np.array([np.inf, np.inf, 3], dtype)) == np.inf
+    assert np.isnan(largest_change(field, np.array([np.inf, -np.inf, np.nan], dtype)))
+
+
 @pytest.mark.parametrize(("ranks", "overlap"), [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("every", [1, 7])
 def test_a_result_that_feeds_nothing_is_that_of_the_step_at_which_until_stops(

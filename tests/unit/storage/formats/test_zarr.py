@@ -175,6 +175,14 @@ def test_the_size_in_a_zstandard_frame_is_found(tmp_path: Path, version: int, le
     np.testing.assert_array_equal(read(tmp_path / "a.zarr", Region((0,), (length,))), values)
 
 
+@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
+def test_a_float_that_zarr_has_no_name_for_is_refused(tmp_path: Path, dtype: Any) -> None:
+    if np.finfo(dtype).bits <= 64:
+        pytest.skip("this machine's longest float is a double")
+    with pytest.raises(UserError, match=r"Zarr cannot hold this result.*ends in \.npy"):
+        open_sink(tmp_path / "a.zarr", (3,), np.dtype(dtype), "nonce")
+
+
 def test_other_chunks_than_the_broken_one_are_read(tmp_path: Path) -> None:
     make(tmp_path / "a.zarr")
     (tmp_path / "a.zarr" / "c" / "1" / "1").write_bytes(b"junk")
