@@ -80,9 +80,10 @@ class Tunnel:
         """Solid cells of the parts that were asked for: all populations ask for the same."""
         return {}
 
-    def cells(self, region: Region) -> HostArray:
-        """Return the kind of each cell of `region`, as uint8."""
-        found = np.full(region.shape, int(Cell.FLUID), np.uint8)
+    def cells(self, region: Region, out: HostArray | None = None) -> HostArray:
+        """Return the kind of each cell of `region`, as uint8. out: filled and returned, here and below."""
+        found = np.empty(region.shape, np.uint8) if out is None else out
+        found[...] = int(Cell.FLUID)
         last = self.shape[-1] - 1
         self._set(found, region, -1, (0,), Cell.MOVING)
         self._set(found, region, -1, range(last - self.damped, last), Cell.DAMPED)
@@ -112,9 +113,11 @@ class Tunnel:
                 index[axis] = place - region.start[axis]
                 found[tuple(index)] = int(kind)
 
-    def wind(self, region: Region) -> HostArray:
+    def wind(self, region: Region, out: HostArray | None = None) -> HostArray:
         """Return the velocity of the inlet at each cell of `region`, over its greatest: float32."""
-        return np.array(np.broadcast_to(self._profile(region), region.shape), np.float32)
+        found = np.empty(region.shape, np.float32) if out is None else out
+        found[...] = self._profile(region)
+        return found
 
     def _profile(self, region: Region) -> HostArray:
         """Return the same as an array that can be broadcast to the region."""
@@ -128,7 +131,7 @@ class Tunnel:
                 found = found * part.reshape([-1 if at == axis else 1 for at in range(found.ndim)])
         return found
 
-    def population(self, number: int, region: Region) -> HostArray:
+    def population(self, number: int, region: Region, out: HostArray | None = None) -> HostArray:
         """Return a population of `region` before the first step: in equilibrium with the wind.
 
         The velocity along the flow is g, of the place across it, and that across the flow g * s, s of the
@@ -141,7 +144,7 @@ class Tunnel:
         weight = lattice.weights[number] * SCALE[self.storage]
         along = e[-1] + e[-2] * s
         a, b = 3 * weight * along, weight * (4.5 * along**2 - 1.5 * (1 + s**2))
-        found = np.empty(region.shape, self.storage)
+        found = np.empty(region.shape, self.storage) if out is None else out
         rows = max(SLAB // max(math.prod(region.shape[1:]), 1), 1)
         for first in range(0, region.shape[0], rows):
             part = g[first : first + rows] if len(g) > 1 else g
@@ -152,8 +155,8 @@ class Tunnel:
     def sources(self, description: dict[str, Any]) -> list[ComputedSource]:
         """Return the inputs of the step. description: plain values that tell this tunnel from others."""
 
-        def one(name: str, dtype: np.dtype[Any], compute: Callable[[Region], HostArray]) -> ComputedSource:
-            return ComputedSource(self.shape, dtype, compute, {**description, "array": name})
+        def one(name: str, dtype: np.dtype[Any], fill: Callable[..., HostArray]) -> ComputedSource:
+            return ComputedSource(self.shape, dtype, fill, {**description, "array": name})
 
         found = [
             one(f"f{number}", self.storage, partial(self.population, number))

@@ -171,13 +171,13 @@ class MemorySource:
 class ComputedSource:
     """An array that a function computes, part by part.
 
-    compute: (region) -> its cells, of `dtype`; the same on every rank. description: plain values on which the
-    cells depend, to tell one such array from another.
+    fill: (region, array) writes the region's cells to an array of `dtype`; the same on every rank.
+    description: plain values on which the cells depend, to tell one such array from another.
     """
 
     shape: Shape
     dtype: np.dtype[Any]
-    compute: Callable[[Region], HostArray]
+    fill: Callable[[Region, HostArray], object]
     description: Mapping[str, Any] = field(default_factory=dict)
     path: Path = Path("computed array")
     parallel: bool = True
@@ -188,10 +188,12 @@ class ComputedSource:
 
     @property
     def array(self) -> Any:
-        return self.compute(Region((0,) * len(self.shape), self.shape))
+        whole = np.empty(self.shape, self.dtype)
+        self.fill(Region((0,) * len(self.shape), self.shape), whole)
+        return whole
 
     def read(self, region: Region, target: HostArray) -> None:
-        target[...] = self.compute(region)
+        self.fill(region, target)
 
 
 def decoded_bytes(path: Path) -> int:

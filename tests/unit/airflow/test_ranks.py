@@ -40,8 +40,8 @@ def job_of(flow: Flow) -> Any:
     fluid = np.pad((cells == Cell.FLUID), 1, mode="wrap")
     step = step_job(D2Q9, set(np.unique(cells).tolist()), profile=True)
 
-    def part_of(array: Array) -> Callable[[Region], Array]:
-        return lambda region: array[region.slices]
+    def part_of(array: Array) -> Callable[[Region, Array], None]:
+        return lambda region, out: np.copyto(out, array[region.slices])
 
     @meshrun.job
     def blow(world: Any, argument: str, simulate: Any) -> dict[str, Any]:
