@@ -159,7 +159,7 @@ def test_a_domain_that_fits_only_once_is_in_memory_once(
     two = 2 * cells * 9 * 4 + cells
     blow(tmp_path, "all", size="64x30", copies="two", steps=4)
     monkeypatch.setattr(step_run, "limits", lambda world, options: MemoryUse(two - 1, two - 1))
-    with pytest.raises(UserError, match=rf"got {two:,} bytes.*at most {two - 1:,}.*or copies one"):
+    with pytest.raises(UserError, match=rf"got {two:,} bytes.*at most {two - 1:,}.*or copies='one'"):
         blow(tmp_path, "film", size="64x30", copies="two", steps=4)
     assert blow(tmp_path, "film", size="64x30", steps=4)["steps"]["copies"] == 1
     assert frames(tmp_path / "film") == frames(tmp_path / "all")
