@@ -16,6 +16,7 @@ import numpy as np
 from runner.errors import RunError, UserError
 from runner.files import remove_path
 from runner.job.declaration import Job
+from runner.job.discover import names as installed
 from runner.pipeline.decoded_inputs import open_decoded
 from runner.pipeline.in_memory import OnProgress, OnSteps, no_progress
 from runner.pipeline.inputs import note
@@ -200,7 +201,11 @@ def name_files(
     wanted = (job.arrays, job.output_names if writes else ())
     if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
         if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:
-            raise UserError(f"job {job.name} writes a file: OUTPUT is missing", expected="OUTPUT after INPUT")
+            raise UserError(
+                f"job {job.name} writes a file: OUTPUT is missing",
+                expected="OUTPUT after INPUT",
+                hint=f"meshrun run {job.name} {inputs[0]} OUTPUT" if job.name in installed() else None,
+            )
         raise wrong_number(job, [*inputs, *outputs])
     several = sum(map(len, wanted)) > 2
     names = file_names(job) if several else ["INPUT", "OUTPUT"]

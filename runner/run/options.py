@@ -262,8 +262,10 @@ def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
     """Replace command-line options in `failure` by the keywords of a Python call.
 
     `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
-    resume=True. names: all option names.
+    resume=True. A hint to type a command goes. names: all option names.
     """
+    if str(failure.hint).startswith("meshrun run "):
+        failure.hint = None
 
     def keyword(found: re.Match[str]) -> str:
         no, words, value = found.groups()

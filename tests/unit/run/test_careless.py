@@ -19,7 +19,8 @@ from launch.cli import selftest
 from launch.cli.main import main
 from launch.mpi import library as mpi_library
 from launch.mpi.library import Library
-from runner.errors import RunError, describe
+from runner.errors import RunError, UserError, describe
+from runner.job.discover import find
 from runner.plan.machine import nominal_cpu, rates_file, save
 from runner.report.summary import render
 from runner.system import launcher
@@ -231,6 +232,9 @@ def test_a_missing_output_is_no_reason_to_type_a_name_that_is_not_installed(
     assert refused("run mine.py:same in.npy").endswith(
         ": job same writes a file: OUTPUT is missing: expected OUTPUT after INPUT\n"
     )
+    with pytest.raises(UserError) as caught:
+        find("laplacian").run(np.ones((3, 3)))
+    assert str(caught.value).endswith("OUTPUT is missing: expected OUTPUT after INPUT")
 
 
 @pytest.mark.parametrize(
