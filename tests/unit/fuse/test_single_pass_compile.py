@@ -39,6 +39,19 @@ def test_an_example_compiles_and_spills_nothing(
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
 
 
+@pytest.mark.parametrize("boundary", ["reflect", "wrap"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "axes"),
+    [("heat", "float64", 2), ("diffusion3d", "float32", 3), ("lattice", "float32", 3)],
+)
+def test_a_kernel_that_finds_the_ends_of_rows_compiles_and_spills_nothing(
+    name: str, dtype: str, axes: int, boundary: str
+) -> None:
+    log = log_of(emit(example(name, dtype, axes), ends=boundary), ARCHITECTURES[0])
+    assert "warning" not in log
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
 EVERYTHING = " + ".join(
     [f"{name}({', '.join(['x'] * arguments)})" for name, (_, arguments) in FUNCTIONS.items()]
     + [
