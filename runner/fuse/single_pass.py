@@ -313,6 +313,8 @@ def emit(
         sweep = swept and fills_words(program, tile[-1])
     if sweep and (march or not fills_words(program, tile[-1])):
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
+    if sweep and ends:
+        raise ValueError("a sweep, which moves words, to the ends of rows that are not in memory")
     body = _Body(program, tile, march, sweep, apart, wide, ends)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.

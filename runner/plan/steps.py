@@ -67,6 +67,7 @@ def read_widths(task: Task, steps: int) -> list[Widths]:
 
 
 def _read_widths(task: Task, steps: int) -> list[Widths]:
+    """Return the same for a kernel that finds no cells beyond the ends of rows."""
     wide = [wide_widths(field, steps) for field in task.fields]
     if task.reads is None:
         return wide
