@@ -313,8 +313,8 @@ def emit(
         sweep = swept and fills_words(program, tile[-1])
     if sweep and (march or not fills_words(program, tile[-1])):
         raise ValueError("a sweep in a march, or over cells whose results fill no words")
-    if sweep and ends:
-        raise ValueError("a sweep, which moves words, to the ends of rows that are not in memory")
+    if ends and march and not marches(program):
+        raise ValueError("a march that was not chosen, to the ends of rows that are not in memory")
     body = _Body(program, tile, march, sweep, apart, wide, ends)
     # What a branch leaves out takes more registers than the rest: it may spill, so that threads are many.
     # Over three axes, both need many.
@@ -342,19 +342,20 @@ def emit(
 def finds_ends(program: Program, boundary: str, row: int) -> list[int]:
     """Return the inputs whose cells beyond the ends of the last axis a kernel need not find in memory.
 
-    It reads the own cells that they equal. Those of small elements are in the words of their neighbours, and
-    a constant equals none. row: own cells of the last axis, which is whole; 0: it may be a part. It must be
-    longer than what is read beside a cell.
+    It reads the own cells that they equal; a constant equals none. A thread that marches has gone on when the
+    words of small elements are there. row: own cells of the last axis, which is whole; 0: it may be a part.
+    It must be longer than what is read beside a cell.
     """
     operands = (*program.inputs, *program.outputs)
-    if boundary not in ENDS or program.axes < 2 or sweeps(program):
+    if boundary not in ENDS or program.axes < 2:
         return []
     if row <= max((abs(node.offset[-1]) for node in program.loads), default=0):
         return []
     if any(one.components > 1 or one.trailing for one in operands):
         return []
     beside = {node.input for node in program.loads if node.offset[-1]}
-    return sorted(number for number in beside if program.inputs[number].dtype.itemsize >= WORD)
+    small = not marches(program)
+    return sorted(one for one in beside if small or program.inputs[one].dtype.itemsize >= WORD)
 
 
 def leaders(operands: Sequence[Operand], apart: bool) -> list[int]:
@@ -453,6 +454,7 @@ class _Body:
     ) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
         self._ends, self._found = ends, finds_ends(program, ends, MOST_ROWS)
+        self._inserts: dict[str, list[str]] = defaultdict(list)  # of the words of a row: elements at its ends
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
@@ -480,7 +482,8 @@ class _Body:
         else:
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
-            self.lines += [f"align({name});" for read in reads for name in read.windows]
+            for name in (name for read in reads for name in read.windows):
+                self.lines += [f"align({name});", *self._inserts[name]]
             if sweep:
                 self._sweep(values, stores)
             else:
@@ -527,7 +530,7 @@ class _Body:
             add(f"if (x{last} < 0) x{last} = 0;")
         reads = [node.offset[-1] for node in self.program.loads if node.input in self._found]
         before, after = range(min(reads, default=0), 0), range(max(reads, default=0))
-        for cell in (*before, *(self._columns + one for one in after)):
+        for cell in (*before, *(self._columns * self._turns + one for one in after)):
             place = f"own_place<Ends::{self._ends}>(x{last} + {self._column}({cell}), length{last})"
             add(f"const {self._column} {_end_name(cell)} = {place} - x{last};")
         self._find_first("o", self.program.outputs, range(len(self.program.outputs)))
@@ -553,9 +556,14 @@ class _Body:
 
     def _address(self, row: Row, element: int) -> str:
         """Return the pointer to an element of an input's row; beyond the ends, to the one that it equals."""
-        number, at = row
-        beyond = number in self._found and not 0 <= element < self._columns
-        return f"{self._row('i', number, at)} + {_end_name(element) if beyond else element}"
+        (number, at), last = row, self.program.axes - 1
+        pointer = self._row("i", number, at)
+        if number not in self._found or 0 <= element < self._columns:
+            return f"{pointer} + {element}"
+        if self._turns == 1:
+            return f"{pointer} + {_end_name(element)}"
+        here = f"(x{last} + turn)"
+        return f"{pointer} + (own_place<Ends::{self._ends}>({here} + {element}, length{last}) - {here})"
 
     def _next_plane(self, letter: str, numbers: Iterable[int]) -> list[str]:
         """Return the statements that go on to the next cell along the first axis."""
@@ -581,6 +589,14 @@ class _Body:
                 else:
                     loads, count = {name: f"fetch<{size}>({row} + {first})"}, -(-size // WORD) + 1
                 found.append(_Read((number, at), loads, [name], count))
+                if number in self._found:
+                    own = range(self._columns * self._turns)
+                    beyond = [one for one in range(first, last + 1) if one not in own]
+                    self._inserts[name] = [
+                        f"if ({_end_name(one)} != {one}) "
+                        f"insert<{8 * itemsize}, {one - first}>({name}.words, {row} + {_end_name(one)});"
+                        for one in beyond
+                    ]
             else:
                 elements = sorted(values.loaded[number, at])
                 loads = {

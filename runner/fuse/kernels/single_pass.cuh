@@ -59,6 +59,15 @@ template <Ends KIND, typename T> INLINE T own_place(T place, T length) {
     return place < 0 ? -place : 2 * length - 2 - place;
 }
 
+// Replace an element of BITS bits in aligned words by one of the same row.
+template <int BITS, int PLACE, typename T> INLINE void insert(uint32* words, const T* from) {
+    constexpr int EACH = 32 / BITS, SHIFT = PLACE % EACH * BITS;
+    constexpr uint32 MASK = ((1u << BITS) - 1) << SHIFT;
+    const uint32 value = BITS == 8 ? __ldg(reinterpret_cast<const uint8*>(from))
+                                   : __ldg(reinterpret_cast<const uint16*>(from));
+    words[PLACE / EACH] = (words[PLACE / EACH] & ~MASK) | value << SHIFT;
+}
+
 // The largest power of two, up to 16, that divides a number of bytes.
 INLINE constexpr int vector_bytes(int bytes) { return bytes % 16 == 0 ? 16 : bytes & -bytes; }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import tempfile
 from collections.abc import Callable, Sequence
 from itertools import product
@@ -16,6 +17,7 @@ from fused import (
     EXAMPLES,
     GXX,
     Run,
+    cases,
     check_in_memory,
     example,
     halo,
@@ -26,6 +28,7 @@ from fused import (
     same,
     shapes,
     view,
+    widths_of,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,11 +127,16 @@ def beyond_ends(blocks: Sequence[Any], boundary: str, widths: Any) -> list[Any]:
     return [np.pad(one[..., low : one.shape[-1] - high], around, mode=PADDED[boundary]) for one in blocks]
 
 
-def test_examples_find_the_ends_of_rows_of_large_elements() -> None:
+def test_examples_find_the_ends_of_rows() -> None:
     found = {(name, dtype) for name, dtype, *_ in WIDE}
-    assert {("heat", "float64"), ("diffusion3d", "float32"), ("lattice", "float32")} <= found
-    assert not {dtype for _, dtype in found} & {"uint8", "float16", "bool", "uint16"}
+    assert {
+        ("heat", "float64"),
+        ("diffusion3d", "float32"),
+        ("lattice", "float16"),
+        ("life", "bool"),
+    } <= found
     assert "axpy" not in {name for name, _ in found}  # reads nothing beside its own cells
+    assert finds_ends(example("diffusion3d", "float16", 3), "wrap", 5) == []  # a march of small elements
     assert ("heat", "float32", 2, (3,)) not in WIDE
     assert finds_ends(example("heat", "float32"), "constant", 5) == []
     assert finds_ends(example("heat", "float32"), "wrap", 1) == []
@@ -139,8 +147,8 @@ def test_examples_find_the_ends_of_rows_of_large_elements() -> None:
 @pytest.mark.parametrize("boundary", PADDED)
 def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp_path: Path) -> None:
     """Each example, rows shorter than a tile and of many tiles, at any alignment; what is there is poison."""
-    made = []
-    for each in WIDE:
+    made: list[Any] = []
+    for each in WIDE if boundary == "reflect" else {one[0]: one for one in WIDE}.values():
         for number, own in enumerate(shapes(each[2])):
             made.append((each, own, emit(example(*each), lengths=own, ends=boundary, wide=number == 1)))
     runs = host(tmp_path, [kernel for *_, kernel in made])
@@ -162,6 +170,36 @@ def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp
                     if number in found:
                         outside.view(np.uint8)[...] = 0xEE
             outs = [view(own, one.dtype, each[2], odd=odd and odd + 1) for one in program.outputs]
+            run(kernel, blocks, outs, widths)
+            for out, expected in zip(outs, evaluate(program, filled, widths), strict=True):
+                same(out, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize("boundary", PADDED)
+def test_ends_of_mixed_elements_read_from_afar_and_in_branches(boundary: str, tmp_path: Path) -> None:
+    graph, kinds = Graph(), [np.dtype(one) for one in ("f4", "u1", "f2")]
+    large, small, half = (functools.partial(graph.load, number, kind) for number, kind in enumerate(kinds))
+    costly: Any = large((-1, -3))
+    for factor in range(3, 12):
+        costly = graph.operation("divide", kinds[0], [costly, graph.constant(factor, kinds[0])])
+    marked = graph.operation("equal", np.dtype(bool), [small((0, 2)), graph.constant(1, kinds[1])])
+    cheap = graph.operation("add", kinds[0], [large((1, 1)), large((0, 0))])
+    chosen = graph.operation("where", kinds[0], [marked, costly, cheap])
+    inputs = tuple(Operand(f"a{number}", kind) for number, kind in enumerate(kinds))
+    outputs = tuple(Operand(f"b{number}", kind) for number, kind in enumerate(kinds))
+    results = ((chosen,), (small((0, -1)),), (half((0, 3)),))
+    program = Program(2, inputs, outputs, results, graph)
+    assert finds_ends(program, boundary, 4) == [0, 1, 2]
+    widths = widths_of(program)
+    kernels = [emit(program, lengths=(3, length), ends=boundary) for length in (5, 70)]
+    kernels.append(emit(program, tile=(1, 1), ends=boundary))
+    for kernel, run in zip(kernels, host(tmp_path, kernels), strict=True):
+        for own in ((3, 5), (4, 70), (3, 131)):
+            if kernel.tile[-1] > own[-1]:
+                continue
+            blocks, outs = cases(program, own, 1)
+            filled = beyond_ends(blocks, boundary, widths)
             run(kernel, blocks, outs, widths)
             for out, expected in zip(outs, evaluate(program, filled, widths), strict=True):
                 same(out, expected)

@@ -42,7 +42,14 @@ def test_an_example_compiles_and_spills_nothing(
 @pytest.mark.parametrize("boundary", ["reflect", "wrap"])
 @pytest.mark.parametrize(
     ("name", "dtype", "axes"),
-    [("heat", "float64", 2), ("diffusion3d", "float32", 3), ("lattice", "float32", 3)],
+    [
+        ("heat", "float64", 2),
+        ("diffusion3d", "float32", 3),
+        ("lattice", "float32", 3),
+        ("lattice", "float16", 3),
+        ("heat", "float16", 2),
+        ("life", "uint8", 2),
+    ],
 )
 def test_a_kernel_that_finds_the_ends_of_rows_compiles_and_spills_nothing(
     name: str, dtype: str, axes: int, boundary: str
