@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transforms_device import seconds_of
 
 import meshrun
 from jobs.transforms.direct_fourier import DirectFourier
@@ -100,12 +100,7 @@ def stages(world: Any, direct: DirectFourier, shape: tuple[int, ...]) -> dict[st
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(ROUNDS):
         for name, work in works.items():
-            world.backend.synchronize()
-            world.control.barrier()
-            begin = time.perf_counter()
-            work()
-            world.backend.synchronize()
-            times[name].append(1e3 * max(world.control.allgather(time.perf_counter() - begin)))
+            times[name].append(1e3 * seconds_of(world, work))
     return {name: round(statistics.median(some[1:]), 3) for name, some in times.items()}
 
 

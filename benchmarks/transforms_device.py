@@ -67,12 +67,7 @@ def as_ranks(options: argparse.Namespace, found: Figures) -> None:
         times: dict[str, list[float]] = {name: [] for name in works}
         for number in range(REPEATS + 2):  # the first calls plan, compile and connect
             for name, work in works.items():
-                world.backend.synchronize()
-                world.control.barrier()
-                begin = time.perf_counter()
-                work()
-                world.backend.synchronize()
-                taken = max(world.control.allgather(time.perf_counter() - begin))
+                taken = seconds_of(world, work)
                 if number > 1:
                     times[name].append(taken)
             if all(map(are_enough, times.values())):
@@ -91,6 +86,16 @@ def as_ranks(options: argparse.Namespace, found: Figures) -> None:
         measure_products(world, options.factors, precision, timed)
         free_memory(world)
     world.close()
+
+
+def seconds_of(world: Any, work: Callable[[], Any]) -> float:
+    """Return the seconds of one call with its work on the device, of the slowest rank. Collective."""
+    world.backend.synchronize()
+    world.control.barrier()
+    begin = time.perf_counter()
+    work()
+    world.backend.synchronize()
+    return float(max(world.control.allgather(time.perf_counter() - begin)))
 
 
 def write_figures(file: Path, found: Figures) -> None:

@@ -414,13 +414,15 @@ class _Read:
     """What is read of a row.
 
     loads: C++ of each load, by the name of its variable. windows: the names of those that are words of small
-    elements. instructions: number of load instructions.
+    elements. instructions: number of load instructions. inserts: statements that replace elements of aligned
+    words, which lie beyond the ends of the row.
     """
 
     row: Row
     loads: dict[str, str]
     windows: list[str]
     instructions: int
+    inserts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -454,7 +456,6 @@ class _Body:
     ) -> None:
         self.program, self.tile, self.lines = program, tile, list[str]()
         self._ends, self._found = ends, finds_ends(program, ends, MOST_ROWS)
-        self._inserts: dict[str, list[str]] = defaultdict(list)  # of the words of a row: elements at its ends
         # Turns of a row, and cells of a turn.
         self._turns, self._columns = (tile[-1], 1) if sweep else (1, tile[-1])
         self._place, self._column = ("int64", "int64") if wide else ("uint32", "int32")
@@ -482,8 +483,8 @@ class _Body:
         else:
             for read in reads:
                 self.lines += [f"auto {name} = {text};" for name, text in read.loads.items()]
-            for name in (name for read in reads for name in read.windows):
-                self.lines += [f"align({name});", *self._inserts[name]]
+            self.lines += [f"align({name});" for read in reads for name in read.windows]
+            self.lines += [statement for read in reads for statement in read.inserts]
             if sweep:
                 self._sweep(values, stores)
             else:
@@ -588,15 +589,14 @@ class _Body:
                     loads, count = {name: f"{few}({row} + {first}))"}, last - first + 1
                 else:
                     loads, count = {name: f"fetch<{size}>({row} + {first})"}, -(-size // WORD) + 1
-                found.append(_Read((number, at), loads, [name], count))
-                if number in self._found:
-                    own = range(self._columns * self._turns)
-                    beyond = [one for one in range(first, last + 1) if one not in own]
-                    self._inserts[name] = [
-                        f"if ({_end_name(one)} != {one}) "
-                        f"insert<{8 * itemsize}, {one - first}>({name}.words, {row} + {_end_name(one)});"
-                        for one in beyond
-                    ]
+                own = range(self._columns * self._turns)
+                beyond = {*range(first, last + 1)} - {*own} if number in self._found else ()
+                inserts = [
+                    f"if ({_end_name(one)} != {one}) "
+                    f"insert<{8 * itemsize}, {one - first}>({name}.words, {row} + {_end_name(one)});"
+                    for one in sorted(beyond)
+                ]
+                found.append(_Read((number, at), loads, [name], count, inserts))
             else:
                 elements = sorted(values.loaded[number, at])
                 loads = {

@@ -98,9 +98,8 @@ def in_passes(run: RunContext, task: Task) -> bool:
 def _all_fit(run: RunContext, task: Task) -> bool:
     """Return whether two copies of the fields fit the memory of every rank. Collective."""
     world, gpu, observed = run.world, run.world.backend.asynchronous, run.options.steps.until is not None
-    limit = limits(world, replace(run.options.stream, resume=False))
     needed = fields_memory(task, task.partition[world.rank], asynchronous=gpu, observed=observed)
-    return all(world.control.allgather(needed <= (limit.device if gpu else limit.host)))
+    return all(world.control.allgather(needed <= _memory(run)))
 
 
 def _check_additions(run: RunContext, additions: Additions) -> None:
@@ -158,10 +157,15 @@ def check_memory(run: RunContext, total: int) -> None:
         raise _too_large(run.world, needed, least, "a smaller --size")
 
 
+def _memory(run: RunContext) -> int:
+    """Return the bytes that this rank may use for fields."""
+    limit = limits(run.world, replace(run.options.stream, resume=False))
+    return limit.device if run.world.backend.asynchronous else limit.host
+
+
 def _least_memory(run: RunContext) -> int:
     """Return the bytes that the rank with the least memory may use for fields. Collective."""
-    limit, gpu = limits(run.world, replace(run.options.stream, resume=False)), run.world.backend.asynchronous
-    least: int = min(run.world.control.allgather(limit.device if gpu else limit.host))
+    least: int = min(run.world.control.allgather(_memory(run)))
     return least
 
 

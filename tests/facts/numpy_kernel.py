@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
-from step_runs import PAD, Arrays
+from step_runs import PAD, Arrays, beyond_ends
 
 from runner.fuse import single_pass
 from runner.fuse.compiled import DeviceKernel, Feeds
@@ -214,8 +214,5 @@ def inner(widths: Any) -> tuple[slice, ...]:
 
 def with_ends(kernel: Any, block: Any) -> Any:
     """Return a copy of a padded block whose cells beyond the ends of the last axis equal own ones."""
-    low, high = kernel.widths[-1]
-    own = block[..., low : block.shape[-1] - high]
-    assert own.shape[-1] == kernel.row
-    modes: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
-    return np.pad(own, [(0, 0)] * (own.ndim - 1) + [(low, high)], mode=modes[kernel.boundary])
+    assert block.shape[-1] - sum(kernel.widths[-1]) == kernel.row
+    return beyond_ends(block, kernel.boundary, kernel.widths)

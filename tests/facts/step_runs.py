@@ -57,6 +57,13 @@ def padded(array: Any, widths: Any, boundary: str, cval: float) -> Any:
     return np.pad(array, [*widths, *more], PAD[boundary])
 
 
+def beyond_ends(block: Any, boundary: str, widths: Any) -> Any:
+    """A padded block with what a boundary says of the cells beyond the ends of its last axis."""
+    low, high = widths[-1]
+    own = block[..., low : block.shape[-1] - high]
+    return padded(own, [*[(0, 0)] * (own.ndim - 1), (low, high)], boundary, 0)
+
+
 def plain_loop(
     function: Any, arrays: Arrays, steps: int, widths: Any, boundary: str, feeds: Any, cval: float = 0.0
 ) -> Arrays:

@@ -258,9 +258,7 @@ class Frames:
 
     def end(self, stepper: Stepper) -> None:
         with stepper.phases("frames"):  # the last ones, which no step is beside
-            self._deliver()
-            while self._writing:
-                self._writing.popleft().result()
+            self._finish_writing()
             self.world.control.barrier()
 
         def complete() -> None:
@@ -277,10 +275,14 @@ class Frames:
         them again. Return their range of colours, on rank 0. Collective; nothing for an array."""
         if self._as_array:
             return None
+        self._finish_writing()
+        return None if self._range is None else Colors(self._name, *self._range)
+
+    def _finish_writing(self) -> None:
+        """Wait until all frames so far are written. Collective."""
         self._deliver()
         while self._writing:
             self._writing.popleft().result()
-        return None if self._range is None else Colors(self._name, *self._range)
 
     def abandon(self) -> None:
         """End all threads; the run has failed. On any rank, at any time."""

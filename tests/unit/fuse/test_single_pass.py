@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ from fused import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import programs
+from step_runs import PAD, beyond_ends
 
 from runner.fuse import single_pass
 from runner.fuse.compiled import DeviceKernel
@@ -115,16 +116,8 @@ def test_any_program_gives_the_bits_of_numpy(
                     check_in_memory(program, run, kernel, own[-program.axes :], odd)
 
 
-PADDED: dict[str, Any] = {"reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap"}
 LATTICE: Any = ("lattice", "float32", 3, ())
 WIDE = [one for one in [*EXAMPLES, LATTICE] if finds_ends(example(*one), "wrap", 5)]
-
-
-def beyond_ends(blocks: Sequence[Any], boundary: str, widths: Any) -> list[Any]:
-    """Return the blocks with what a boundary says of the cells beyond the ends of their last axis."""
-    low, high = widths[-1]
-    around = [(0, 0)] * (len(widths) - 1) + [(low, high)]
-    return [np.pad(one[..., low : one.shape[-1] - high], around, mode=PADDED[boundary]) for one in blocks]
 
 
 def test_examples_find_the_ends_of_rows() -> None:
@@ -144,7 +137,7 @@ def test_examples_find_the_ends_of_rows() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("boundary", PADDED)
+@pytest.mark.parametrize("boundary", PAD)
 def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp_path: Path) -> None:
     """Each example, rows shorter than a tile and of many tiles, at any alignment; what is there is poison."""
     made: list[Any] = []
@@ -162,7 +155,7 @@ def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp
                 block = view(grid, one.dtype, each[2], odd=odd)
                 block[...] = noise(block.shape, one.dtype, number)
                 blocks.append(block)
-            filled = beyond_ends(blocks, boundary, widths)
+            filled = [beyond_ends(block, boundary, widths) for block in blocks]
             for number, block in enumerate(blocks):
                 low, high = widths[-1]
                 block[...] = filled[number]
@@ -176,7 +169,7 @@ def test_cells_beyond_the_ends_of_rows_are_found_and_not_read(boundary: str, tmp
 
 
 @needs_compiler
-@pytest.mark.parametrize("boundary", PADDED)
+@pytest.mark.parametrize("boundary", PAD)
 def test_ends_of_mixed_elements_read_from_afar_and_in_branches(boundary: str, tmp_path: Path) -> None:
     graph, kinds = Graph(), [np.dtype(one) for one in ("f4", "u1", "f2")]
     large, small, half = (functools.partial(graph.load, number, kind) for number, kind in enumerate(kinds))
@@ -199,7 +192,7 @@ def test_ends_of_mixed_elements_read_from_afar_and_in_branches(boundary: str, tm
             if kernel.tile[-1] > own[-1]:
                 continue
             blocks, outs = cases(program, own, 1)
-            filled = beyond_ends(blocks, boundary, widths)
+            filled = [beyond_ends(block, boundary, widths) for block in blocks]
             run(kernel, blocks, outs, widths)
             for out, expected in zip(outs, evaluate(program, filled, widths), strict=True):
                 same(out, expected)

@@ -29,14 +29,18 @@ CASES += [
 ]
 
 
+def check_log(log: str) -> None:
+    """Check that the compiler warned of nothing, and spilled nothing."""
+    assert "warning" not in log
+    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+
+
 @pytest.mark.parametrize(("name", "dtype", "axes", "trailing", "architecture"), CASES)
 def test_an_example_compiles_and_spills_nothing(
     name: str, dtype: str, axes: int, trailing: tuple[int, ...], architecture: str
 ) -> None:
     program, _ = merge_components(example(name, dtype, axes, trailing))
-    log = log_of(emit(program), architecture)
-    assert "warning" not in log
-    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+    check_log(log_of(emit(program), architecture))
 
 
 @pytest.mark.parametrize("boundary", ["reflect", "wrap"])
@@ -54,9 +58,7 @@ def test_an_example_compiles_and_spills_nothing(
 def test_a_kernel_that_finds_the_ends_of_rows_compiles_and_spills_nothing(
     name: str, dtype: str, axes: int, boundary: str
 ) -> None:
-    log = log_of(emit(example(name, dtype, axes), ends=boundary), ARCHITECTURES[0])
-    assert "warning" not in log
-    assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
+    check_log(log_of(emit(example(name, dtype, axes), ends=boundary), ARCHITECTURES[0]))
 
 
 EVERYTHING = " + ".join(
