@@ -54,15 +54,15 @@ class Conditions:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._known: dict[int, Node] = {}
+        self._known: dict[Node, Node] = {}
 
     def __call__(self, condition: Node) -> Node:
         """Return the condition, moved so that its first load is of the own cell."""
-        if id(condition) not in self._known:
+        if condition not in self._known:
             first = next((one.offset for one in in_order([condition]) if one.op == "load"), ())
             (moved,) = self._graph.shifted([condition], tuple(-at for at in first))
-            self._known[id(condition)] = moved
-        return self._known[id(condition)]
+            self._known[condition] = moved
+        return self._known[condition]
 
 
 def find_branches(

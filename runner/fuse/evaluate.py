@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runner.fuse.graph import Extents, Program, compute
+from runner.fuse.graph import Extents, Node, Program, compute
 from runner.region import HostArray
 
 
@@ -16,7 +16,7 @@ def evaluate(program: Program, blocks: Sequence[HostArray], widths: Extents) -> 
     blocks: an array per input, with its halo. widths: of the halo, per grid axis; at least the footprint.
     """
     own = tuple(n - low - high for n, (low, high) in zip(blocks[0].shape, widths, strict=False))
-    values: dict[int, HostArray] = {}
+    values: dict[Node, HostArray] = {}
     for node in program.nodes:
         if node.op == "load":
             block = blocks[node.input]
@@ -26,12 +26,12 @@ def evaluate(program: Program, blocks: Sequence[HostArray], widths: Extents) -> 
                 for at, (low, _), n in zip(node.offset, widths, own, strict=True)
             )
             index: tuple[slice | int, ...] = (*cells, node.component)
-            values[id(node)] = flat[index]
+            values[node] = flat[index]
         elif node.op == "constant":
-            values[id(node)] = np.full(own, node.value, node.dtype)
+            values[node] = np.full(own, node.value, node.dtype)
         else:
-            values[id(node)] = compute(node.op, node.dtype, [values[id(one)] for one in node.operands])
+            values[node] = compute(node.op, node.dtype, [values[one] for one in node.operands])
     return [
-        np.stack([values[id(node)] for node in result], -1).reshape(own + output.trailing)
+        np.stack([values[node] for node in result], -1).reshape(own + output.trailing)
         for output, result in zip(program.outputs, program.results, strict=True)
     ]

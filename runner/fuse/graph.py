@@ -67,24 +67,24 @@ class Graph:
         if all(node.op == "constant" for node in operands):
             values = [np.full(1, node.value, node.dtype) for node in operands]
             return self.constant(compute(op, dtype, values), dtype)
-        key = (op, dtype.str, *map(id, operands))
+        key = (op, dtype.str, *operands)
         return self._node(key, lambda: Node(op, dtype, tuple(operands), line=line))
 
     def shifted(self, nodes: Iterable[Node], shift: Offset) -> list[Node]:
         """Return the same values for the cell that is `shift` cells away along the grid axes."""
         if not any(shift):
             return list(nodes)
-        wanted, done = list(nodes), dict[int, Node]()
+        wanted, done = list(nodes), dict[Node, Node]()
         for node in in_order(wanted):
             if node.op == "load":
                 offset = tuple(a + b for a, b in zip(node.offset, shift, strict=True))
-                done[id(node)] = self.load(node.input, node.dtype, offset, node.component)
+                done[node] = self.load(node.input, node.dtype, offset, node.component)
             elif node.op == "constant":
-                done[id(node)] = node
+                done[node] = node
             else:
-                moved = [done[id(operand)] for operand in node.operands]
-                done[id(node)] = self.operation(node.op, node.dtype, moved, node.line)
-        return [done[id(node)] for node in wanted]
+                moved = [done[operand] for operand in node.operands]
+                done[node] = self.operation(node.op, node.dtype, moved, node.line)
+        return [done[node] for node in wanted]
 
     def _node(self, key: Key, make: Any) -> Node:
         if key not in self._nodes:
@@ -94,15 +94,15 @@ class Graph:
 
 def in_order(nodes: Iterable[Node]) -> list[Node]:
     """Return nodes and all nodes that they depend on, each once, operands before their users."""
-    found: dict[int, Node] = {}
+    found: dict[Node, Node] = {}
     open_nodes = list(nodes)[::-1]
     while open_nodes:
         node = open_nodes[-1]
-        missing = [one for one in node.operands if id(one) not in found]
-        if missing and id(node) not in found:
+        missing = [one for one in node.operands if one not in found]
+        if missing and node not in found:
             open_nodes += missing[::-1]
         else:
-            found.setdefault(id(node), open_nodes.pop())
+            found.setdefault(node, open_nodes.pop())
     return list(found.values())
 
 
@@ -169,25 +169,25 @@ class Program:
 
     def lines(self) -> list[str]:
         """Return a line of text per node."""
-        number = {id(node): place for place, node in enumerate(self.nodes)}
-        return [f"%{number[id(node)]} = {_text(node, number)}" for node in self.nodes]
+        number = {node: place for place, node in enumerate(self.nodes)}
+        return [f"%{number[node]} = {_text(node, number)}" for node in self.nodes]
 
     def text(self) -> str:
         """Return the program as text, a line per node; equal for equal programs."""
-        number = {id(node): place for place, node in enumerate(self.nodes)}
+        number = {node: place for place, node in enumerate(self.nodes)}
         lines = [f"input {one.name} {one.dtype} {one.trailing}" for one in self.inputs] + self.lines()
         for one, result in zip(self.outputs, self.results, strict=True):
-            cells = " ".join(f"%{number[id(node)]}" for node in result)
+            cells = " ".join(f"%{number[node]}" for node in result)
             lines.append(f"output {one.name} {one.dtype} {one.trailing} = {cells}")
         return "\n".join(lines)
 
 
-def _text(node: Node, number: dict[int, int]) -> str:
+def _text(node: Node, number: dict[Node, int]) -> str:
     if node.op == "load":
         return f"load {node.input} {node.offset} {node.component}"
     if node.op == "constant":
         return f"constant {node.dtype} {node.value!r} {node.value.tobytes().hex()}"
-    return f"{node.op} {node.dtype} " + " ".join(f"%{number[id(one)]}" for one in node.operands)
+    return f"{node.op} {node.dtype} " + " ".join(f"%{number[one]}" for one in node.operands)
 
 
 def merge_components(program: Program) -> tuple[Program, int]:
@@ -203,19 +203,19 @@ def merge_components(program: Program) -> tuple[Program, int]:
     graph = Graph()
 
     def of(result: Node, component: int) -> Node | None:
-        made: dict[int, Node] = {}
+        made: dict[Node, Node] = {}
         for node in in_order([result]):
             if node.op == "load":
                 if node.component != component:
                     return None
                 offset = (*node.offset[:-1], node.offset[-1] * count)
-                made[id(node)] = graph.load(node.input, node.dtype, offset)
+                made[node] = graph.load(node.input, node.dtype, offset)
             elif node.op == "constant":
-                made[id(node)] = graph.constant(node.value, node.dtype)
+                made[node] = graph.constant(node.value, node.dtype)
             else:
-                operands = [made[id(operand)] for operand in node.operands]
-                made[id(node)] = graph.operation(node.op, node.dtype, operands, node.line)
-        return made[id(result)]
+                operands = [made[operand] for operand in node.operands]
+                made[node] = graph.operation(node.op, node.dtype, operands, node.line)
+        return made[result]
 
     results = []
     for result in program.results:

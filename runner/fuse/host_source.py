@@ -63,7 +63,7 @@ def _loop(name: str, program: Program, rows: Rows) -> list[str]:
     lines, names = _values(program.nodes, program.inputs, rows)
     for place, (one, result) in enumerate(zip(program.outputs, program.results, strict=True)):
         lines += [
-            f"        o{place}[{_place(one.components, component)}] = {names[id(node)]};"
+            f"        o{place}[{_place(one.components, component)}] = {names[node]};"
             for component, node in enumerate(result)
         ]
     parameters = ", ".join(_parameters(program, rows))
@@ -84,7 +84,7 @@ def _test(program: Program, test: Node, rows: Rows) -> list[str]:
         "    uint8 any = 0;",
         "    for (int64 x = first; x < first + SEGMENT; ++x) {",
         *lines,
-        f"        any |= {values[id(test)]};",
+        f"        any |= {values[test]};",
         "    }",
         "    return any;",
         "}",
@@ -132,9 +132,11 @@ def _runs(program: Program, rows: Rows, *, tested: bool) -> list[str]:
     ]
 
 
-def _values(nodes: Iterable[Node], inputs: Sequence[Operand], rows: Rows) -> tuple[list[str], dict[int, str]]:
-    """Write the values of cell x; return the lines, and the names of the nodes by their `id`."""
-    names: dict[int, str] = {}
+def _values(
+    nodes: Iterable[Node], inputs: Sequence[Operand], rows: Rows
+) -> tuple[list[str], dict[Node, str]]:
+    """Write the values of cell x; return the lines, and the names of the nodes."""
+    names: dict[Node, str] = {}
     lines = []
     for number, node in enumerate(nodes):
         if node.op == "load":
@@ -143,7 +145,7 @@ def _values(nodes: Iterable[Node], inputs: Sequence[Operand], rows: Rows) -> tup
             text = f"{row}[{_place(count, node.offset[-1] * count + node.component)}]"
         else:
             text = expression(node, names)
-        names[id(node)] = f"v{number}"
+        names[node] = f"v{number}"
         lines.append(f"        const {ctype(node.dtype)} v{number} = {text};")
     return lines, names
 

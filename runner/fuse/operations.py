@@ -48,11 +48,11 @@ def literal(value: Any, dtype: np.dtype[Any]) -> str:
     return f"int64({number + 1}ll - 1)" if lowest else f"{ctype(dtype)}({number}ll)"
 
 
-def expression(node: Node, names: Mapping[int, str]) -> str:
-    """Return the C++ expression of an operation or constant. names: of the operands, by their `id`."""
+def expression(node: Node, names: Mapping[Node, str]) -> str:
+    """Return the C++ expression of an operation or constant. names: of the operands."""
     if node.op == "constant":
         return literal(node.value, node.dtype)
-    operands = [names[id(one)] for one in node.operands]
+    operands = [names[one] for one in node.operands]
     kind = ctype(node.operands[-1].dtype)
     if node.op == "cast":
         types = f"{ctype(node.dtype)}, {kind}"

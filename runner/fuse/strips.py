@@ -80,31 +80,31 @@ class Strips:
     def __init__(self, packed: bool, components: list[int]) -> None:
         self._packed, self._components = packed, components
         self._made: dict[Any, Strip] = {}
-        self._of: dict[int, PlacedStrip] = {}
+        self._of: dict[Node, PlacedStrip] = {}
         self.all: list[Strip] = []
         """All strips, operands before their users."""
 
     def of(self, nodes: Iterable[Node]) -> None:
         """Make the strips of nodes; operands come before their users."""
         for node in nodes:
-            if id(node) not in self._of:
-                self._of[id(node)] = self._placed(node)
+            if node not in self._of:
+                self._of[node] = self._placed(node)
 
     def __getitem__(self, node: Node) -> PlacedStrip:
-        return self._of[id(node)]
+        return self._of[node]
 
     def _placed(self, node: Node) -> PlacedStrip:
         if node.op == "load":
             key: Any = ("load", node.input, node.offset[:-1], node.component)
             return PlacedStrip(self._strip(key, node, (), node.offset[:-1]), node.offset[-1])
-        operands = [self._of[id(one)] for one in node.operands]
+        operands = [self._of[one] for one in node.operands]
         places = [one.place for one in operands if one.strip.node.op != "constant"]
         first = min(places, default=0)
         moved = tuple(
             (one.strip, 0 if one.strip.node.op == "constant" else one.place - first) for one in operands
         )
         value = (node.dtype.str, node.value.tobytes()) if node.op == "constant" else ()
-        key = (node.op, node.dtype.str, value, *((id(strip), place) for strip, place in moved))
+        key = (node.op, node.dtype.str, value, *moved)
         return PlacedStrip(self._strip(key, node, moved, ()), first)
 
     def _strip(self, key: Any, node: Node, operands: tuple[tuple[Strip, int], ...], at: Offset) -> Strip:

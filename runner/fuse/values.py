@@ -246,9 +246,7 @@ class Values:
         needs = [Value("scalar", one, place + further) for one, further in strip.operands]
         return _Recipe(
             needs,
-            lambda names: expression(
-                node, {id(one): name for one, name in zip(node.operands, names, strict=True)}
-            ),
+            lambda names: expression(node, dict(zip(node.operands, names, strict=True))),
             kind,
         )
 

@@ -30,24 +30,24 @@ def with_exact_products(program: Program) -> Program:
 
     The program itself if it has none.
     """
-    graph, made = program.graph, dict[int, Node]()
+    graph, made = program.graph, dict[Node, Node]()
     for node in program.nodes:
-        operands = [made[id(one)] for one in node.operands]
+        operands = [made[one] for one in node.operands]
         found = _product(node)
         if found is not None:
             place, factor, other = found
-            times = made[id(other)]
+            times = made[other]
             sign = -1 if node.op == "subtract" and place == 1 else 1
             rest = operands[1 - place]
             if node.op == "subtract" and place == 0:
                 rest = graph.operation("negative", node.dtype, [rest], node.line)
             constant = graph.constant(sign * factor, node.dtype)
-            made[id(node)] = graph.operation(FUSED, node.dtype, [constant, times, rest], node.line)
+            made[node] = graph.operation(FUSED, node.dtype, [constant, times, rest], node.line)
         elif operands != list(node.operands):
-            made[id(node)] = graph.operation(node.op, node.dtype, operands, node.line)
+            made[node] = graph.operation(node.op, node.dtype, operands, node.line)
         else:
-            made[id(node)] = node
-    results = tuple(tuple(made[id(one)] for one in result) for result in program.results)
+            made[node] = node
+    results = tuple(tuple(made[one] for one in result) for result in program.results)
     return program if results == program.results else replace(program, results=results)
 
 
@@ -90,18 +90,18 @@ def _safe(program: Program, feeds: Sequence[int], steps: int, largest: float, ou
         bounds = _bounds(program, {place: max(one, outside) for place, one in fields.items()})
         for node in program.nodes:
             found = _product(node)
-            if found is not None and not bounds[id(found[2])] * abs(found[1]) <= _largest(node.dtype):
+            if found is not None and not bounds[found[2]] * abs(found[1]) <= _largest(node.dtype):
                 return False
         for place, result in zip(feeds, program.results, strict=True):
-            fields[place] = max(bounds[id(one)] for one in result)
+            fields[place] = max(bounds[one] for one in result)
     return True
 
 
-def _bounds(program: Program, fields: Mapping[int, float]) -> dict[int, float]:
+def _bounds(program: Program, fields: Mapping[int, float]) -> dict[Node, float]:
     """Return how large the finite elements of each node may be. fields: the same of inputs."""
-    bounds: dict[int, float] = {}
+    bounds: dict[Node, float] = {}
     for node in in_order(one for result in program.results for one in result):
-        given = [bounds[id(one)] for one in node.operands]
+        given = [bounds[one] for one in node.operands]
         if node.op == "load":
             found = fields.get(node.input, math.inf)
         elif node.op == "constant":
@@ -124,7 +124,7 @@ def _bounds(program: Program, fields: Mapping[int, float]) -> dict[int, float]:
             found = limit
         elif found > limit:
             found = limit if node.op == "load" else math.inf
-        bounds[id(node)] = found
+        bounds[node] = found
     return bounds
 
 

@@ -119,7 +119,7 @@ class Writer:
         self.lines: list[str] = []
         self._names: dict[Node, str] = {}
         self._declared = 0
-        self._reads: dict[int, tuple[int, int] | None] = {}
+        self._reads: dict[Node, tuple[int, int] | None] = {}
         self._others: dict[Node, Node | None] = {}
         self._lines_of_memory: set[str] = set()
         self._branches: dict[Node, Branch[Node]] = {}
@@ -195,7 +195,7 @@ class Writer:
             return f"from_{'left' if reads[1] < 0 else 'right'}({self._names[other]})"
         if node.op == "load":
             return self._load(node)
-        return expression(node, {id(one): self._names[one] for one in node.operands})
+        return expression(node, {one: self._names[one] for one in node.operands})
 
     def _of_other_lane(self, node: Node) -> Node | None:
         """Return the equal node of the next lane, if the node reads that lane's cells only."""
@@ -253,22 +253,22 @@ def _kind(node: Node) -> str:
     return ctype(node.dtype)
 
 
-def node_reads(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
+def node_reads(node: Node, known: dict[Node, tuple[int, int] | None]) -> tuple[int, int] | None:
     """Return the first and last column that a node reads; None if it reads none. known: earlier results."""
     waiting = [node]
     while waiting:
         one = waiting[-1]
-        missing = [operand for operand in one.operands if id(operand) not in known]
-        if id(one) in known or not missing:
+        missing = [operand for operand in one.operands if operand not in known]
+        if one in known or not missing:
             waiting.pop()
-            parts = [known[id(operand)] for operand in one.operands]
+            parts = [known[operand] for operand in one.operands]
             found = [part for part in parts if part is not None]
             if one.op == "load":
-                known[id(one)] = one.offset[-1], one.offset[-1]
+                known[one] = one.offset[-1], one.offset[-1]
             else:
-                known[id(one)] = (min(a for a, _ in found), max(b for _, b in found)) if found else None
+                known[one] = (min(a for a, _ in found), max(b for _, b in found)) if found else None
         waiting += missing
-    return known[id(node)]
+    return known[node]
 
 
 def body(layout: Layout, constants: dict[str, int], cval: float) -> list[str]:

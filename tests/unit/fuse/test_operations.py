@@ -97,7 +97,7 @@ def compiled(compiler: Compiler, libraries: Path) -> ctypes.CDLL:
         graph = Graph()
         loads = [graph.load(place, kind, ()) for place, kind in enumerate(case.operands)]
         node = graph.operation(case.op, case.result, loads)
-        cell = expression(node, {id(load): f"p{place}[x]" for place, load in enumerate(loads)})
+        cell = expression(node, {load: f"p{place}[x]" for place, load in enumerate(loads)})
         given = "".join(f"const {ctype(kind)}* p{place}, " for place, kind in enumerate(case.operands))
         text.append(
             f'extern "C" void f{number}({given}{ctype(case.result)}* __restrict__ r, int64 n) '

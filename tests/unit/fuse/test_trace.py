@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import random
@@ -13,7 +14,7 @@ import pytest
 from fuse_programs import cells
 
 from runner.fuse.evaluate import evaluate
-from runner.fuse.graph import Operand, Program
+from runner.fuse.graph import Graph, Operand, Program
 from runner.fuse.trace import MOST_NODES, NotTraceable, trace
 from runner.region import HostArray
 
@@ -436,3 +437,12 @@ def test_results_to_fill_are_whole() -> None:
     assert trace(fills, inputs, PLANE, {}, services, ["r"], declared).operations == 1
     with pytest.raises(NotTraceable, match="writes a part"):
         trace(fills_a_part, inputs, PLANE, {}, services, ["r"], declared)
+
+
+def test_a_copied_graph_finds_its_own_nodes() -> None:
+    """By its own: an address of an original's node may be that of another node later."""
+    graph, kind = Graph(), np.dtype("float32")
+    cell = graph.load(0, kind, (0,))
+    total = graph.operation("add", kind, [cell, cell])
+    graph, cell, total = copy.deepcopy((graph, cell, total))
+    assert graph.operation("add", kind, [cell, cell]) is total
