@@ -1,12 +1,13 @@
 """Where the time of a direct Fourier plan goes: each stage alone, copies alone, and all together.
 
     mpirun --bind-to none -n 2 python benchmarks/fourier_stages.py [--shape 1024 1024 1024]
-        [--rooms whole compact] [--json FILE]
+        [--rooms whole compact] [--parts 16] [--early 0.75 0.625] [--device cuda] [--json FILE]
 
-A row for each kind of room: planes, lines and copies of `FourierPlan`'s forward transform, each by itself, in
-the parts and the order of the transform; then the transform. Milliseconds of the slowest rank, medians;
-`allocated` is the time of a result's memory, which the transform includes. What the links need at least is
-the all-to-all of transforms_device.py.
+A row for each kind of room, number of parts and direction: planes, lines and copies of `FourierPlan`'s
+transform, each by itself, in the parts and the order of the transform; then the transform, and the same by
+messages. Milliseconds of the slowest rank, medians; `allocated` is the time of a result's memory, which the
+transform includes; `work` is the bytes that the plans of cuFFT take. What the links need at least is the
+all-to-all of transforms_device.py. --device cpu tries the script, by messages only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +24,122 @@ import numpy as np
 from transforms_device import seconds_of
 
 import meshrun
-from jobs.transforms.direct_fourier import DirectFourier
+from jobs.transforms import direct_fourier
+from jobs.transforms.direct_fourier import DirectFourier, room_cells
 from jobs.transforms.fourier_plan import open_direct_fourier
+from runner.plan.grid import bounds
 from runner.report.record import write_json
 
 ROUNDS = 7  # of which the first one connects and allocates
+KIND = np.dtype(np.complex64)
+Times = dict[str, float]
 
 
 def main() -> None:
     options = arguments()
-    world = meshrun.open_world("cuda")
-    shape, rows = tuple(options.shape), []
-    for room in options.rooms:
-        world.backend.release_memory()
-        direct = open_direct_fourier(
-            world, shape, np.dtype(np.complex64), (1.0, 1 / math.prod(shape)), compact=room == "compact"
-        )
-        if isinstance(direct, str):
-            if world.rank == 0:
-                print(f"{room}: {direct}")
-            continue
-        row = {"room": room, "free": world.backend.free_memory(), **stages(world, direct, shape)}
-        direct.close()
-        del direct
+    world = meshrun.open_world(options.device)
+    shape, rows = tuple(options.shape), list[dict[str, Any]]()
+
+    def add(row: dict[str, Any]) -> None:
         rows.append(row)
         if world.rank == 0:
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
             if options.json:
                 about = {"benchmark": "fourier_stages", "ranks": world.size, "shape": list(shape)}
                 write_json(options.json, "benchmark", 1, {**about, "rows": rows})
+
+    by_messages(world, shape, add)
+    direct_fourier.EARLY = tuple(options.early)
+    for room in options.rooms:
+        for parts in options.parts:
+            direct_fourier.PARTS = parts
+            for row in by_copies(world, shape, room == "compact"):
+                add({"room": room, **row})
     world.close()
+
+
+def by_messages(world: Any, shape: tuple[int, ...], add: Callable[[dict[str, Any]], None]) -> None:
+    with meshrun.FourierPlan(world, shape, KIND, exchange="messages") as plan:
+        for inverse, work in enumerate((plan.forward, plan.inverse)):
+            block = block_of(world, shape, inverse)
+            add({"inverse": inverse, **medians(world, {"messages": partial(work, block)})})
+            del block
+    world.backend.release_memory()
+
+
+def by_copies(world: Any, shape: tuple[int, ...], compact: bool) -> Iterator[dict[str, Any]]:
+    before = world.backend.free_memory()
+    direct = open_direct_fourier(world, shape, KIND, (1.0, 1 / math.prod(shape)), compact=compact)
+    if isinstance(direct, str):
+        yield {"reason": direct}
+        return
+    work = before - world.backend.free_memory() - room_cells(shape, world.size, compact) * KIND.itemsize
+    for inverse in (False, True):
+        times = medians(world, stages(world, direct, shape, inverse))
+        yield {"parts": direct._parts, "inverse": int(inverse), "work": work, **times}
+    direct.close()
+    del direct
+    world.backend.release_memory()
+
+
+def block_of(world: Any, shape: tuple[int, ...], split: int) -> Any:
+    """Return this rank's block of an array that is split along an axis."""
+    part = world.part(shape[split])
+    block = world.backend.empty((*shape[:split], part.stop - part.start, *shape[split + 1 :]), KIND)
+    block.fill(1)
+    return block
+
+
+def stages(
+    world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: bool
+) -> dict[str, Callable[[], object]]:
+    """Return each stage of a transform, and the transform."""
+    block, result = (block_of(world, shape, split) for split in ((1, 0) if inverse else (0, 1)))
+    everyone = range(world.size)
+    planes = [direct._planes(rank) for rank in everyone]
+    lines = [direct._lines(rank, inverse) for rank in everyone]
+    whole = [bounds(shape[0], world.size, rank) for rank in everyone]
+    (of_planes, of_lines), room = ((result, block) if inverse else (block, result)), direct._room
+
+    def transform_planes() -> None:
+        for some in planes[world.rank]:
+            direct._transform_planes(some, *((room, of_planes) if inverse else (of_planes, room)))
+
+    def transform_lines() -> None:
+        for some in lines[world.rank]:
+            direct._transform_lines(some, *((of_lines, room) if inverse else (room, of_lines)))
+
+    def send(rank: int, part: int, late: int) -> None:
+        """Send a rank a part of planes, or with `late` of all planes, of the lines that go early or late."""
+        mine, other = (rank, world.rank) if inverse else (world.rank, rank)
+        direct._send(rank, whole[mine] if late else planes[mine][part], lines[other][late], inverse)
+
+    early = [(part, 0) for part in range(direct._parts)]
+    late = [(0, part) for part in range(1, len(lines[world.rank]))]
+
+    def copy() -> None:
+        direct._copies.follow()
+        for part in late + early if inverse else early + late:
+            for rank in direct._targets:
+                send(rank, *part)
+        direct._copies.wait(direct._copies.arrived())
+
+    return {
+        "planes": transform_planes,
+        "lines": transform_lines,
+        "copies": copy,
+        "allocated": lambda: world.backend.empty(result.shape, result.dtype),
+        "transform": lambda: (direct.inverse if inverse else direct.forward)(block),
+    }
+
+
+def medians(world: Any, works: dict[str, Callable[[], object]]) -> Times:
+    """Return the milliseconds of each work; they are called in turn."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            times[name].append(1e3 * seconds_of(world, work))
+    return {name: round(statistics.median(some[1:]), 3) for name, some in times.items()}
 
 
 def arguments() -> argparse.Namespace:
@@ -60,48 +148,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shape", type=int, nargs="+", default=[1024, 1024, 1024])
     parser.add_argument("--rooms", nargs="+", choices=("whole", "compact"), default=["whole", "compact"])
+    parser.add_argument("--parts", type=int, nargs="+", default=[direct_fourier.PARTS])
+    parser.add_argument("--early", type=float, nargs=2, default=direct_fourier.EARLY)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-def stages(world: Any, direct: DirectFourier, shape: tuple[int, ...]) -> dict[str, float]:
-    """Return the milliseconds of each stage, and of the transform."""
-    first, rank = world.part(shape[0]), world.rank
-    block = world.backend.empty((first.stop - first.start, *shape[1:]), np.dtype(np.complex64))
-    block.fill(1)
-    result = direct.forward(block)
-    planes, lines = direct._planes(rank), [direct._lines(one, False) for one in range(world.size)]
-
-    def copy() -> None:
-        direct._copies.follow()
-        for part in planes:
-            for other in direct._targets:
-                direct._send(other, part, lines[other][0], False)
-        for later in range(1, len(lines[rank])):
-            for other in direct._targets:
-                direct._send(other, direct._mine[0], lines[other][later], False)
-        direct._copies.wait(direct._copies.arrived())
-
-    def transform_planes() -> None:
-        for part in planes:
-            direct._transform_planes(part, block, direct._room)
-
-    def transform_lines() -> None:
-        for part in lines[rank]:
-            direct._transform_lines(part, direct._room, result)
-
-    works: dict[str, Callable[[], object]] = {
-        "planes": transform_planes,
-        "lines": transform_lines,
-        "copies": copy,
-        "allocated": lambda: world.backend.empty(result.shape, result.dtype),
-        "transform": lambda: direct.forward(block),
-    }
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(ROUNDS):
-        for name, work in works.items():
-            times[name].append(1e3 * seconds_of(world, work))
-    return {name: round(statistics.median(some[1:]), 3) for name, some in times.items()}
 
 
 if __name__ == "__main__":

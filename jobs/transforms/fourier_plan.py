@@ -6,6 +6,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, get_args
 
@@ -30,8 +31,10 @@ from runner.world.world import World
 
 Exchange = Literal["auto", "direct", "messages"]
 EXCHANGES = get_args(Exchange)
-MEASURED = 2  # transforms there and back of each exchange, after a first one
-MEMORY = 5  # blocks that a measurement needs: two, results, and what messages are packed into and received in
+MEASURED = 2  # transforms in each direction of each exchange, after a first one
+# Blocks that a measurement needs: source and result, and what messages are packed into and received in, with
+# cuFFT's work areas.
+MEMORY = {"direct": 2, "messages": 5}
 
 
 class FourierPlan:
@@ -78,55 +81,69 @@ class FourierPlan:
         if world.size == 1:
             return
         self.exchange, self.reason = "messages", 'exchange="messages"'
-        if exchange != "messages":
-            found = open_direct_fourier(world, self.shape, self.dtype, _scales(self.shape, norm))
-            if not isinstance(found, str):
-                self.exchange, self.reason, self._direct = "direct", "", found
-            elif exchange == "auto":
-                self.reason = found
-            else:
-                raise UserError(
-                    "a direct exchange of transforms is not possible here",
-                    got=found,
-                    expected="GPUs of one host that reach each other's memory and have room for the array",
-                    hint='exchange="auto"',
-                    everywhere=True,
-                )
-        if self._direct is not None and exchange == "auto":
-            self._keep_the_faster(self._direct)
+        if exchange == "messages":
+            return
+        auto = exchange == "auto"
+        scales = _scales(self.shape, norm)
+        measure = partial(self._measure, "messages") if auto else None
+        found = open_direct_fourier(world, self.shape, self.dtype, scales, before=measure)
+        if not isinstance(found, str):
+            self.exchange, self.reason, self._direct = "direct", "", found
+            if auto:
+                self._measure("direct")
+                self._keep_the_faster(found)
+        elif auto:
+            self.reason = found
+        else:
+            raise UserError(
+                "a direct exchange of transforms is not possible here",
+                got=found,
+                expected="GPUs of one host that reach each other's memory and have room for the array",
+                hint='exchange="auto"',
+                everywhere=True,
+            )
 
-    def _keep_the_faster(self, direct: DirectFourier) -> None:
-        """Measure both exchanges, and keep the one that takes less time. Collective."""
+    def _measure(self, exchange: str) -> None:
+        """Measure a transform and its inverse, as far as the memory is enough for it. Collective.
+
+        Messages are measured before there is a room for the direct exchange: both need much of the memory.
+        """
         world = self._world
         parts = [part.stop - part.start for part in map(world.part, self.shape[:2])]
         shapes = ((parts[0], *self.shape[1:]), (self.shape[0], parts[1], *self.shape[2:]))
-        needed = MEMORY * max(map(math.prod, shapes)) * self.dtype.itemsize
+        world.backend.release_memory()
+        needed = MEMORY[exchange] * max(map(math.prod, shapes)) * self.dtype.itemsize
         if not all(world.control.allgather(world.backend.free_memory() > needed)):
-            return  # for messages, too
-        blocks = [world.backend.empty(shape, self.dtype) for shape in shapes]
-        for block in blocks:
-            block.fill(1)
-
-        def once(exchange: str) -> float:
-            self._direct = direct if exchange == "direct" else None
-            world.backend.synchronize()
-            world.control.barrier()
-            begin = time.perf_counter()
-            for split, block in enumerate(blocks):
-                self._transformed(block, split)
-            world.backend.synchronize()
-            seconds: list[float] = world.control.allgather(time.perf_counter() - begin)
-            return max(seconds)
-
-        for exchange in ("direct", "messages"):
-            self.seconds[exchange] = min([once(exchange) for _ in range(MEASURED + 1)][1:])
-        if self.seconds["direct"] <= self.seconds["messages"]:
-            self._direct = direct
             return
-        direct.close()
-        self.exchange = "messages"
+        total = 0.0
+        for split, shape in enumerate(shapes):
+            block = world.backend.empty(shape, self.dtype)
+            block.fill(1)
+            total += min([self._seconds(block, split) for _ in range(MEASURED + 1)][1:])
+            del block  # before there is another one
+        self.seconds[exchange] = total
+
+    def _seconds(self, block: Array, split: int) -> float:
+        """Return the seconds of a transform, of the slowest rank. Collective."""
+        world = self._world
+        world.backend.synchronize()
+        world.control.barrier()
+        begin = time.perf_counter()
+        self._transformed(block, split)
+        world.backend.synchronize()
+        seconds: list[float] = world.control.allgather(time.perf_counter() - begin)
+        return max(seconds)
+
+    def _keep_the_faster(self, direct: DirectFourier) -> None:
+        """Keep the exchange that took less time, the direct one if only one was measured. Collective."""
+        if len(self.seconds) < 2:
+            self.seconds.clear()
+            return
         direct_ms, messages_ms = (1e3 * self.seconds[one] for one in EXCHANGES[1:])
-        self.reason = f"messages are faster: {messages_ms:.3g} ms there and back, direct {direct_ms:.3g}"
+        if direct_ms > messages_ms:
+            direct.close()
+            self._direct, self.exchange = None, "messages"
+            self.reason = f"messages are faster: {messages_ms:.3g} ms there and back, direct {direct_ms:.3g}"
 
     def forward(self, block: Array) -> Array:
         """Return this rank's part, along axis 1, of the transform, in the plan's dtype. Collective.
@@ -192,25 +209,39 @@ def open_direct_fourier(
     plan: Planner = cufft_plan,
     copies: Callable[[World], RankCopies] = peer_copies,
     compact: bool | None = None,
+    before: Callable[[], None] | None = None,
 ) -> DirectFourier | str:
     """Return what transforms by copies into other ranks' memory, or why it cannot; the same on every rank.
 
     Collective. peers, plan, copies: instead of the GPUs' memory, of cuFFT and of the copy engines. compact:
-    whether rooms have two blocks instead of the whole array; None: where that does not fit.
+    whether rooms have two blocks instead of the whole array; None: where that does not fit. before: called
+    when nothing is known that speaks against it, before any room takes memory.
     """
-    world.backend.release_memory()  # a room is allocated from what the device has free
-    free = min(world.control.allgather(world.backend.free_memory()))
+    free = _free_memory(world)
     problem = problem_of(shape, world.size, dtype.itemsize, free)
     if problem:
         return problem
     memory = find_peers(world) if peers is None else peers
     if isinstance(memory, str):
         return memory
+    if before is not None:
+        before()
+        free = _free_memory(world)  # less than before: messages keep some
+        problem = problem_of(shape, world.size, dtype.itemsize, free)
+        if problem:
+            memory.close()
+            return problem
     if compact is None:
         compact = is_compact(shape, world.size, dtype.itemsize, free)
     return opened(
         world, memory, lambda: DirectFourier(world, shape, dtype, scales, memory, plan, copies, compact)
     )
+
+
+def _free_memory(world: World) -> int:
+    """Return the bytes that are free for a room, of the rank that has least. Collective."""
+    world.backend.release_memory()
+    return int(min(world.control.allgather(world.backend.free_memory())))
 
 
 def _checked(shape: Sequence[int], dtype: Any, norm: str, exchange: str) -> tuple[Shape, np.dtype[Any]]:

@@ -133,6 +133,7 @@ class CudaBackend:
         return free
 
     def release_memory(self) -> None:
+        cupy.fft.config.get_plan_cache().clear()  # plans of cuFFT have work areas
         cupy.get_default_memory_pool().free_all_blocks()
 
     def shortage(self, failure: BaseException) -> Shortage | None:

@@ -1,4 +1,4 @@
-"""What a GPU is called, which NVML has to understand."""
+"""What a GPU is called, which NVML has to understand; and its memory."""
 
 from __future__ import annotations
 
@@ -18,3 +18,18 @@ def test_the_names_of_gpus_are_those_that_nvml_knows() -> None:
         assert nvml.nvmlDeviceGetPciInfo(handle).busId.lower().endswith(device.bus_id.lower())
         assert gpu_links(device.uuid).pcie.rate
     nvml.nvmlShutdown()
+
+
+def test_released_memory_is_that_of_fourier_plans_too() -> None:
+    from runner.device.cuda import CudaBackend
+
+    cupy = pytest.importorskip("cupy", reason="needs CuPy")
+    backend, pool = CudaBackend(0), cupy.get_default_memory_pool()
+    backend.release_memory()
+    kept = pool.total_bytes()
+    cupy.fft.fft(cupy.zeros((1 << 24) + 7, "complex64"))  # of a length for which cuFFT needs work areas
+    backend.synchronize()
+    pool.free_all_blocks()
+    assert pool.total_bytes() > kept
+    backend.release_memory()
+    assert pool.total_bytes() == kept

@@ -431,22 +431,62 @@ def test_the_faster_exchange_is_kept(
 
     clock, opened = Clock(), dict[int, Direct]()
     monkeypatch.setattr(fourier_plan, "time", clock)
-    name = "jobs.transforms.fourier_plan.open_direct_fourier"
-    monkeypatch.setattr(name, lambda world, *_: opened[world.rank])
+    monkeypatch.setattr(fourier_plan, "open_direct_fourier", opens(lambda world: opened[world.rank]))
     on_ranks(2, case)
 
 
-def test_too_little_memory_to_measure_keeps_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As messages need more memory than copies do. One rank has too little."""
+def opens(direct: Callable[[World], Direct]) -> Callable[..., Direct]:
+    """Stand for `open_direct_fourier`."""
+
+    def open_direct(world: World, *_: Any, before: Callable[[], None] | None) -> Direct:
+        if before is not None:
+            before()
+        return direct(world)
+
+    return open_direct
+
+
+@pytest.mark.parametrize(
+    ("blocks", "measured"), [(2, []), (2.1, ["direct"]), (5, ["direct"]), (5.1, ["messages", "direct"])]
+)
+def test_too_little_memory_to_measure_keeps_copies(
+    blocks: float, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank has too little. Messages need more of it, so that they are measured before there is a room."""
+    shapes, clock, noted = ((4, 12), (8, 6)), Clock(), list[str]()
+    transformed = FourierPlan._transformed
+
+    def note(self: FourierPlan, block: Array, split: int) -> Array:
+        noted.append("messages" if self._direct is None else "direct")
+        return transformed(self, block, split)
 
     def case(world: World) -> None:
         if world.rank == 1:
-            monkeypatch.setattr(world.backend, "free_memory", lambda: 4 * 8 * 48)
+            monkeypatch.setattr(world.backend, "free_memory", lambda: int(blocks * 8 * 48))
         with FourierPlan(world, (8, 12)) as plan:
-            assert (plan.exchange, plan.seconds) == ("direct", {})
+            assert plan.exchange == "direct"
+            assert set(plan.seconds) == (set(measured) if len(measured) == 2 else set())
 
-    made = Direct((), 0, Clock())
-    monkeypatch.setattr("jobs.transforms.fourier_plan.open_direct_fourier", lambda *_: made)
+    monkeypatch.setattr(FourierPlan, "_transformed", note)
+    monkeypatch.setattr(fourier_plan, "open_direct_fourier", opens(lambda _: Direct(shapes, 0, clock)))
+    on_ranks(2, case)
+    assert list(dict.fromkeys(noted)) == measured
+
+
+def test_a_room_that_no_longer_fits_beside_messages_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They keep memory after they have been measured."""
+
+    def case(world: World) -> None:
+        closed, free = ThreadPeers.closed, [3 * 8 * 48]
+        world.control.barrier()
+        if world.rank == 1:
+            monkeypatch.setattr(world.backend, "free_memory", lambda: free[0])
+        about = (world, (8, 12), np.dtype("c8"), (1.0, 1.0), ThreadPeers(world))
+        found = open_direct_fourier(*about, before=lambda: free.__setitem__(0, 3 * 8 * 48 - 1))
+        assert found == "room for two blocks and a result needs 1,152 bytes on each GPU; 1,151 are free"
+        world.control.barrier()
+        assert ThreadPeers.closed == closed + 2
+
     on_ranks(2, case)
 
 
