@@ -1,13 +1,18 @@
 """Where the time of a direct Fourier plan goes: each stage alone, copies alone, and all together.
 
     mpirun --bind-to none -n 2 python benchmarks/fourier_stages.py [--shape 1024 1024 1024]
-        [--rooms whole compact] [--parts 16] [--early 0.75 0.625] [--device cuda] [--json FILE]
+        [--rooms whole compact] [--parts 8 16] [--early 0.5 0.75] [--later 2 4]
+        [--copies engines 16:8:8] [--device cuda] [--json FILE]
 
-A row for each kind of room, number of parts and direction: planes, lines and copies of `FourierPlan`'s
-transform, each by itself, in the parts and the order of the transform; then the transform, and the same by
-messages. Milliseconds of the slowest rank, medians; `allocated` is the time of a result's memory, which the
-transform includes; `work` is the bytes that the plans of cuFFT take. What the links need at least is the
-all-to-all of transforms_device.py. --device cpu tries the script, by messages only.
+A row for each direction, kind of room, and value of the options: planes, lines and copies of `FourierPlan`'s
+transform, each by itself, in the parts and the order of the transform; then the transform. Milliseconds of
+the slowest rank, medians; `allocated` is the time of a result's memory, which the transform includes; `work`
+is the bytes that the plans of cuFFT take. The first rows are of messages. What the links need at least is the
+all-to-all of transforms_device.py.
+
+--parts, --early and --later take the place of PARTS, EARLY and LATER in jobs/transforms/direct_fourier.py, of
+both directions. --copies: by copy engines, or by bulk_copies.cu: blocks, stages and kilobytes of a stage.
+--device cpu tries the script, by messages only.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +31,7 @@ from transforms_device import seconds_of
 
 import meshrun
 from jobs.transforms import direct_fourier
-from jobs.transforms.direct_fourier import DirectFourier, room_cells
+from jobs.transforms.direct_fourier import DirectFourier, RankCopies, peer_copies, room_cells
 from jobs.transforms.fourier_plan import open_direct_fourier
 from runner.plan.grid import bounds
 from runner.report.record import write_json
@@ -48,46 +54,80 @@ def main() -> None:
                 about = {"benchmark": "fourier_stages", "ranks": world.size, "shape": list(shape)}
                 write_json(options.json, "benchmark", 1, {**about, "rows": rows})
 
-    by_messages(world, shape, add)
-    direct_fourier.EARLY = tuple(options.early)
-    for room in options.rooms:
-        for parts in options.parts:
-            direct_fourier.PARTS = parts
-            for row in by_copies(world, shape, room == "compact"):
-                add({"room": room, **row})
+    expected = by_messages(world, shape, add)
+    choices = product(
+        options.rooms,
+        options.parts or [direct_fourier.PARTS],
+        [(one, one) for one in options.early] or [direct_fourier.EARLY],
+        [(one, one) for one in options.later] or [direct_fourier.LATER],
+        options.copies,
+    )
+    for room, parts, early, later, copies in choices:
+        direct_fourier.PARTS, direct_fourier.EARLY, direct_fourier.LATER = parts, early, later
+        for inverse, row in enumerate(by_copies(world, shape, room == "compact", copies, expected)):
+            chosen = {"room": room, "parts": parts, "early": early[inverse], "later": later[inverse]}
+            add({"inverse": inverse, **chosen, "copied": copies, **row})
     world.close()
 
 
-def by_messages(world: Any, shape: tuple[int, ...], add: Callable[[dict[str, Any]], None]) -> None:
+def by_messages(world: Any, shape: tuple[int, ...], add: Callable[[dict[str, Any]], None]) -> list[Any]:
+    """Return some of the results of both directions."""
+    found = []
     with meshrun.FourierPlan(world, shape, KIND, exchange="messages") as plan:
         for inverse, work in enumerate((plan.forward, plan.inverse)):
             block = block_of(world, shape, inverse)
             add({"inverse": inverse, **medians(world, {"messages": partial(work, block)})})
+            found.append(some_of(work(block)))
             del block
     world.backend.release_memory()
+    return found
 
 
-def by_copies(world: Any, shape: tuple[int, ...], compact: bool) -> Iterator[dict[str, Any]]:
+def copies_by(how: str) -> Callable[[Any], RankCopies]:
+    """Return what makes copies: by engines, or by so many blocks of so many stages of so many kilobytes."""
+    if how == "engines":
+        return peer_copies
+    from bulk_copies import BulkCopies
+
+    blocks, stages, kilobytes = map(int, how.split(":"))
+    return lambda world: BulkCopies(world.arrays, blocks, stages, kilobytes << 10)
+
+
+def by_copies(
+    world: Any, shape: tuple[int, ...], compact: bool, copies: str, expected: list[Any]
+) -> Iterator[dict[str, Any]]:
     before = world.backend.free_memory()
-    direct = open_direct_fourier(world, shape, KIND, (1.0, 1 / math.prod(shape)), compact=compact)
+    scales = 1.0, 1 / math.prod(shape)
+    direct = open_direct_fourier(world, shape, KIND, scales, copies=copies_by(copies), compact=compact)
     if isinstance(direct, str):
         yield {"reason": direct}
         return
     work = before - world.backend.free_memory() - room_cells(shape, world.size, compact) * KIND.itemsize
-    for inverse in (False, True):
-        times = medians(world, stages(world, direct, shape, inverse))
-        yield {"parts": direct._parts, "inverse": int(inverse), "work": work, **times}
+    for inverse, transform in enumerate((direct.forward, direct.inverse)):
+        some = some_of(transform(block_of(world, shape, inverse)))
+        if not float(abs(some - expected[inverse]).max()) < 1e-5 * float(abs(expected[inverse]).max()):
+            raise SystemExit(f"rank {world.rank}: wrong results")
+        del some
+        times = medians(world, stages(world, direct, shape, bool(inverse)))
+        yield {"work": work, **times}
     direct.close()
-    del direct
+    del direct, transform
     world.backend.release_memory()
 
 
 def block_of(world: Any, shape: tuple[int, ...], split: int) -> Any:
-    """Return this rank's block of an array that is split along an axis."""
+    """Return this rank's block, of random numbers, of an array that is split along an axis."""
     part = world.part(shape[split])
-    block = world.backend.empty((*shape[:split], part.stop - part.start, *shape[split + 1 :]), KIND)
-    block.fill(1)
+    block = world.xp.empty((*shape[:split], part.stop - part.start, *shape[split + 1 :]), KIND)
+    generator = world.xp.random.default_rng(world.rank)
+    for cells in block:
+        cells.real = generator.standard_normal(cells.shape, dtype=np.float32)
+        cells.imag = generator.standard_normal(cells.shape, dtype=np.float32)
     return block
+
+
+def some_of(block: Any) -> Any:
+    return block[tuple(slice(None, None, 7) for _ in block.shape)].copy()
 
 
 def stages(
@@ -148,8 +188,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shape", type=int, nargs="+", default=[1024, 1024, 1024])
     parser.add_argument("--rooms", nargs="+", choices=("whole", "compact"), default=["whole", "compact"])
-    parser.add_argument("--parts", type=int, nargs="+", default=[direct_fourier.PARTS])
-    parser.add_argument("--early", type=float, nargs=2, default=direct_fourier.EARLY)
+    parser.add_argument("--parts", type=int, nargs="+", default=[])
+    parser.add_argument("--early", type=float, nargs="+", default=[])
+    parser.add_argument("--later", type=int, nargs="+", default=[])
+    parser.add_argument("--copies", nargs="+", default=["engines"])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
