@@ -9,7 +9,6 @@ from launch.spec import LaunchSpec
 from launch.supervise.supervisor import LossError
 
 RESUME = "--resume"
-OF_STEPS = ("--frames", "--checkpoint")  # options of runs that take steps, which take --resume too
 
 
 def with_restarts(start: Callable[[LaunchSpec, bool], int], spec: LaunchSpec, restarts: int) -> int:
@@ -25,8 +24,7 @@ def with_restarts(start: Callable[[LaunchSpec, bool], int], spec: LaunchSpec, re
         try:
             return start(spec, True)
         except LossError as loss:
-            resume = loss.resumable or any(word.partition("=")[0] in OF_STEPS for word in spec.words)
-            left = replace(loss.left, words=tuple(resumed(spec.words))) if resume else loss.left
+            left = replace(loss.left, words=tuple(resumed(spec.words))) if loss.keeps_files else loss.left
             kept = "continuing with what is complete" if loss.resumable else "from the beginning"
             if sentence := str(loss):
                 tell(sentence)

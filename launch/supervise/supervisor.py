@@ -42,12 +42,13 @@ EXEC_WITH_PARENT = (sys.executable, "-I", "-S", str(Path(__file__).with_name("ex
 class LossError(Exception):
     """A rank or a host was lost, and the others can go on; the sentence, "" if it has been printed.
 
-    left: what to start again. resumable: the run has kept results with which it continues.
+    left: what to start again. resumable: the run has kept results with which it continues. keeps_files: such
+    or others, without which it begins again.
     """
 
-    def __init__(self, sentence: str, left: LaunchSpec, resumable: bool) -> None:
+    def __init__(self, sentence: str, left: LaunchSpec, resumable: bool, keeps_files: bool) -> None:
         super().__init__(sentence)
-        self.left, self.resumable = left, resumable
+        self.left, self.resumable, self.keeps_files = left, resumable, resumable or keeps_files
 
 
 def supervise(
@@ -97,7 +98,7 @@ def supervise(
         loss = find_loss(run, outcome, lost) if restart else None
         if restart and loss and (left := restart.without(lost, loss.rank)):
             run.remove_leftovers()
-            raise LossError(loss.sentence, left, resumable=bool(run.recovery_hint()))
+            raise LossError(loss.sentence, left, bool(run.recovery_hint()), run.keeps_files())
         status = judge(run, outcome, debug, lost, explain, conclude)
         succeeded = status == outcome.status == 0
         return status

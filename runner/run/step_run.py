@@ -373,13 +373,18 @@ def _frames(
     state: SavedState | None,
     additions: Additions | None = None,
 ) -> Frames | None:
-    """Return what writes frames, which a checkpoint waits for; None if there are none. Collective."""
+    """Return what writes frames, which a checkpoint waits for; None if there are none. Collective.
+
+    Of a run that fails, frames in a folder and checkpoints stay.
+    """
     first, colors = (state.step, state.colors) if state else (0, None)
     content = additions.content if additions else None
     resume = run.options.stream.resume
     frames = open_frames(run.world, task, run.options.steps, first, colors, content, resume=resume)
     if frames is not None:
         checkpoints.before = frames.flush
+    if frames is not None or checkpoints.interval is not None:
+        run.transaction.keep_files()
     return frames
 
 

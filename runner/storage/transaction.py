@@ -28,6 +28,9 @@ class Observer(Protocol):
     def note_recovery_hint(self, hint: str) -> None:
         """Record what a failed run leaves behind and how to continue; "": nothing."""
 
+    def note_kept(self) -> None:
+        """Record that files stay if the run fails."""
+
 
 @dataclass
 class OutputTransaction:
@@ -71,6 +74,11 @@ class OutputTransaction:
         self.recovery_hint = hint
         if self.observer is not None:
             self.observer.note_recovery_hint(hint or "")
+
+    def keep_files(self) -> None:
+        """Report that files stay if the run fails, such as frames: started again, it takes --resume."""
+        if self.observer is not None:
+            self.observer.note_kept()
 
     def commit(self, partial: Path, output: Path) -> None:
         """Rename the finished `partial` to `output`, replacing an old one. On one rank.

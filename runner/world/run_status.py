@@ -52,6 +52,9 @@ class RunStatus(Protocol):
     def note_recovery_hint(self, hint: str) -> None:
         """Set the text to print after a failure, such as how to resume the run; "": nothing."""
 
+    def note_kept(self) -> None:
+        """Note that files stay if the run fails, such as frames: without --resume they are another run's."""
+
     def note_exit_status(self, status: int) -> None:
         """Set the exit status, instead of 1, of a run whose ranks end without reporting a failure."""
 
@@ -196,6 +199,13 @@ class RunDirectory:
         note = self.path / "words"
         return _text(note) if note.exists() else ""
 
+    def note_kept(self) -> None:
+        files.write_file(self.path / "kept", "")
+
+    def keeps_files(self) -> bool:
+        """Whether files stay if the run fails, so that it takes --resume if it is started again."""
+        return (self.path / "kept").exists()
+
     def note_exit_status(self, status: int) -> None:
         files.write_file(self.path / "status", str(status))
 
@@ -252,6 +262,8 @@ class RunDirectory:
             self.note_lock(*_split(content))
         elif kind == "words":
             self.note_recovery_hint(content)
+        elif kind == "kept":
+            self.note_kept()
         elif kind == "status":
             self.note_exit_status(content)
         elif kind == "answered":
@@ -288,6 +300,9 @@ class RunLines:
 
     def note_recovery_hint(self, hint: str) -> None:
         self._print("words", hint)
+
+    def note_kept(self) -> None:
+        self._print("kept", True)
 
     def note_exit_status(self, status: int) -> None:
         self._print("status", status)

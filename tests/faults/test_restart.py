@@ -125,6 +125,16 @@ def test_a_run_that_keeps_nothing_begins_again(steps: Site, last: Any) -> None:
     np.testing.assert_array_equal(np.load(steps.work / "out.npy"), last)
 
 
+def test_frames_of_a_run_that_begins_again_are_made_again(steps: Site, last: Any) -> None:
+    run = ["run", "job.py:march", *FILES, "--steps", str(STEPS), "--frames", "film", "--every", "5"]
+    status, lines = steps.run(["-n", "2", *GO_ON, *run], STAGE="step,1,16")
+    assert status == 0, lines
+    assert lines[1] == again("1 rank", "from the beginning", 1)
+    names = [f"frame-{step:06d}.png" for step in range(0, STEPS + 1, 5)]
+    assert sorted(os.listdir(steps.work / "film")) == names
+    np.testing.assert_array_equal(np.load(steps.work / "out.npy"), last)
+
+
 def test_a_mistake_of_the_user_is_not_repeated(steps: Site) -> None:
     status, lines = steps.run(["-n", "2", *GO_ON, *RUN, "--boundary", "nowhere"])
     assert status == 2

@@ -17,6 +17,7 @@ class Recorder:
         self.partial: tuple[Path, ...] = ()
         self.locked: tuple[Path, ...] = ()
         self.hint = ""
+        self.kept = False
 
     def note_partial(self, *outputs: Path) -> None:
         self.partial = outputs
@@ -26,6 +27,9 @@ class Recorder:
 
     def note_recovery_hint(self, hint: str) -> None:
         self.hint = hint
+
+    def note_kept(self) -> None:
+        self.kept = True
 
 
 @pytest.fixture
@@ -105,6 +109,9 @@ def test_an_observer_knows_what_to_clean_up(output: Path, partial: Path) -> None
     transaction.lock(output)
     transaction.track_partial(partial)
     transaction.set_recovery_hint("continue with --resume")
+    assert not observer.kept
+    transaction.keep_files()
+    assert observer.kept
     assert (observer.locked, observer.partial) == ((output,), (partial,))
     assert observer.hint == "continue with --resume"
     transaction.forget_partial()

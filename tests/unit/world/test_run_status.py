@@ -41,6 +41,7 @@ def test_nothing_is_there_at_first(directory: RunDirectory) -> None:
     assert directory.record() is None
     assert directory.failure() is None
     assert directory.rank_of(4711) is None
+    assert not directory.keeps_files()
     directory.remove_leftovers()
 
 
@@ -151,6 +152,7 @@ def test_lines_leave_what_a_directory_is_told(
     run = run_at("@token")
     run.register(9, "n2", 4711)
     run.note_partial(tmp_path / "a b.partial")
+    run.note_kept()
     run.complete({"seconds": 1.5, "much": ["more"] * 9999})
     assert run.claim_failure({"exit_code": 7, "sentence": "wrong\ndata", "rank": 9})
     assert not run.claim_failure({"exit_code": 1, "sentence": "later", "rank": 8})
@@ -160,6 +162,7 @@ def test_lines_leave_what_a_directory_is_told(
     heard(directory, said)
     assert directory.rank_of(4711, "n2.cluster") == {"rank": 9, "host": "n2"}
     assert (directory.path / "partial").read_text() == str(tmp_path / "a b.partial")
+    assert directory.keeps_files()
     assert directory.record() is not None
     failure = directory.failure()
     assert failure is not None
