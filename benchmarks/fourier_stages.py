@@ -60,13 +60,12 @@ def main() -> None:
         options.parts or [direct_fourier.PARTS],
         [(one, one) for one in options.early] or [direct_fourier.EARLY],
         [(one, one) for one in options.later] or [direct_fourier.LATER],
-        options.copies,
     )
-    for room, parts, early, later, copies in choices:
+    for room, parts, early, later in choices:
         direct_fourier.PARTS, direct_fourier.EARLY, direct_fourier.LATER = parts, early, later
-        for inverse, row in enumerate(by_copies(world, shape, room == "compact", copies, expected)):
+        for inverse, row in by_copies(world, shape, room == "compact", options.copies, expected):
             chosen = {"room": room, "parts": parts, "early": early[inverse], "later": later[inverse]}
-            add({"inverse": inverse, **chosen, "copied": copies, **row})
+            add({"inverse": inverse, **chosen, **row})
     world.close()
 
 
@@ -94,24 +93,26 @@ def copies_by(how: str) -> Callable[[Any], RankCopies]:
 
 
 def by_copies(
-    world: Any, shape: tuple[int, ...], compact: bool, copies: str, expected: list[Any]
-) -> Iterator[dict[str, Any]]:
+    world: Any, shape: tuple[int, ...], compact: bool, ways: list[str], expected: list[Any]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield 0 or 1, for the inverse, and figures, of copies in each of `ways`."""
     before = world.backend.free_memory()
     scales = 1.0, 1 / math.prod(shape)
-    direct = open_direct_fourier(world, shape, KIND, scales, copies=copies_by(copies), compact=compact)
+    direct = open_direct_fourier(world, shape, KIND, scales, compact=compact)
     if isinstance(direct, str):
-        yield {"reason": direct}
+        yield 0, {"reason": direct}
         return
     work = before - world.backend.free_memory() - room_cells(shape, world.size, compact) * KIND.itemsize
-    for inverse, transform in enumerate((direct.forward, direct.inverse)):
-        some = some_of(transform(block_of(world, shape, inverse)))
+    for way, inverse in product(ways, (0, 1)):
+        direct._copies = copies_by(way)(world)
+        block = block_of(world, shape, inverse)
+        some = some_of(direct.inverse(block) if inverse else direct.forward(block))
         if not float(abs(some - expected[inverse]).max()) < 1e-5 * float(abs(expected[inverse]).max()):
             raise SystemExit(f"rank {world.rank}: wrong results")
-        del some
-        times = medians(world, stages(world, direct, shape, bool(inverse)))
-        yield {"work": work, **times}
+        del block, some
+        yield inverse, {"copied": way, "work": work, **medians(world, stages(world, direct, shape, inverse))}
     direct.close()
-    del direct, transform
+    del direct
     world.backend.release_memory()
 
 
@@ -131,7 +132,7 @@ def some_of(block: Any) -> Any:
 
 
 def stages(
-    world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: bool
+    world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: int
 ) -> dict[str, Callable[[], object]]:
     """Return each stage of a transform, and the transform."""
     block, result = (block_of(world, shape, split) for split in ((1, 0) if inverse else (0, 1)))
@@ -152,7 +153,7 @@ def stages(
     def send(rank: int, part: int, late: int) -> None:
         """Send a rank a part of planes, or with `late` of all planes, of the lines that go early or late."""
         mine, other = (rank, world.rank) if inverse else (world.rank, rank)
-        direct._send(rank, whole[mine] if late else planes[mine][part], lines[other][late], inverse)
+        direct._send(rank, whole[mine] if late else planes[mine][part], lines[other][late], bool(inverse))
 
     early = [(part, 0) for part in range(direct._parts)]
     late = [(0, part) for part in range(1, len(lines[world.rank]))]
