@@ -110,7 +110,10 @@ def by_copies(
         if not float(abs(some - expected[inverse]).max()) < 1e-5 * float(abs(expected[inverse]).max()):
             raise SystemExit(f"rank {world.rank}: wrong results")
         del block, some
-        yield inverse, {"copied": way, "work": work, **medians(world, stages(world, direct, shape, inverse))}
+        yield (
+            inverse,
+            {"copied": way, "work": work, **medians(world, stages(world, direct, shape, bool(inverse)))},
+        )
     direct.close()
     del direct
     world.backend.release_memory()
@@ -132,7 +135,7 @@ def some_of(block: Any) -> Any:
 
 
 def stages(
-    world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: int
+    world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: bool
 ) -> dict[str, Callable[[], object]]:
     """Return each stage of a transform, and the transform."""
     block, result = (block_of(world, shape, split) for split in ((1, 0) if inverse else (0, 1)))
@@ -153,7 +156,7 @@ def stages(
     def send(rank: int, part: int, late: int) -> None:
         """Send a rank a part of planes, or with `late` of all planes, of the lines that go early or late."""
         mine, other = (rank, world.rank) if inverse else (world.rank, rank)
-        direct._send(rank, whole[mine] if late else planes[mine][part], lines[other][late], bool(inverse))
+        direct._send(rank, whole[mine] if late else planes[mine][part], lines[other][late], inverse)
 
     early = [(part, 0) for part in range(direct._parts)]
     late = [(0, part) for part in range(1, len(lines[world.rank]))]
