@@ -131,6 +131,12 @@ def _transform(
         arguments = {"axes": wanted, "norm": norm, "length": length, "transforms": (inverse, real)}
         shape, ranks = world.whole_shape(x, split, **arguments, keep_order=keep_order), world.size
     chosen = checked_axes(shape, axes, real, length)
+    if not -x.ndim <= split < x.ndim:
+        raise UserError(
+            f"there is no axis {split} to be split",
+            got=f"shape {shape}",
+            expected=f"{-x.ndim} to {x.ndim - 1}",
+        )
     check_norm(norm)
     dtype = working_type(np.dtype(x.dtype), real)
     n = half_length(shape, chosen, real, length)

@@ -167,6 +167,7 @@ def test_a_wrong_transform_is_noticed(mutant: str, monkeypatch: pytest.MonkeyPat
         ),
         (lambda: meshrun.fft(np.zeros((3, 4)), axes=(0, -2)), "must be given, each once: got 0, -2"),
         (lambda: meshrun.fft(np.zeros((3, 4)), axes=()), "must be given, each once: got none"),
+        (lambda: meshrun.fft(np.zeros((3, 4)), split=-3), "there is no axis -3 to be split.* -2 to 1"),
         (lambda: meshrun.fft(np.float64(3)), "an array without axes cannot be transformed"),
         (lambda: meshrun.fft(np.zeros((3, 0))), r"axis 1 has no cells to transform"),
         (
