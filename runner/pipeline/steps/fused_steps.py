@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runner.fuse.steps.layout import Axis
+from runner.plan.steps import read_widths
 from runner.plan.task import Task
 from runner.system.compiler import NotCompiled
 
@@ -58,14 +59,15 @@ def fuses_bands(task: Task) -> bool:
 def _mirrors_from_afar(task: Task) -> bool:
     """Return whether cells beyond the array may equal cells that are not beside a block.
 
-    Such a block is smaller than its halo of one step, which is wider on one side than on the other.
+    Such a block is smaller than its halo of one step, which is wider, or is filled further, on one side than
+    on the other.
     """
     if task.boundary not in ("reflect", "mirror"):
         return False
-    axes = zip(task.shape, task.partition.grid, task.widths, strict=True)
     return any(
         parts > 1 and low != high and length // parts < max(low, high) + (task.boundary == "mirror")
-        for length, parts, (low, high) in axes
+        for widths in (task.widths, *read_widths(task, 1))
+        for length, parts, (low, high) in zip(task.shape, task.partition.grid, widths, strict=False)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,23 @@ def same_as_a_plain_loop(
         by_numpy(patch, most)
         found, record = stepped(folder, job, arrays, steps, fuse="require", **options)
     return all(map(np.array_equal, found, expected)), record
+
+
+@pytest.mark.parametrize("rows", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("boundary", ["reflect", "mirror"])
+@pytest.mark.parametrize("most", [1, 2, 3])
+@pytest.mark.parametrize("side", [2, -2])
+def test_blocks_of_fewer_rows_than_are_read_on_one_side(
+    tmp_path: Path, rows: int, boundary: str, most: int, side: int
+) -> None:
+    """The cells beyond the array equal those of another block, on the side that is not read."""
+    for count, ranks in product((1, 4), (2, 3)):
+        reads, folder = [[(0, (side, 0))]], tmp_path / f"{count}_{ranks}"
+        folder.mkdir()
+        same, _ = same_as_a_plain_loop(
+            folder, reads, boundary, count, shape=(rows, 5), most=most, ranks=ranks
+        )
+        assert same
 
 
 @settings(max_examples=max(settings.default.max_examples // 2, 1))
