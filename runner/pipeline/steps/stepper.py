@@ -238,7 +238,7 @@ class Stepper(StepBlocks):
         if self.halo_reason:
             self._peers = self.halo_reason
             self._choose_overlap()
-        else:
+        elif self._exchanging:
             self.halo_taken = "direct"
 
     def advance(self, steps: int, *, last: bool = False) -> None:
@@ -370,7 +370,8 @@ class Stepper(StepBlocks):
         exchange by messages, and for a function that is not one kernel.
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
-        possible = (alone or self.halo_taken == "direct") and not self.overlap and not self.graph_reason
+        filled = self._device_halos is not None and not self.halo_reason
+        possible = (alone or filled) and not self.overlap and not self.graph_reason
         if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known

@@ -280,6 +280,18 @@ def test_the_record_says_how_and_why(
     assert (record["steps"]["halo"], record["steps"]["halo_reason"]) == ("threads", "--halo nccl")
 
 
+@pytest.mark.parametrize(("ranks", "widths"), [(1, ((1, 1), (0, 0))), (2, ((0, 0), (0, 1)))])
+def test_where_nothing_is_exchanged_nothing_is_direct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, ranks: int, widths: Any
+) -> None:
+    """Kernels fill the cells beyond the array all the same."""
+    on_host(monkeypatch, library)
+    job = weighted_job(weighted(widths), widths, "reflect", ("block", None), in_place=False)
+    arrays = [np.arange(12, dtype=np.uint32).reshape(3, 4) for _ in range(2)]
+    _, record = stepped(tmp_path, job, arrays, 2, ranks=ranks)
+    assert (record["steps"]["halo"], record["steps"]["halo_reason"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("steps", "note"),
     [
