@@ -92,10 +92,11 @@ def chunk_does_not_fit(shortage: Shortage) -> RunError:
 def pieces(rows: int, most: int, least: int, unit: int) -> list[tuple[int, int]]:
     """Cut `rows` rows into the fewest nearly equal (first, last) of at most `most` rows.
 
-    least: no piece is shorter, unless all rows are; pieces may then be longer than `most`, by less than
-    `least`. unit: each but the last piece has a multiple of so many rows.
+    unit: each but the last piece has a multiple of so many rows. least: if it is more than a unit, no piece
+    is shorter, unless all rows are; pieces may then be longer than `most`, by less than `least`.
     """
     units = -(-rows // unit)
-    count = max(min(-(-rows // most), rows // least), 1)
+    allowed = rows // least if least > unit else units
+    count = max(min(-(-units // max(most // unit, 1)), allowed), 1)
     edges = [min(units * number // count * unit, rows) for number in range(count + 1)]
     return list(pairwise(edges))
