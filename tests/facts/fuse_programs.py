@@ -117,6 +117,11 @@ class _Writer:
         """Return the text of values that any integer can hold."""
         return f"xp.where(abs({value} + 0.0) < 100, {value}, 7)"
 
+    @staticmethod
+    def signed(value: str) -> str:
+        """Return the text of values whose sign is defined: that of the NaN of an operation is not."""
+        return f"xp.where({value} == {value}, {value}, 1)"
+
     def expression(self) -> tuple[str, int]:
         choose = self.random.choice
         kind = self.random.randrange(13)
@@ -131,9 +136,11 @@ class _Writer:
                 else f"{number} {choose(ARITHMETIC)} {a}"
             ), halo
         if kind == 5:
-            return f"{choose(UNARY)}({a})", halo
+            function = choose(UNARY)
+            return f"{function}({self.signed(a) if function == 'xp.signbit' else a})", halo
         if kind == 6:
-            return f"{choose(BINARY)}({a}, {b})", halo
+            function = choose(BINARY)
+            return f"{function}({a}, {self.signed(b) if function == 'xp.copysign' else b})", halo
         if kind == 7:
             return f"{choose(CHOICES)}({a}, {choose((b, choose(NUMBERS)))}) + 0", halo
         if kind == 8:
