@@ -17,6 +17,7 @@ from jobs.transforms.direct_fourier import (
     DirectFourier,
     Planner,
     RankCopies,
+    block_cells,
     cufft_plan,
     is_compact,
     peer_copies,
@@ -83,15 +84,15 @@ class FourierPlan:
         self.exchange, self.reason = "messages", 'exchange="messages"'
         if exchange == "messages":
             return
-        auto = exchange == "auto"
+        auto, measured = exchange == "auto", dict[str, float]()
         scales = _scales(self.shape, norm)
-        measure = partial(self._measure, "messages") if auto else None
+        measure = partial(self._measure, "messages", measured) if auto else None
         found = open_direct_fourier(world, self.shape, self.dtype, scales, before=measure)
         if not isinstance(found, str):
             self.exchange, self.reason, self._direct = "direct", "", found
-            if auto:
-                self._measure("direct")
-                self._keep_the_faster(found)
+            if measured:
+                self._measure("direct", measured)
+                self._keep_the_faster(found, measured)
         elif auto:
             self.reason = found
         else:
@@ -103,25 +104,22 @@ class FourierPlan:
                 everywhere=True,
             )
 
-    def _measure(self, exchange: str) -> None:
-        """Measure a transform and its inverse, as far as the memory is enough for it. Collective.
+    def _measure(self, exchange: str, measured: dict[str, float]) -> None:
+        """Add the seconds of a transform and its inverse, if the memory is enough for them. Collective.
 
         Messages are measured before there is a room for the direct exchange: both need much of the memory.
         """
         world = self._world
-        parts = [part.stop - part.start for part in map(world.part, self.shape[:2])]
-        shapes = ((parts[0], *self.shape[1:]), (self.shape[0], parts[1], *self.shape[2:]))
-        world.backend.release_memory()
-        needed = MEMORY[exchange] * max(map(math.prod, shapes)) * self.dtype.itemsize
-        if not all(world.control.allgather(world.backend.free_memory() > needed)):
+        needed = MEMORY[exchange] * block_cells(self.shape, world.size) * self.dtype.itemsize
+        if _free_memory(world) <= needed:
             return
         total = 0.0
-        for split, shape in enumerate(shapes):
-            block = world.backend.empty(shape, self.dtype)
+        for split in (0, 1):
+            block = world.backend.empty(self._block_shape(split), self.dtype)
             block.fill(1)
             total += min([self._seconds(block, split) for _ in range(MEASURED + 1)][1:])
             del block  # before there is another one
-        self.seconds[exchange] = total
+        measured[exchange] = total
 
     def _seconds(self, block: Array, split: int) -> float:
         """Return the seconds of a transform, of the slowest rank. Collective."""
@@ -134,11 +132,11 @@ class FourierPlan:
         seconds: list[float] = world.control.allgather(time.perf_counter() - begin)
         return max(seconds)
 
-    def _keep_the_faster(self, direct: DirectFourier) -> None:
-        """Keep the exchange that took less time, the direct one if only one was measured. Collective."""
-        if len(self.seconds) < 2:
-            self.seconds.clear()
+    def _keep_the_faster(self, direct: DirectFourier, measured: dict[str, float]) -> None:
+        """Keep the exchange that took less time, the direct one if it was not measured. Collective."""
+        if "direct" not in measured:
             return
+        self.seconds = measured
         direct_ms, messages_ms = (1e3 * self.seconds[one] for one in EXCHANGES[1:])
         if direct_ms > messages_ms:
             direct.close()
@@ -174,14 +172,18 @@ class FourierPlan:
 
     def _check(self, block: Array, split: int) -> None:
         """Raise UserError for a block that is not of the plan."""
-        part = self._world.part(self.shape[split])
-        expected = tuple(part.stop - part.start if axis == split else n for axis, n in enumerate(self.shape))
+        expected = self._block_shape(split)
         if tuple(block.shape) != expected or np.dtype(block.dtype) != self.dtype:
             raise UserError(
                 f"rank {self._world.rank}: the block does not fit the plan",
                 got=f"{block.dtype} of shape {tuple(block.shape)}",
                 expected=f"{self.dtype} of shape {expected}",
             )
+
+    def _block_shape(self, split: int) -> Shape:
+        """Return the shape of this rank's part of an array that is split along an axis."""
+        part = self._world.part(self.shape[split])
+        return (*self.shape[:split], part.stop - part.start, *self.shape[split + 1 :])
 
     def close(self) -> None:
         """Give the memory back; nothing can be transformed later. Collective."""
@@ -239,7 +241,7 @@ def open_direct_fourier(
 
 
 def _free_memory(world: World) -> int:
-    """Return the bytes that are free for a room, of the rank that has least. Collective."""
+    """Return the bytes that are free when none are kept, of the rank that has least. Collective."""
     world.backend.release_memory()
     return int(min(world.control.allgather(world.backend.free_memory())))
 

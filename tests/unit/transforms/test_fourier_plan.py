@@ -435,10 +435,10 @@ def test_the_faster_exchange_is_kept(
     on_ranks(2, case)
 
 
-def opens(direct: Callable[[World], Direct]) -> Callable[..., Direct]:
+def opens(direct: Callable[[World], Direct | str]) -> Callable[..., Direct | str]:
     """Stand for `open_direct_fourier`."""
 
-    def open_direct(world: World, *_: Any, before: Callable[[], None] | None) -> Direct:
+    def open_direct(world: World, *_: Any, before: Callable[[], None] | None) -> Direct | str:
         if before is not None:
             before()
         return direct(world)
@@ -447,12 +447,13 @@ def opens(direct: Callable[[World], Direct]) -> Callable[..., Direct]:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "measured"), [(2, []), (2.1, ["direct"]), (5, ["direct"]), (5.1, ["messages", "direct"])]
+    ("blocks", "room", "measured"), [(5, 0, []), (5.1, 3.2, ["messages"]), (5.1, 3, ["messages", "direct"])]
 )
 def test_too_little_memory_to_measure_keeps_copies(
-    blocks: float, measured: list[str], monkeypatch: pytest.MonkeyPatch
+    blocks: float, room: float, measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rank has too little. Messages need more of it, so that they are measured before there is a room."""
+    """One rank has too little. Messages need more of it, so that they are measured before there is a room;
+    copies are not where they have nothing to be compared with."""
     shapes, clock, noted = ((4, 12), (8, 6)), Clock(), list[str]()
     transformed = FourierPlan._transformed
 
@@ -462,15 +463,29 @@ def test_too_little_memory_to_measure_keeps_copies(
 
     def case(world: World) -> None:
         if world.rank == 1:
-            monkeypatch.setattr(world.backend, "free_memory", lambda: int(blocks * 8 * 48))
+            monkeypatch.setattr(world.backend, "free_memory", lambda: int((blocks - taken[0]) * 8 * 48))
         with FourierPlan(world, (8, 12)) as plan:
             assert plan.exchange == "direct"
             assert set(plan.seconds) == (set(measured) if len(measured) == 2 else set())
 
+    def direct(_: World) -> Direct:
+        taken[0] = room
+        return Direct(shapes, 0, clock)
+
+    taken = [0.0]
     monkeypatch.setattr(FourierPlan, "_transformed", note)
-    monkeypatch.setattr(fourier_plan, "open_direct_fourier", opens(lambda _: Direct(shapes, 0, clock)))
+    monkeypatch.setattr(fourier_plan, "open_direct_fourier", opens(direct))
     on_ranks(2, case)
     assert list(dict.fromkeys(noted)) == measured
+
+
+def test_messages_alone_are_no_measurement_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    def case(world: World) -> None:
+        with FourierPlan(world, (8, 12)) as plan:
+            assert (plan.exchange, plan.reason, plan.seconds) == ("messages", "no room", {})
+
+    monkeypatch.setattr(fourier_plan, "open_direct_fourier", opens(lambda _: "no room"))
+    on_ranks(2, case)
 
 
 def test_a_room_that_no_longer_fits_beside_messages_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
