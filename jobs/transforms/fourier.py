@@ -131,12 +131,7 @@ def _transform(
         arguments = {"axes": wanted, "norm": norm, "length": length, "transforms": (inverse, real)}
         shape, ranks = world.whole_shape(x, split, **arguments, keep_order=keep_order), world.size
     chosen = checked_axes(shape, axes, real, length)
-    if not -x.ndim <= split < x.ndim:
-        raise UserError(
-            f"there is no axis {split} to be split",
-            got=f"shape {shape}",
-            expected=f"{-x.ndim} to {x.ndim - 1}",
-        )
+    _check_axis(split, shape, " to be split")
     check_norm(norm)
     dtype = working_type(np.dtype(x.dtype), real)
     n = half_length(shape, chosen, real, length)
@@ -314,9 +309,7 @@ def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, len
     one = (int(axes),) if isinstance(axes, (int, np.integer)) else axes
     given = range(len(shape)) if one is None else one
     for axis in given:
-        if not -len(shape) <= axis < len(shape):
-            expected = f"{-len(shape)} to {len(shape) - 1}" if shape else "an array with axes"
-            raise UserError(f"there is no axis {axis}", got=f"shape {shape}", expected=expected)
+        _check_axis(axis, shape)
     if not shape:
         raise UserError("an array without axes cannot be transformed", got="shape ()")
     chosen = tuple(axis % len(shape) for axis in given)
@@ -338,6 +331,12 @@ def checked_axes(shape: Shape, axes: Sequence[int] | int | None, real: Real, len
             hint="--length 1" if length is None else None,
         )
     return chosen
+
+
+def _check_axis(axis: int, shape: Shape, use: str = "") -> None:
+    if not -len(shape) <= axis < len(shape):
+        expected = f"{-len(shape)} to {len(shape) - 1}" if shape else "an array with axes"
+        raise UserError(f"there is no axis {axis}{use}", got=f"shape {shape}", expected=expected)
 
 
 def half_length(shape: Shape, axes: Shape, real: Real, length: int | None) -> int:
