@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transforms_device import seconds_of
+from transforms_device import random_block, seconds_of
 
 import meshrun
 from jobs.transforms import direct_fourier
@@ -74,7 +74,7 @@ def by_messages(world: Any, shape: tuple[int, ...], add: Callable[[dict[str, Any
     found = []
     with meshrun.FourierPlan(world, shape, KIND, exchange="messages") as plan:
         for inverse, work in enumerate((plan.forward, plan.inverse)):
-            block = block_of(world, shape, inverse)
+            block = random_block(world, shape, inverse)
             add({"inverse": inverse, **medians(world, {"messages": partial(work, block)})})
             found.append(some_of(work(block)))
             del block
@@ -105,29 +105,16 @@ def by_copies(
     work = before - world.backend.free_memory() - room_cells(shape, world.size, compact) * KIND.itemsize
     for way, inverse in product(ways, (0, 1)):
         direct._copies = copies_by(way)(world)
-        block = block_of(world, shape, inverse)
+        block = random_block(world, shape, inverse)
         some = some_of(direct.inverse(block) if inverse else direct.forward(block))
         if not float(abs(some - expected[inverse]).max()) < 1e-5 * float(abs(expected[inverse]).max()):
             raise SystemExit(f"rank {world.rank}: wrong results")
         del block, some
-        yield (
-            inverse,
-            {"copied": way, "work": work, **medians(world, stages(world, direct, shape, bool(inverse)))},
-        )
+        times = medians(world, stages(world, direct, shape, bool(inverse)))
+        yield inverse, {"copied": way, "work": work, **times}
     direct.close()
     del direct
     world.backend.release_memory()
-
-
-def block_of(world: Any, shape: tuple[int, ...], split: int) -> Any:
-    """Return this rank's block, of random numbers, of an array that is split along an axis."""
-    part = world.part(shape[split])
-    block = world.xp.empty((*shape[:split], part.stop - part.start, *shape[split + 1 :]), KIND)
-    generator = world.xp.random.default_rng(world.rank)
-    for cells in block:
-        cells.real = generator.standard_normal(cells.shape, dtype=np.float32)
-        cells.imag = generator.standard_normal(cells.shape, dtype=np.float32)
-    return block
 
 
 def some_of(block: Any) -> Any:
@@ -138,7 +125,7 @@ def stages(
     world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: bool
 ) -> dict[str, Callable[[], object]]:
     """Return each stage of a transform, and the transform."""
-    block, result = (block_of(world, shape, split) for split in ((1, 0) if inverse else (0, 1)))
+    block, result = (random_block(world, shape, split) for split in ((1, 0) if inverse else (0, 1)))
     everyone = range(world.size)
     planes = [direct._planes(rank) for rank in everyone]
     lines = [direct._lines(rank, inverse) for rank in everyone]

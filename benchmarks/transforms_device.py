@@ -152,11 +152,7 @@ def measure_transposes(world: Any, side: int, timed: Timed) -> None:
 def measure_transforms(world: Any, cells: int, timed: Timed) -> None:
     import meshrun
 
-    xp, mine = world.xp, world.part(cells)
-    generator = xp.random.default_rng(world.rank)
-    block = xp.empty((mine.stop - mine.start, cells, cells), np.complex64)
-    block.real = generator.standard_normal(block.shape, dtype=np.float32)
-    block.imag = generator.standard_normal(block.shape, dtype=np.float32)
+    block = random_block(world, (cells,) * 3, 0)
     result, _ = meshrun.fft(block, world, keep_order=False)
     before = energy(world, block)
     check_energy(world, result, before * float(cells) ** 3)
@@ -192,6 +188,17 @@ def measure_transforms(world: Any, cells: int, timed: Timed) -> None:
         del spectrum
     world.backend.release_memory()
     measure_all_to_all(world, "fft: all-to-all", nbytes, timed)
+
+
+def random_block(world: Any, shape: tuple[int, ...], split: int) -> Any:
+    """Return this rank's block, complex64, of an array that is split along an axis."""
+    part = world.part(shape[split])
+    block = world.xp.empty((*shape[:split], part.stop - part.start, *shape[split + 1 :]), np.complex64)
+    generator = world.xp.random.default_rng(world.rank)
+    for cells in block:  # one after the other: what is drawn needs memory, too
+        cells.real = generator.standard_normal(cells.shape, dtype=np.float32)
+        cells.imag = generator.standard_normal(cells.shape, dtype=np.float32)
+    return block
 
 
 def energy(world: Any, array: Any) -> float:
