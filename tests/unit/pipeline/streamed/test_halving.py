@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from limited_device import LimitedBackend
 from queued_device import QueuedBackend
@@ -191,7 +191,8 @@ def test_other_failures_are_not_halved() -> None:
         halving.compute(8, lambda: None, lambda most: exec("raise MemoryError('of the host')"))
 
 
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 8), st.integers(1, 4))
+@example(rows=3, most=1, times=1, unit=2)
+@given(rows=st.integers(1, 300), most=st.integers(1, 300), times=st.integers(1, 8), unit=st.integers(1, 4))
 def test_pieces_are_all_rows_in_order_and_few(rows: int, most: int, times: int, unit: int) -> None:
     least = times * unit
     most = max(most // least, 1) * least
