@@ -2,7 +2,7 @@
 
     mpirun --bind-to none -n 2 python benchmarks/fourier_stages.py [--shape 1024 1024 1024]
         [--rooms whole compact] [--parts 8 16] [--early 0.5 0.75] [--later 2 4]
-        [--copies engines 16:8:8] [--device cuda] [--json FILE]
+        [--device cuda] [--json FILE]
 
 A row for each direction, kind of room, and value of the options: planes, lines and copies of `FourierPlan`'s
 transform, each by itself, in the parts and the order of the transform; then the transform. Milliseconds of
@@ -11,8 +11,7 @@ is the bytes that the plans of cuFFT take. The first rows are of messages. What 
 all-to-all of transforms_device.py.
 
 --parts, --early and --later take the place of PARTS, EARLY and LATER in jobs/transforms/direct_fourier.py, of
-both directions. --copies: by copy engines, or by bulk_copies.cu: blocks, stages and kilobytes of a stage.
---device cpu tries the script, by messages only.
+both directions. --device cpu tries the script, by messages only.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from transforms_device import random_block, seconds_of
 
 import meshrun
 from jobs.transforms import direct_fourier
-from jobs.transforms.direct_fourier import DirectFourier, RankCopies, peer_copies, room_cells
+from jobs.transforms.direct_fourier import DirectFourier, room_cells
 from jobs.transforms.fourier_plan import open_direct_fourier
 from runner.plan.grid import bounds
 from runner.report.record import write_json
@@ -63,7 +62,7 @@ def main() -> None:
     )
     for room, parts, early, later in choices:
         direct_fourier.PARTS, direct_fourier.EARLY, direct_fourier.LATER = parts, early, later
-        for inverse, row in by_copies(world, shape, room == "compact", options.copies, expected):
+        for inverse, row in by_copies(world, shape, room == "compact", expected):
             chosen = {"room": room, "parts": parts, "early": early[inverse], "later": later[inverse]}
             add({"inverse": inverse, **chosen, **row})
     world.close()
@@ -82,20 +81,10 @@ def by_messages(world: Any, shape: tuple[int, ...], add: Callable[[dict[str, Any
     return found
 
 
-def copies_by(how: str) -> Callable[[Any], RankCopies]:
-    """Return what makes copies: by engines, or by so many blocks of so many stages of so many kilobytes."""
-    if how == "engines":
-        return peer_copies
-    from bulk_copies import BulkCopies
-
-    blocks, stages, kilobytes = map(int, how.split(":"))
-    return lambda world: BulkCopies(world.arrays, blocks, stages, kilobytes << 10)
-
-
 def by_copies(
-    world: Any, shape: tuple[int, ...], compact: bool, ways: list[str], expected: list[Any]
+    world: Any, shape: tuple[int, ...], compact: bool, expected: list[Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield 0 or 1, for the inverse, and figures, of copies in each of `ways`."""
+    """Yield 0 and 1, for the inverse, and figures. Results are checked before and after the measurement."""
     before = world.backend.free_memory()
     scales = 1.0, 1 / math.prod(shape)
     direct = open_direct_fourier(world, shape, KIND, scales, compact=compact)
@@ -103,18 +92,21 @@ def by_copies(
         yield 0, {"reason": direct}
         return
     work = before - world.backend.free_memory() - room_cells(shape, world.size, compact) * KIND.itemsize
-    for way, inverse in product(ways, (0, 1)):
-        direct._copies = copies_by(way)(world)
-        block = random_block(world, shape, inverse)
-        some = some_of(direct.inverse(block) if inverse else direct.forward(block))
-        if not float(abs(some - expected[inverse]).max()) < 1e-5 * float(abs(expected[inverse]).max()):
-            raise SystemExit(f"rank {world.rank}: wrong results")
-        del block, some
+    for inverse in (0, 1):
+        check(world, direct, shape, inverse, expected[inverse])
         times = medians(world, stages(world, direct, shape, bool(inverse)))
-        yield inverse, {"copied": way, "work": work, **times}
+        check(world, direct, shape, inverse, expected[inverse])
+        yield inverse, {"work": work, **times}
     direct.close()
     del direct
     world.backend.release_memory()
+
+
+def check(world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: int, expected: Any) -> None:
+    block = random_block(world, shape, inverse)
+    some = some_of(direct.inverse(block) if inverse else direct.forward(block))
+    if not float(abs(some - expected).max()) < 1e-5 * float(abs(expected).max()):
+        raise SystemExit(f"rank {world.rank}: wrong results")
 
 
 def some_of(block: Any) -> Any:
@@ -182,7 +174,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", type=int, nargs="+", default=[])
     parser.add_argument("--early", type=float, nargs="+", default=[])
     parser.add_argument("--later", type=int, nargs="+", default=[])
-    parser.add_argument("--copies", nargs="+", default=["engines"])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()

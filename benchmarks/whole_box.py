@@ -134,13 +134,13 @@ def parts_of_several(gpus: int, ranks: list[str]) -> list[Part]:
     validate = ["validate_real", "--device", "cuda", "--ranks", str(gpus), "--faults"]
     large = ["--side", "65536", "--cells", "2048", "--factors", "65536", "--precisions", "bfloat16"]
     transforms = ["--gpus", str(gpus), "--rounds", "1", *large] if gpus > 2 else ["--gpus", "1,2"]
-    cube, copies = ["2048" if gpus > 2 else "1024"] * 3, ["engines", "8:8:8", "16:8:8", "16:12:16"]
+    cube = ["2048" if gpus > 2 else "1024"] * 3
     return [
         Part("transforms", script("transforms_device", *transforms)),
         Part("airflow", script(*scaling, "airflow3d", "airflow2d", "--cube", "512", "--steps", "1000")),
         Part("steps", script(*scaling, "heat", "wave", "heat-strong", "--steps", "4000")),
         Part("steps 3d", script(*scaling, "diffusion3d")),
-        Part("fft stages", on_ranks(gpus, script("fourier_stages", "--shape", *cube, "--copies", *copies))),
+        Part("fft stages", on_ranks(gpus, script("fourier_stages", "--shape", *cube))),
         Part("halo", on_ranks(gpus, script("halo_device"))),
         Part("validate", script(*validate, "healthy", "off-nvlink", "--runs", "10")),
         Part("faults", script("faults_device", "--ranks", str(gpus))),

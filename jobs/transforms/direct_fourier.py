@@ -51,6 +51,9 @@ MOST = 1 << 31  # that an int of CUDA does not hold
 C_TYPES = {8: "float2", 16: "double2"}
 PARTS = 16  # of the planes
 PART_BYTES = 16 << 20  # smaller parts take longer than what is gained by them
+# In larger rooms, lines are slower: they have cells in more memory than a GPU has addresses of at hand (H200:
+# with 64 GiB cuFFT takes twice the time of 32 GiB).
+ROOM_BYTES = 48 << 30
 # By whether it is the inverse: the share of a rank's lines whose cells go with the planes' parts, and the
 # number of parts of the other lines.
 EARLY, LATER = (6 / 8, 5 / 8), (2, 3)
@@ -150,6 +153,16 @@ def cufft_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor:
         raise Unreachable(str(reason)) from reason
     except MemoryError as reason:
         raise Unreachable(f"cuFFT's work areas do not fit: {first_line(reason)}") from reason
+
+
+def device_plan(layout: BatchLayout, dtype: np.dtype[Any], inverse: bool, factor: float) -> Execute:
+    """Return a plan for long lines side by side, if the layout is that, otherwise of cuFFT (`Planner`)."""
+    from runner.device.fourier_lines import line_plan
+
+    found = None
+    if len(layout.shape) == layout.distance == factor == 1:
+        found = line_plan(layout.shape[0], layout.batch, layout.strides, dtype, inverse)
+    return cufft_plan(layout, dtype, inverse, factor) if found is None else found
 
 
 def peer_copies(world: World) -> RankCopies:
@@ -322,8 +335,9 @@ def _divided(first: int, last: int, parts: int) -> list[Range]:
 
 
 def is_compact(shape: Shape, ranks: int, itemsize: int, free: int) -> bool:
-    """Return whether the whole array does not fit beside two blocks. As `problem_of`."""
-    return (math.prod(shape) + 2 * block_cells(shape, ranks)) * itemsize > free
+    """Return whether the whole array does not fit beside two blocks, or is slower. As `problem_of`."""
+    whole, blocks = (cells * itemsize for cells in (math.prod(shape), 2 * block_cells(shape, ranks)))
+    return whole > ROOM_BYTES or whole + blocks > free
 
 
 def problem_of(shape: Shape, ranks: int, itemsize: int, free: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from runner.run.array_call import host_array
 from runner.world.group import Group
 from runner.world.world import World
 
+Execute = Callable[[Array, Array], None]
 PLAN_MOST = 2**31 - 1  # lines of a plan of cuFFT, and elements from one cell of a line to the next
 Norm = Literal["backward", "ortho", "forward"]
 NORMS = ("backward", "ortho", "forward")
@@ -211,26 +212,40 @@ class Local:
         return (1, block.shape[axis]) if after == 1 else (after, 1)
 
     def _by_plan(self, block: Array, axis: int, stride: int, distance: int) -> Array:
-        """Return the transform along an axis by a plan of cuFFT, from where the block lies: cupy.fft copies a
-        block to where its cells along another axis than the last are together, and the result back."""
-        cufft, length = self.module.cuda.cufft, (block.shape[axis],)
-        kind = {8: cufft.CUFFT_C2C, 16: cufft.CUFFT_Z2Z}[block.dtype.itemsize]
-        batch = block.size // block.shape[axis]
-        # The arguments of PlanNd, under which cupy.fft keeps its plans, too.
-        layout = (length, stride, distance)
-        key = (length, *layout, *layout, kind, batch, "C", axis, None)
-        plans = self.module.fft.config.get_plan_cache()
-        plan = plans.get(key)
-        if plan is None:
-            plan = plans[key] = cufft.PlanNd(*key)
+        """Return the transform along an axis by one plan, from where the block lies. cupy.fft copies a block
+        to where its cells along another axis than the last are together, and the result back."""
+        from runner.device.fourier_lines import line_plan
+
+        length, batch = block.shape[axis], block.size // block.shape[axis]
+        execute = None
+        if distance == 1:
+            execute = line_plan(length, batch, (stride, stride), block.dtype, self.inverse)
+        if execute is None:
+            execute = self._cufft_plan(axis, (length, stride, distance), batch, block.dtype)
         out = self.module.empty(block.shape, block.dtype)
-        plan.fft(block, out, cufft.CUFFT_INVERSE if self.inverse else cufft.CUFFT_FORWARD)
+        execute(block, out)
         divided = {"backward": self.inverse, "forward": not self.inverse}
         if self.norm == "ortho":
             out /= math.sqrt(block.shape[axis])
         elif divided[self.norm]:
             out /= block.shape[axis]
         return out
+
+    def _cufft_plan(
+        self, axis: int, layout: tuple[int, int, int], batch: int, dtype: np.dtype[Any]
+    ) -> Execute:
+        """Return a plan of cuFFT. layout: cells of a line; elements to the next cell, to the next line."""
+        cufft = self.module.cuda.cufft
+        kind = {8: cufft.CUFFT_C2C, 16: cufft.CUFFT_Z2Z}[dtype.itemsize]
+        lengths, *steps = (layout[0],), *layout[1:]
+        # The arguments of PlanNd, under which cupy.fft keeps its plans, too.
+        key = (lengths, lengths, *steps, lengths, *steps, kind, batch, "C", axis, None)
+        plans = self.module.fft.config.get_plan_cache()
+        plan = plans.get(key)
+        if plan is None:
+            plan = plans[key] = cufft.PlanNd(*key)
+        direction = cufft.CUFFT_INVERSE if self.inverse else cufft.CUFFT_FORWARD
+        return lambda source, out: plan.fft(source, out, direction)
 
     def _of(self, name: str, block: Array, **options: Any) -> Array:
         return getattr(self._fft, name)(block, norm=self.norm, **options, **self._more)

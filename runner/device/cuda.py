@@ -212,10 +212,13 @@ def on_own_stream(backend: CudaBackend) -> Iterator[None]:
             theirs.use()
 
 
-def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[..., None]:
-    """Compile the kernel `name` of a .cu file, as `kernel_file.kernel` describes."""
+def kernel(path: Path, name: str, options: tuple[str, ...] = (), shared: int = 0) -> Callable[..., None]:
+    """Compile the kernel `name` of a .cu file, as `kernel_file.kernel` describes.
+
+    shared: bytes of dynamic shared memory of a block.
+    """
     include = (f"-I{path.parent}", f"-I{HEADERS}")
-    return _compiled(_text(path), name, (*include, *options), cupy.cuda.runtime.getDevice())
+    return _compiled(_text(path), name, (*include, *options), cupy.cuda.runtime.getDevice(), shared)
 
 
 def kernel_of_text(

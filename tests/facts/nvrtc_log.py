@@ -1,8 +1,9 @@
-"""What NVRTC says when it compiles a kernel of one pass; no GPU needed."""
+"""What NVRTC says when it compiles a kernel; no GPU needed."""
 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,23 @@ def done(answer: tuple[Any, ...]) -> Any:
 
 def log_of(kernel: PassKernel, architecture: str) -> str:
     """Compile a kernel as a device does; return what the compiler says. Skip the test without NVRTC."""
+    return log_of_text(kernel.source, kernel.name, ("--fmad=false", *kernel.options), architecture)
+
+
+def log_of_text(source: str, name: str, options: Sequence[str], architecture: str) -> str:
+    """As `log_of`, of the kernel `name` of a text."""
     spec = importlib.util.find_spec("nvidia")
     places = list(spec.submodule_search_locations or []) if spec else []
     header = next((one for place in places for one in Path(place).glob("*/include/cuda_fp16.h")), None)
     if header is None:
         pytest.skip("needs cuda_fp16.h")
     try:
-        created = nvrtc.nvrtcCreateProgram(kernel.source.encode(), b"single_pass.cu", 0, [], [])
+        created = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     except RuntimeError as reason:  # the library is loaded at the first call
         pytest.skip(str(reason).splitlines()[0])
     program = done(created)
-    done(nvrtc.nvrtcAddNameExpression(program, kernel.name.encode()))
-    flags = [f"-arch=sm_{architecture}", "-std=c++17", "--fmad=false", f"-I{header.parent}"]
-    flags += ["--ptxas-options=-v", *kernel.options]
+    done(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+    flags = [f"-arch=sm_{architecture}", "-std=c++17", f"-I{header.parent}", "--ptxas-options=-v", *options]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     buffer = bytearray(done(nvrtc.nvrtcGetProgramLogSize(program)))
     done(nvrtc.nvrtcGetProgramLog(program, buffer))

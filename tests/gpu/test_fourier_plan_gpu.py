@@ -16,7 +16,18 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize(
-    "shape", [(5, 7), (64, 48), (9, 10, 11), (32, 64, 16), (33, 8, 35), (6, 5, 4, 3), (128, 128, 256)]
+    "shape",
+    [
+        (5, 7),
+        (64, 48),
+        (9, 10, 11),
+        (32, 64, 16),
+        (33, 8, 35),
+        (6, 5, 4, 3),
+        (128, 128, 256),
+        (2048, 6, 5),
+        (4096, 5, 3),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +46,37 @@ class PlanNd:
         cells[1][...] = work(cells[0], axis=1, norm="backward" if direction == FORWARD else "forward")
 
 
+class LongLines:
+    """As runner.device.fourier_lines: takes lines of 7 cells of complex64 if `takes`."""
+
+    def __init__(self) -> None:
+        self.takes, self.launched = False, 0
+
+    def line_plan(
+        self, length: int, lines: int, pitches: tuple[int, int], dtype: np.dtype[Any], inverse: bool
+    ) -> Callable[[Array, Array], None] | None:
+        if not self.takes or (length, dtype) != (7, np.complex64):
+            return None
+
+        def execute(source: Array, out: Array) -> None:
+            assert pitches == (lines, lines)
+            work = np.fft.ifft if inverse else np.fft.fft
+            cells = [one.reshape(length, lines) for one in (source, out)]
+            cells[1][...] = work(cells[0], axis=0, norm="forward" if inverse else "backward")
+            self.launched += 1
+
+        return execute
+
+
 @pytest.fixture
-def cupy() -> Any:
+def long_lines(monkeypatch: pytest.MonkeyPatch) -> LongLines:
+    found = LongLines()
+    monkeypatch.setitem(sys.modules, "runner.device.fourier_lines", found)  # type: ignore[arg-type]
+    return found
+
+
+@pytest.fixture
+def cupy(long_lines: LongLines) -> Any:
     PlanNd.made = 0
     cache: dict[Any, Any] = {}
     copies = SimpleNamespace(**{name: getattr(np.fft, name) for name in ("fft", "ifft", "fftn", "ifftn")})
@@ -87,6 +118,36 @@ def test_the_first_and_the_last_axis_have_a_plan_without_copies(
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 if dtype == "complex64" else 1e-13)
     np.testing.assert_array_equal(block, given)
     assert PlanNd.made == plans
+
+
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype", "plans"),
+    [
+        ((7, 3, 5), 0, "complex64", 0),
+        ((1, 7, 5), 1, "complex64", 0),
+        ((7, 3, 5), 0, "complex128", 1),
+        ((3, 5, 7), 2, "complex64", 1),
+        ((6, 3, 5), 0, "complex64", 1),
+    ],
+)
+def test_long_lines_that_are_side_by_side_have_a_kernel(
+    cupy: Any,
+    long_lines: LongLines,
+    shape: tuple[int, ...],
+    axis: int,
+    dtype: str,
+    plans: int,
+    inverse: bool,
+    norm: str,
+) -> None:
+    long_lines.takes = True
+    block = made(shape, dtype)
+    got = Local(cupy, inverse, "", norm, 0)(block, Transform((axis,), shape))
+    expected = (np.fft.ifft if inverse else np.fft.fft)(block.astype(complex), axis=axis, norm=norm)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    assert (PlanNd.made, long_lines.launched) == (plans, 1 - plans)
 
 
 def test_a_block_with_gaps_is_transformed_by_the_library(cupy: Any) -> None:

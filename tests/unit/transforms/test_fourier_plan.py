@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import host_kernels
@@ -18,7 +20,14 @@ from thread_peers import ThreadPeers
 
 import jobs.kernels
 from jobs.transforms import direct, direct_fourier, fourier_plan
-from jobs.transforms.direct_fourier import BatchLayout, DirectFourier, Execute, problem_of
+from jobs.transforms.direct_fourier import (
+    BatchLayout,
+    DirectFourier,
+    Execute,
+    device_plan,
+    is_compact,
+    problem_of,
+)
 from jobs.transforms.fourier_plan import FourierPlan, open_direct_fourier
 from runner.comm.peer_memory import Unreachable
 from runner.comm.threads import ThreadComm, run_ranks
@@ -268,6 +277,41 @@ def test_where_the_whole_array_does_not_fit_there_is_room_for_two_blocks(
         return size
 
     assert on_ranks(3, case) == [54 if blocks else 81] * 3
+
+
+def test_a_whole_array_of_more_than_rooms_is_transformed_in_two_blocks() -> None:
+    """2048^3 complex64 cells have 64 GiB, of which a lines' stage on each rank would read far apart."""
+    plenty = 1 << 60
+    assert not is_compact((2048, 1024, 2048), 4, 8, plenty)
+    assert is_compact((2048, 2048, 2048), 4, 8, plenty)
+    assert is_compact((2048, 1024, 2048), 4, 8, 40 << 30)
+
+
+@pytest.mark.parametrize(
+    ("layout", "factor", "long"),
+    [
+        (BatchLayout((2048,), 6, (9, 6), 1), 1.0, True),
+        (BatchLayout((2048,), 6, (9, 6), 1), 0.5, False),
+        (BatchLayout((2048,), 6, (1, 1), 2048), 1.0, False),
+        (BatchLayout((2048, 16), 6, (1, 1), 2048 * 16), 1.0, False),
+        (BatchLayout((1024,), 6, (9, 6), 1), 1.0, False),
+    ],
+)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_long_lines_side_by_side_have_a_kernel(
+    layout: BatchLayout, factor: float, long: bool, inverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def line_plan(length: int, *words: Any) -> Any:
+        return ("lines", length, *words) if length == 2048 else None
+
+    taken = SimpleNamespace(line_plan=line_plan)
+    monkeypatch.setitem(sys.modules, "runner.device.fourier_lines", taken)  # type: ignore[arg-type]
+    monkeypatch.setattr(direct_fourier, "cufft_plan", lambda *words: ("cuFFT", *words))
+    kind = np.dtype("complex64")
+    found: Any = device_plan(layout, kind, inverse, factor)
+    assert found == (
+        ("lines", 2048, 6, (9, 6), kind, inverse) if long else ("cuFFT", layout, kind, inverse, factor)
+    )
 
 
 @pytest.mark.parametrize("c_type", ["float2", "double2"])
