@@ -1,7 +1,7 @@
 // Fourier transforms of long lines that lie across memory, side by side: read once and written once.
 //
 // Limited by memory: a block transforms LINES neighbours, so that its accesses cover whole segments of 64 bytes
-// (2048 elements) or 32 (4096). Each thread has 16 elements in registers. cuFFT (12) reads and writes lines of
+// (2048 elements) or 32 (4096). Each thread has 16 elements in registers. cuFFT 12 reads and writes lines of
 // these lengths twice.
 //
 // Transforms of radix 16, 16 and N / 256, where n = (N / 16) n1 + n' and n' = (N / 256) n2 + n'':
