@@ -2,7 +2,7 @@
 
 The transform of x along axes of n_j cells is X[k] = sum over m of x[m] exp(-2 pi i sum over j of k_j m_j /
 n_j), as in numpy.fft. Along a whole axis it is computed by scipy.fft if it is installed, else by numpy.fft;
-on GPUs by cuFFT through cupy.fft, which keeps its plans.
+on GPUs by cuFFT through cupy.fft, which keeps its plans, or by `runner.device.fourier_lines`.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(N / EACH * LINES, 1)
     fourier_lines(Complex* out, const Complex* source, long long out_pitch, long long source_pitch, unsigned lines,
                   const Complex* __restrict__ roots) {
     constexpr int LENGTH = N / EACH, THREADS = LENGTH * LINES;  // of n'; of the block
-    constexpr int LAST = N / 256, ROW = 257 * LINES;            // of n''; 256 were as good, but for the banks
+    constexpr int LAST = N / 256;                               // of n''
+    constexpr int ROW = 257 * LINES;  // of 256 pairs (k1, k2); one more, so that rows begin in different banks
     extern __shared__ __align__(16) char memory[];
     Complex* const shared = reinterpret_cast<Complex*>(memory);
     const unsigned line = threadIdx.x % LINES, thread = threadIdx.x / LINES;

@@ -279,8 +279,8 @@ def test_where_the_whole_array_does_not_fit_there_is_room_for_two_blocks(
     assert on_ranks(3, case) == [54 if blocks else 81] * 3
 
 
-def test_a_whole_array_of_more_than_rooms_is_transformed_in_two_blocks() -> None:
-    """2048^3 complex64 cells have 64 GiB, of which a lines' stage on each rank would read far apart."""
+def test_there_is_room_for_two_blocks_of_a_large_array() -> None:
+    """2048^3 complex64 cells have 64 GiB."""
     plenty = 1 << 60
     assert not is_compact((2048, 1024, 2048), 4, 8, plenty)
     assert is_compact((2048, 2048, 2048), 4, 8, plenty)
