@@ -122,7 +122,7 @@ def test_a_missing_barrier_is_noticed(after: str, tmp_path: Path) -> None:
         check(library, 2048, 8, False)
 
 
-@pytest.mark.parametrize("architecture", ["90", "100"])
+@pytest.mark.parametrize("architecture", ["80", "90", "100"])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_it_compiles_without_a_warning_and_spills_nothing(length: int, architecture: str) -> None:
     for sign in (-1, 1):
