@@ -28,7 +28,7 @@ REFUSED: list[tuple[int, list[str], str]] = [
     (3, ["validate", "-T", "nan", "--simulate", "hosts=2"], "'nan' is not a finite number"),
     (3, ["validate", "-T", "x", "--simulate", "hosts=2"], "'x' is not a valid float"),
     (3, ["validate", "--simulate", "hosts=2", "-J", "a.json", "--save-baseline", "./a.json"], "one file for"),
-    (3, ["validate", "--simulate", "hosts=2", "-J", "a.json", "--html", "../work/a.json"], "one file for"),
+    (3, ["validate", "--simulate", "hosts=2", "-J", "a.json", "--html", "../here/a.json"], "one file for"),
     (2, [*SLURM, "--srun-args", "it's", "--", "selftest"], "--srun-args it's: No closing quotation"),
     (2, [*SLURM, "--time", "never", "--", "selftest"], "'never' is not a time limit"),
     (2, [*SLURM, "--array", "x", "--output", "%a", "--", "selftest"], "'x' is not a list of indices"),
@@ -50,8 +50,8 @@ def test_it_is_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     assert main(words) == status
     said = capsys.readouterr().err
     assert says in said

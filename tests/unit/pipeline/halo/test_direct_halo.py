@@ -18,6 +18,7 @@ from host_halo import HostPeers, HostTables, compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy_kernel import NumpyKernel, mixed
+from nvrtc_log import log_of_text
 from queued_device import GraphBackend
 from step_runs import padded, plain_loop, stepped, weighted, weighted_job
 
@@ -187,15 +188,7 @@ def test_neighbours_are_mutual() -> None:
 
 @pytest.mark.parametrize("architecture", ["80", "90", "100"])
 def test_the_kernels_compile_without_a_warning_and_spill_nothing(architecture: str) -> None:
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC")
-    _, program = nvrtc.nvrtcCreateProgram(halo_boxes.KERNELS.read_bytes(), b"halo.cu", 0, [], [])
-    flags = [b"-arch=sm_" + architecture.encode(), b"-std=c++17", b"--ptxas-options=-v"]
-    flags.append(f"-I{HEADERS}".encode())
-    (error,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    said = log.decode()
-    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, said
+    said = log_of_text(halo_boxes.KERNELS.read_text(), "exchange_halos", (f"-I{HEADERS}",), architecture)
     assert said.count("0 bytes spill stores, 0 bytes spill loads") == 2, said
     assert "warning" not in said
 
