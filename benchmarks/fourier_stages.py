@@ -6,9 +6,8 @@
 
 A row for each direction, kind of room, and value of the options: planes, lines and copies of `FourierPlan`'s
 transform, each by itself, in the parts and the order of the transform; then the transform. Milliseconds of
-the slowest rank, medians; `allocated` is the time of a result's memory, which the transform includes; `work`
-is the bytes that the plans of cuFFT take. The first rows are of messages. What the links need at least is the
-all-to-all of transforms_device.py.
+the slowest rank, medians; `allocated` is the time of a result's memory, which the transform includes. The
+first rows are of messages. What the links need at least is the all-to-all of transforms_device.py.
 
 --parts, --early and --later take the place of PARTS, EARLY and LATER in jobs/transforms/direct_fourier.py, of
 both directions. --device cpu tries the script, by messages only.
@@ -30,7 +29,7 @@ from transforms_device import random_block, seconds_of
 
 import meshrun
 from jobs.transforms import direct_fourier
-from jobs.transforms.direct_fourier import DirectFourier, room_cells
+from jobs.transforms.direct_fourier import DirectFourier
 from jobs.transforms.fourier_plan import open_direct_fourier
 from runner.plan.grid import bounds
 from runner.report.record import write_json
@@ -85,24 +84,23 @@ def by_copies(
     world: Any, shape: tuple[int, ...], compact: bool, expected: list[Any]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield 0 and 1, for the inverse, and figures. Results are checked before and after the measurement."""
-    before = world.backend.free_memory()
     scales = 1.0, 1 / math.prod(shape)
     direct = open_direct_fourier(world, shape, KIND, scales, compact=compact)
     if isinstance(direct, str):
         yield 0, {"reason": direct}
         return
-    work = before - world.backend.free_memory() - room_cells(shape, world.size, compact) * KIND.itemsize
     for inverse in (0, 1):
         check(world, direct, shape, inverse, expected[inverse])
         times = medians(world, stages(world, direct, shape, bool(inverse)))
         check(world, direct, shape, inverse, expected[inverse])
-        yield inverse, {"work": work, **times}
+        yield inverse, times
     direct.close()
     del direct
     world.backend.release_memory()
 
 
 def check(world: Any, direct: DirectFourier, shape: tuple[int, ...], inverse: int, expected: Any) -> None:
+    """End the script if a transform's result is not that of messages."""
     block = random_block(world, shape, inverse)
     some = some_of(direct.inverse(block) if inverse else direct.forward(block))
     if not float(abs(some - expected).max()) < 1e-5 * float(abs(expected).max()):
