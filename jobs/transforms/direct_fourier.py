@@ -40,6 +40,7 @@ import numpy as np
 
 from jobs import kernels
 from jobs.transforms.direct import open_everywhere
+from jobs.transforms.fourier import Execute
 from runner.comm.peer_memory import Peers, Unreachable
 from runner.device.api import Mark
 from runner.errors import RunError, first_line
@@ -59,7 +60,6 @@ ROOM_BYTES = 48 << 30
 EARLY, LATER = (6 / 8, 5 / 8), (2, 3)
 
 Range = tuple[int, int]  # along an axis: start, stop
-Execute = Callable[[Array, Array], None]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from runner.run.array_call import host_array
 from runner.world.group import Group
 from runner.world.world import World
 
-Execute = Callable[[Array, Array], None]
+Execute = Callable[[Array, Array], None]  # transforms from one array to another
 PLAN_MOST = 2**31 - 1  # lines of a plan of cuFFT, and elements from one cell of a line to the next
 Norm = Literal["backward", "ortho", "forward"]
 NORMS = ("backward", "ortho", "forward")

@@ -17,9 +17,9 @@ from runner.device.api import HEADERS
 from runner.device.cuda import kernel
 from runner.region import Array
 
-LINES = {2048: 8, 4096: 4}  # of a block, by their length
-EACH = 16  # elements of a thread
-SHARED = 8 * 8 * 8 * 257  # bytes of a block
+LENGTHS = (2048, 4096)
+TILE, EACH = 1 << 14, 16  # elements of a block, of a thread
+SHARED = TILE // 256 * 257 * np.dtype(np.complex64).itemsize  # bytes of a block
 
 
 def line_plan(
@@ -27,19 +27,19 @@ def line_plan(
 ) -> Callable[[Array, Array], None] | None:
     """Return what transforms lines of one array to another, on the current stream, without dividing.
 
-    None where cuFFT is to be taken: for other lengths than LINES has, other dtypes than complex64, and GPUs
+    None where cuFFT is to be taken: for other lengths than LENGTHS, other dtypes than complex64, and GPUs
     with too little shared memory. Lines are side by side. pitches: elements from a cell of a line to the
     next, in the source and in the result; if they are equal, both may be one array.
     """
     device = cupy.cuda.Device().id
-    if length not in LINES or dtype != np.complex64 or lines >= 1 << 31 or _shared_memory(device) < SHARED:
+    if length not in LENGTHS or dtype != np.complex64 or lines >= 1 << 31 or _shared_memory(device) < SHARED:
         return None
-    across = LINES[length]
+    across = TILE // length
     name = f"fourier_lines<{length}, {across}, {1 if inverse else -1}>"
     launch = kernel(HEADERS / "fourier_lines.cu", name, ("--fmad=true",), SHARED)
     roots = _roots(length, inverse, device)
     words = (*(np.int64(pitch) for pitch in reversed(pitches)), np.uint32(lines), roots)
-    grid, block = (-(-lines // across),), (length // EACH * across,)
+    grid, block = (-(-lines // across),), (TILE // EACH,)
     return lambda source, out: launch(grid, block, (out, source, *words), shared_mem=SHARED)
 
 
