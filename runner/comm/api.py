@@ -54,6 +54,10 @@ class Arrays(Protocol):
     def label(self) -> str:
         """The transport, for the report."""
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold exchanges: they are work of the device alone."""
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Start all messages as one group. Messages between two ranks arrive in the order sent."""
 

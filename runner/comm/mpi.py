@@ -94,6 +94,7 @@ class MpiComm:
     """Communicator of `comm`, or of a duplicate of MPI.COMM_WORLD."""
 
     label = "MPI, host memory"
+    capturable = False
 
     def __init__(self, comm: Any = None) -> None:
         self._mpi = load()

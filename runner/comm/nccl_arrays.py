@@ -30,8 +30,11 @@ class _Event:
 class NcclComm:
     """One rank of an NCCL communicator over all of `control`'s ranks, on the current device.
 
-    Calls are issued to CuPy's current stream. `control` broadcasts the unique id.
+    Calls are issued to CuPy's current stream. `control` broadcasts the unique id. Graphs that hold calls must
+    be gone before `close`, which waits for them.
     """
+
+    capturable = True
 
     def __init__(self, control: Control) -> None:
         self._label = nccl.common_version(control)

@@ -50,6 +50,10 @@ class RecordedArrays:
     def label(self) -> str:
         return self.arrays.label
 
+    @property
+    def capturable(self) -> bool:
+        return self.arrays.capturable
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         recorder, group, members = self._recorder, self._group, self._members
         moved = 0

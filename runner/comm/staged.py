@@ -27,6 +27,7 @@ class StagedComm:
     """Same calls as `nccl_arrays.NcclComm`; every array is copied twice more."""
 
     label = "staged through host memory (ranks share a GPU, which NCCL refuses), MPI"
+    capturable = False
 
     def __init__(self, control: Control, backend: Backend) -> None:
         self._control, self._backend = control, backend

@@ -112,6 +112,7 @@ class ThreadComm:
     """One rank of a hub; without a hub, the only rank."""
 
     label = "threads of one process"
+    capturable = False
     library = ""
 
     def __init__(self, hub: ThreadHub | None = None, rank: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
@@ -114,19 +114,33 @@ class DeviceKernel:
         return single_pass.finds_ends(self.program, self.boundary, self.row)
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
+        self.bind(blocks, outs)()
+
+    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return the launches of one pass; see `TaskKernel`. To make their arguments takes the host longer
+        than a small block takes the device."""
         merged, most, around = self._merged, single_pass.MOST_ROWS, sum(self.widths[0])
-        if merged.axes > 1 and len(outs[0]) > most:
-            for first in range(0, len(outs[0]), most):
-                rows = slice(first, first + most), slice(first, first + most + around)
-                self([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
-            return
+        if merged.axes == 1 or len(outs[0]) <= most:
+            return self._bound_pass(blocks, outs)
+        parts = []
+        for first in range(0, len(outs[0]), most):
+            rows = slice(first, first + most), slice(first, first + most + around)
+            parts.append(
+                self._bound_pass([block[rows[1]] for block in blocks], [out[rows[0]] for out in outs])
+            )
+        return functools.partial(_call_all, parts)
+
+    def _bound_pass(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return the launch for arrays of no more rows than one launch takes."""
+        merged = self._merged
         sides = (merged.inputs, blocks), (merged.outputs, outs)
         apart = not all(single_pass.have_equal_pitches(*side, merged.axes) for side in sides)
         wide = single_pass.is_wide([*blocks, *outs])
         kernel, launch = self._pass(outs[0].shape, apart, wide)
         call = single_pass.launch_arguments(kernel, blocks, outs, self.widths)
-        if call.grid != (0,):
-            launch(call.grid, call.block, call.arguments)
+        if call.grid == (0,):
+            return functools.partial(_call_all, ())
+        return functools.partial(launch, call.grid, call.block, call.arguments)
 
     def prepare(self, shape: Shape) -> None:
         """Compile the kernel of one pass for results of this shape. Raises NotCompiled."""
@@ -306,6 +320,10 @@ class HostKernel:
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         self.kernel.run(blocks, outs, self.widths)
 
+    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return the call; see `TaskKernel`."""
+        return functools.partial(self, list(blocks), list(outs))
+
     def prepare_steps(self, steps: int, arrays: Sequence[Array], *, sends: bool = False) -> None:
         """Do nothing: the library holds all."""
 
@@ -327,6 +345,11 @@ class HostKernel:
         self.kernel.steps(states, firsts, cut, blocks.feeds, copies, self.widths)
         if steps % 2 == 0:  # the last step wrote the blocks
             blocks.swap()
+
+
+def _call_all(calls: Iterable[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
 
 
 def compile_for(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -62,6 +62,9 @@ class TaskKernel(Protocol):
 
     def __call__(self, blocks: Sequence[Array], outs: Sequence[Array]) -> None:
         """Fill `outs`, one per result, from padded blocks; rows of either may be apart in memory."""
+
+    def bind(self, blocks: Sequence[Array], outs: Sequence[Array]) -> Callable[[], None]:
+        """Return what does the same as a call with these arrays, whenever it is called."""
 
     @property
     def sends(self) -> bool:

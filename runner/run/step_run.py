@@ -294,6 +294,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
+        stepper.drop_graphs()
         for one in (frames, *(additions.kept if additions else ())):
             if one is not None:
                 one.abandon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import re
 import shutil
@@ -85,6 +86,9 @@ class HostStepKernel(DeviceKernel):
         blocks = [with_ends(self, one) if place in found else one for place, one in enumerate(blocks)]
         for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
             out[...] = result
+
+    def bind(self, blocks: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
+        return functools.partial(self, list(blocks), list(outs))
 
     def measured(self, backend: Backend, shape: Shape, steps: int) -> Choice | None:
         return self.choice

@@ -66,6 +66,9 @@ class NumpyKernel:
         for out, result in zip(outs, evaluate(self.program, blocks, self.widths), strict=True):
             out[...] = result
 
+    def bind(self, blocks: Sequence[Any], outs: Sequence[Any]) -> Callable[[], None]:
+        return functools.partial(self, list(blocks), list(outs))
+
     def prepare_steps(self, steps: int, arrays: Sequence[Any], *, sends: bool = False) -> None:
         assert not sends
         assert 1 <= steps <= self.most_steps

@@ -90,6 +90,11 @@ class CheckedArrays:
     def label(self) -> str:
         return self.arrays.label
 
+    @property
+    def capturable(self) -> bool:
+        """False: the host compares what has arrived."""
+        return False
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message]) -> Pending:
         """Start all messages, with their trailers.
 

@@ -169,6 +169,11 @@ class DirectHalos:
         `fill`; None if other axes are split too."""
         return self._sending.get(self._address(blocks[0]))
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold exchanges: they are kernels of the device."""
+        return True
+
     def check(self) -> None:
         """Raise RunError if a wait for a neighbour has ended without its halo, in exchanges done so far."""
         if self._failure[0]:

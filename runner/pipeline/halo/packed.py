@@ -68,6 +68,11 @@ class PackedHalos:
         """Fill the halo cells that need no other rank."""
         self._launches[self._address(blocks[0])][2]()
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold exchanges."""
+        return self._arrays.capturable
+
     def check(self) -> None:
         """Do nothing: messages report their failures themselves."""
 

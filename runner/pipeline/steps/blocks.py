@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,6 +74,7 @@ class StepBlocks:
             for one, widths, layout in zip(task.fields, read_widths(task, 1), self.read_layouts, strict=True)
         ]
         self.bound: dict[Any, Callable[[], None]] = {}
+        self._calls: dict[Any, list[Callable[[], None]]] = {}  # single passes, bound to the blocks
         self._pieces: dict[int, list[Piece]] = {}
         self._blocks: list[Array] = []
         self._spare: dict[int, Array] = {}
@@ -214,6 +217,9 @@ class StepBlocks:
 
         keep: also compute the results that feed no input, for this rank's own cells. copied: do not change
         the blocks."""
+        if self.task.kernel is not None:
+            self._compute_by_kernel(piece, keep)
+            return
         backend = self.world.backend
         for (first, last), windows in self._windows(piece, self._ranges(piece), copied):
             if backend.asynchronous:
@@ -221,6 +227,33 @@ class StepBlocks:
             else:
                 with self.phases("kernel"):
                     self._call(piece, first, last, windows, keep)
+
+    def _compute_by_kernel(self, piece: Piece, keep: bool) -> None:
+        """Compute the cells of `piece` by the task's kernel, whose calls are bound to the blocks once."""
+        key = piece, keep, *(id(block) for state in self.both() for block in state)
+        if key not in self._calls:
+            self._calls[key] = self._bound_calls(piece, keep)
+        # On a device only the launch is timed here; the loop times what it does.
+        with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
+            for call in self._calls[key]:
+                call()
+
+    def _bound_calls(self, piece: Piece, keep: bool) -> list[Callable[[], None]]:
+        """Return what computes the cells of `piece` from the blocks as they lie in memory now."""
+        kernel, calls = self.task.kernel, list[Callable[[], None]]()
+        assert kernel is not None
+        for (first, last), windows in self._windows(piece, self._ranges(piece), copied=False):
+            place = piece.place.rows(first, last)
+            outs = self._outs(piece.region.rows(first, last), place)
+            assert outs is not None
+            calls.append(kernel.bind(windows, outs))
+            # Results in buffers of their own are copied to where they belong.
+            for number, (feed, out) in enumerate(zip(self.feeds, outs, strict=True)):
+                if feed is None and keep:
+                    calls.append(partial(_assign, self._finals[number], self._inside(number, place), out))
+                elif feed is not None and not self._fills_in_place:
+                    calls.append(partial(_assign, self._spare[feed], self._at(feed, place), out))
+        return calls
 
     def _ranges(self, piece: Piece) -> list[Rows]:
         """Return the rows of each call for a piece, in order.
@@ -385,6 +418,10 @@ class StepBlocks:
         for place, before in self._stay.items():
             if _checksum(self._blocks[place]) != before:
                 raise self._changed(place)
+
+
+def _assign(target: Array, place: tuple[slice, ...], cells: Array) -> None:
+    target[place] = cells
 
 
 def _checksum(block: Array) -> int:

@@ -45,9 +45,10 @@ from runner.world.world import World
 MEASURED = 256  # exchanges of a device that are timed; the others are assumed to take as long
 TIMED, REPLAYS = 16, 8  # exchanges of a graph, and its launches, after the loop
 EAGER = 32  # steps that are launched one by one before a CUDA graph is made of some
-GRAPH_STEPS = (32, 8)  # of graphs, more or less: the longest that fits is taken
+GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is taken
 # A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
-LONGEST_GRAPH, GRAPH_BYTES = 1024, 40 << 30  # steps; bytes that they read and write on a rank, at most
+LONGEST_GRAPH, GRAPH_BYTES = 256, 10 << 30  # steps; bytes that they read and write on a rank, at most
+WORTH_MAKING = 4  # launches of a long graph, at least, for which it is made
 ONE_COPY = "the fields are in memory once"
 PENDING = 64  # spans of device work that are not yet added to the phases
 BeforeStep = Callable[[Sequence[Array]], None]
@@ -135,9 +136,8 @@ class Stepper(StepBlocks):
         self.exchanges_by_kernel = False
         self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self._recording = False
-        # An even number of cycles: the blocks are then in their places again.
         most = (*GRAPH_STEPS, self._longest_graph())
-        self._graph_cycles = sorted({2 * max(one // (2 * steps), 1) for one in most}, reverse=True)
+        self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
         # The halos of a rank that exchanges nothing, of all fields at once.
         self._fills_by_kernel = not self._exchanging and task.has_halo and fused == 1 and self.region.size > 0
         self._prepared: set[int] = set()  # steps of kernels that are compiled
@@ -251,7 +251,7 @@ class Stepper(StepBlocks):
         name = recorder.name("step")
         while left:
             entry = recorder.enter(name, 0, 0, self.done + 1)
-            replayed = self._replay(left, cycle)
+            replayed = self._replay(left, cycle, last=last)
             if replayed:
                 left -= replayed
             else:
@@ -320,8 +320,13 @@ class Stepper(StepBlocks):
             self.phases.add("exchange", 0, self.exchanges * self.exchange_bytes)
         if not self._exchanging:
             self.phases.phases.pop("exchange", None)
+        self.drop_graphs()
         if self._device_halos is not None:
             self._device_halos.close()
+
+    def drop_graphs(self) -> None:
+        """Free the CUDA graphs: to close a communicator waits for those that hold its messages."""
+        self._graphs.clear()
 
     def _exchange_seconds(self) -> float:
         """Return the time of one exchange: of those in CUDA graphs, which the loop cannot time, of some more.
@@ -363,40 +368,57 @@ class Stepper(StepBlocks):
             self._step(remaining, last and remaining == 0)
             self.done += 1
 
-    def _replay(self, left: int, cycle: int) -> int:
-        """Take some cycles of steps, fewer than are left, as one CUDA graph, which is made at first.
+    def _replay(self, left: int, cycle: int, *, last: bool) -> int:
+        """Take some cycles of steps, at most `left` steps, as one CUDA graph, which is made at first.
 
         Return how many steps; 0 where that is not possible. The host may be needed between steps for an
-        exchange by messages, and for a function that is not one kernel.
+        exchange through its memory, and for a function that is not one kernel.
         """
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
-        filled = self._device_halos is not None and not self.halo_reason
-        possible = (alone or filled) and not self.overlap and not self.graph_reason
+        filled = self._device_halos is not None and self._device_halos.capturable
+        possible = (alone or filled) and not self.graph_reason
         if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
-            left = min(left, cycle * passes(left, cycle).get(cycle, 0) + 1)
-        cycles = next((one for one in self._graph_cycles if left > one * cycle), 0)
+            left = cycle * passes(left, cycle).get(cycle, 0)
+        elif last:  # the last step also computes the results that feed no input
+            left -= 1
+        cycles = next((one for one in self._graph_cycles if self._is_worth_a_graph(one, left // cycle)), 0)
         if not cycles:
             return 0
         steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
-        key = id(self._blocks[self.fed[0]]), cycles  # which of its two blocks is read first
+        key, places = self._graph_key(cycles), (list(self._blocks), dict(self._spare))
         if key not in self._graphs:
-            places = list(self._blocks), dict(self._spare)
             self._recording = True
             try:
                 self._graphs[key] = self.world.backend.capture(partial(self._graph_work, cycles))
             except NotCapturable as reason:
                 self.graph_reason = str(reason)
-                self._blocks, self._spare = places
                 return 0
             finally:
                 self._recording = False
+                self._blocks, self._spare = list(places[0]), dict(places[1])
                 self.done, self.taken, self.exchanges = counts
         self._graphs[key]()
+        # A graph changes what is in the blocks; that they change places is done here.
+        self._blocks, self._spare = places
+        if (cycles if self.fused_steps > 1 else steps) % 2:
+            self.swap()
         self.done, self.taken, self.exchanges = counts[0] + steps, counts[1] + steps, counts[2] + cycles
         self.graph = True
         return steps
+
+    def _graph_key(self, cycles: int) -> tuple[int, int]:
+        """Return what tells a graph from others: which block of the first field is read first, and cycles."""
+        return id(self._blocks[self.fed[0]]), cycles
+
+    def _is_worth_a_graph(self, cycles: int, left: int) -> bool:
+        """Return whether to launch a graph of so many cycles, where `left` are to be taken.
+
+        To make one takes the host as long as some launches of it. The shortest is always made.
+        """
+        made = self._graph_key(cycles) in self._graphs or cycles == self._graph_cycles[-1]
+        return left >= cycles * (1 if made else WORTH_MAKING)
 
     def _graph_work(self, cycles: int) -> None:
         for _ in range(cycles):

@@ -361,7 +361,7 @@ def test_memory_that_one_rank_cannot_open_falls_back(
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
-def test_graphs_take_an_even_number_of_steps(
+def test_graphs_take_the_steps_between_two_observations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, every: int
 ) -> None:
     monkeypatch.setattr(stepper, "EAGER", 3)
@@ -402,16 +402,18 @@ def test_graphs_leave_kernels_of_fewer_steps_for_the_end(
     assert made[0].prepared == {6, 7}
 
 
-@pytest.mark.parametrize(("most", "replays"), [(1, [4] * 9), (16 * 1280, [16, 16, 4])])
+@pytest.mark.parametrize(
+    ("most", "worth", "replays"), [(1, 1, [4] * 9), (16 * 1280, 1, [16, 16, 4]), (16 * 1280, 3, [4] * 9)]
+)
 def test_graphs_of_small_blocks_are_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, most: int, replays: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, most: int, worth: int, replays: list[int]
 ) -> None:
-    """As many steps as move `most` bytes on a rank."""
+    """As many steps as move `most` bytes on a rank, if `worth` such graphs are launched."""
     taken: list[int] = []
     replay = stepper.Stepper._replay
 
-    def counted(self: Any, left: int, cycle: int) -> int:
-        steps = replay(self, left, cycle)
+    def counted(self: Any, left: int, cycle: int, **options: Any) -> int:
+        steps = replay(self, left, cycle, **options)
         if self.world.rank == 0 and steps:
             taken.append(steps)
         return steps
@@ -420,11 +422,67 @@ def test_graphs_of_small_blocks_are_longer(
     monkeypatch.setattr(stepper, "EAGER", 3)
     monkeypatch.setattr(stepper, "GRAPH_STEPS", (4,))
     monkeypatch.setattr(stepper, "GRAPH_BYTES", most)
+    monkeypatch.setattr(stepper, "WORTH_MAKING", worth)
     monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
     on_host(monkeypatch, library)
     same, _ = run_heat(tmp_path, devices=True, steps_per_exchange=1)
     assert same
     assert taken == replays
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("every", [1, 2])
+def test_graphs_hold_messages_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, every: int, overlap: bool
+) -> None:
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4, 1))
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    monkeypatch.setattr(ThreadComm, "capturable", True)
+    on_host(monkeypatch, library)
+    same, record = run_heat(tmp_path, devices=True, steps_per_exchange=every, halo="nccl", overlap=overlap)
+    assert same
+    assert record["overlap"] is overlap
+    assert record["steps"]["graph"] is True
+    assert record["steps"]["halo"] == "threads"
+    assert record["steps"]["exchanges"] == 40 // every - 1
+
+
+def test_messages_that_the_host_moves_are_in_no_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(stepper, "GRAPH_STEPS", (4, 1))
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    on_host(monkeypatch, library)
+    same, record = run_heat(tmp_path, devices=True, halo="nccl")
+    assert same
+    assert record["steps"]["graph"] is False
+
+
+def test_a_run_that_fails_drops_its_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    """A communicator that is closed waits for the graphs that hold its messages."""
+    left: list[int] = []
+    drop = stepper.Stepper.drop_graphs
+
+    def dropped(self: Any) -> None:
+        drop(self)
+        left.append(len(self._graphs))
+
+    def fail(self: Any, blocks: Any) -> Any:
+        raise RunError("an observer fails", everywhere=True)
+
+    monkeypatch.setattr(stepper.Stepper, "drop_graphs", dropped)
+    monkeypatch.setattr("runner.pipeline.steps.loop.Until.observe", fail)
+    monkeypatch.setattr(stepper, "EAGER", 3)
+    monkeypatch.setattr(step_runs, "QueuedBackend", GraphBackend)
+    monkeypatch.setattr(ThreadComm, "capturable", True)
+    on_host(monkeypatch, library)
+    with pytest.raises(RunError, match="an observer fails"):
+        run_heat(tmp_path, devices=True, halo="nccl", until=-1.0, every=12)
+    assert left == [0, 0, 0]
 
 
 def test_steps_that_no_graph_can_hold_are_launched(
