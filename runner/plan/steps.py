@@ -31,6 +31,9 @@ from runner.region import Region
 
 Rows = tuple[int, int]
 BANDS = 16  # of a block in one copy, about
+EXCHANGE = 8e-6  # seconds of an exchange between devices, beside the time of its bytes
+DEVICE_MEMORY = 4e12  # bytes per second that a device reads and writes
+STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered
 LINE = 128  # bytes, of a GPU's cache: a multiple lies between rows of blocks that a kernel takes
 
 
@@ -141,6 +144,26 @@ def most_steps(task: Task) -> int:
             smallest = length // parts - (task.boundary == "mirror")
             limits.append(max(smallest // max(width), 1))
     return min(limits, default=0)
+
+
+def fastest_steps(task: Task) -> int:
+    """Return the steps between two exchanges that take the least time, as predicted, for steps of a device.
+
+    An exchange takes `EXCHANGE` seconds beside the time of its bytes, which are the same for any number of
+    steps. With `steps` between two of them, each step computes (steps - 1) / 2 layers more per cell of the
+    halo along each axis that is split.
+    """
+    region = task.partition[0]
+    moved = task.input_bytes(region) + task.result_bytes(region)
+    extra = 0.0
+    for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):
+        if parts > 1 and length:
+            extra += sum(width) * moved / length / DEVICE_MEMORY
+
+    def seconds(steps: int) -> float:
+        return EXCHANGE / steps + (steps - 1) / 2 * extra
+
+    return min(STEPS_BETWEEN, key=seconds)
 
 
 def step_pieces(task: Task, own: Region, remaining: int, cut: Sequence[bool], *, apart: bool) -> list[Piece]:

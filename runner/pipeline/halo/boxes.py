@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ import numpy as np
 from runner.device.api import Backend
 from runner.pipeline.block_layout import BlockLayout
 from runner.plan.grid import Partition
-from runner.plan.halo import Slices, Transfer, Widths, sends, transfers
+from runner.plan.halo import AxisCopy, Slices, Transfer, Widths, sends, transfers
 from runner.region import Array, Shape
 
 KERNELS = Path(__file__).parent / "kernels" / "halo.cu"
@@ -140,6 +140,36 @@ def own_boxes(
     for field, block, cell in zip(fields, blocks, cells, strict=True):
         found += constants(field, rank, cell, block)
         found += [between_blocks(field, kept, block, block) for kept in field.kept(rank)]
+    return found
+
+
+def boxes_within(
+    per_axis: Sequence[Sequence[AxisCopy]], strides: Sequence[int], itemsize: int, address: int
+) -> list[HaloBox]:
+    """Return the copies within one block that fill cells along all axes, corners included.
+
+    per_axis: the cells that are there, then the copies of some of them; targets and sources count in the
+    block. strides: bytes from one cell to the next. address: of the block's first cell.
+    """
+    found = []
+    for copies in product(*per_axis):
+        if any(copy is not of_axis[0] for copy, of_axis in zip(copies, per_axis, strict=True)):
+            source, target = (
+                address
+                + sum(getattr(copy, end) * stride for copy, stride in zip(copies, strides, strict=True))
+                for end in ("source", "target")
+            )
+            axes = [(c.count, c.step * stride, stride) for c, stride in zip(copies, strides, strict=True)]
+            found.append(HaloBox(source, target, (*axes, (itemsize, 1, 1))))
+    return found
+
+
+def constant_boxes(slabs: Iterable[Array], cell: int, address: Callable[[Array], int]) -> list[HaloBox]:
+    """Return the copies of the constant, at address `cell`, to all cells of some views."""
+    found = []
+    for slab in slabs:
+        axes = [(length, 0, stride) for length, stride in zip(slab.shape, slab.strides, strict=True)]
+        found.append(HaloBox(cell, address(slab), (*axes, (slab.dtype.itemsize, 1, 1))))
     return found
 
 

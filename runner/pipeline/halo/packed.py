@@ -1,12 +1,14 @@
 """Exchange halos by messages: one for each neighbour, for all fields and faces.
 
-A kernel launch (kernels/halo.cu) before the messages copies all cells that the neighbours need into buffers,
-and fills the halo cells that need no other rank. A second launch copies the received cells into the halo.
+A kernel launch (kernels/halo.cu) before the messages copies all cells that the neighbours need into buffers.
+A second launch copies the received cells into the halo, and fills the halo cells that need no other rank.
+Large messages are sent in parts, which are under way together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
 from runner.world.world import World
+
+PART_BYTES = 2 << 20  # of a message, at most: NCCL receives the first part while later ones are sent
 
 
 class PackedHalos:
@@ -35,38 +39,43 @@ class PackedHalos:
         self._arrays, self._cells, self._address = world.arrays, cells, tables.address
         rank, empty = world.rank, world.backend.empty
         byte = np.dtype(np.uint8)
-        self._outgoing: list[Message] = []
-        self._incoming: list[Message] = []
-        outgoing, incoming = (_message_sizes(fields, rank, sends=sends) for sends in (True, False))
-        for sizes, messages in ((outgoing, self._outgoing), (incoming, self._incoming)):
-            messages += [(peer, empty((size,), byte)) for peer, size in sorted(sizes.items())]
+        outgoing, incoming = (
+            [(peer, empty((size,), byte)) for peer, size in sorted(sizes.items())]
+            for sizes in (_message_sizes(fields, rank, sends=sends) for sends in (True, False))
+        )
+        self._outgoing, self._incoming = _in_parts(outgoing), _in_parts(incoming)
         move = tables.kernel(halo_boxes.KERNELS, "move_cells")
-        self._launches: dict[int, tuple[Callable[[], None], ...]] = {}
+        self._launches: dict[int, _Launches] = {}
         for parity in (0, 1):
             blocks = [tables.address(pair[parity]) for pair in pairs]
             packed, unpacked = (
                 _message_boxes(
                     fields, rank, blocks, {peer: tables.address(one) for peer, one in messages}, sends=sends
                 )
-                for messages, sends in ((self._outgoing, True), (self._incoming, False))
+                for messages, sends in ((outgoing, True), (incoming, False))
             )
             own = halo_boxes.own_boxes(fields, rank, blocks, [tables.address(cell) for cell in cells])
-            self._launches[blocks[0]] = tuple(
-                halo_boxes.launch(tables, move, boxes) for boxes in ([*packed, *own], packed, own, unpacked)
+            self._launches[blocks[0]] = _Launches(
+                *(
+                    halo_boxes.launch(tables, move, boxes)
+                    for boxes in (packed, unpacked, own, [*unpacked, *own])
+                )
             )
         world.backend.synchronize()
 
     def fill(self, blocks: Sequence[Array]) -> None:
         """Fill the whole halos."""
-        self._exchange(blocks, 0)
+        launches = self._launches[self._address(blocks[0])]
+        self._exchange(launches.pack, launches.unpack_and_fill)
 
     def fill_from_others(self, blocks: Sequence[Array]) -> None:
         """Exchange halos; the cells that other ranks need must be computed, the other own cells need not."""
-        self._exchange(blocks, 1)
+        launches = self._launches[self._address(blocks[0])]
+        self._exchange(launches.pack, launches.unpack)
 
     def fill_own(self, blocks: Sequence[Array]) -> None:
         """Fill the halo cells that need no other rank."""
-        self._launches[self._address(blocks[0])][2]()
+        self._launches[self._address(blocks[0])].fill_own()
 
     @property
     def capturable(self) -> bool:
@@ -79,12 +88,30 @@ class PackedHalos:
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
-    def _exchange(self, blocks: Sequence[Array], pack: int) -> None:
-        launches = self._launches[self._address(blocks[0])]
-        launches[pack]()
+    def _exchange(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        before()
         with named(self._arrays, "the halo exchange"):
             self._arrays.exchange(self._outgoing, self._incoming).wait()
-        launches[3]()
+        after()
+
+
+@dataclass(frozen=True)
+class _Launches:
+    """Launches for one of the two blocks of all fields. fill_own: of the cells that need no other rank."""
+
+    pack: Callable[[], None]
+    unpack: Callable[[], None]
+    fill_own: Callable[[], None]
+    unpack_and_fill: Callable[[], None]
+
+
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages in parts of at most `PART_BYTES`, views, in order."""
+    return [
+        (peer, array[first : first + PART_BYTES])
+        for peer, array in messages
+        for first in range(0, array.nbytes, PART_BYTES)
+    ]
 
 
 def _message_sizes(fields: Sequence[FieldHalos], rank: int, *, sends: bool) -> dict[int, int]:

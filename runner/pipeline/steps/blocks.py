@@ -25,9 +25,12 @@ from runner.fuse.host import Box, Copy
 from runner.fuse.steps.layout import Axis, Sending
 from runner.job.block_context import BlockContext
 from runner.pipeline.block_layout import BlockLayout
+from runner.pipeline.halo import boxes as halo_boxes
+from runner.pipeline.halo.boxes import HaloBox, Tables
 from runner.pipeline.in_memory import Results, check_types, slabs
 from runner.pipeline.result_type import hide_output
 from runner.pipeline.steps.fused_steps import Rows, axes_of, most_fused_steps
+from runner.plan.halo import AxisCopy
 from runner.plan.steps import Piece, band_rows, edge_copies, read_widths, step_pieces
 from runner.plan.task import Task
 from runner.region import Array, Region
@@ -51,6 +54,7 @@ class StepBlocks:
     task: Task
     phases: Phases
     one_copy: bool = False
+    _tables: Tables | None = None  # of a device whose cells beyond the array are filled by one launch
 
     def lay_out(
         self,
@@ -75,6 +79,8 @@ class StepBlocks:
         ]
         self.bound: dict[Any, Callable[[], None]] = {}
         self._calls: dict[Any, list[Callable[[], None]]] = {}  # single passes, bound to the blocks
+        self._fills: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._constants: list[Array] = []
         self._pieces: dict[int, list[Piece]] = {}
         self._blocks: list[Array] = []
         self._spare: dict[int, Array] = {}
@@ -204,6 +210,12 @@ class StepBlocks:
 
     def _fill_outside(self, targets: list[Array]) -> None:
         """Fill the cells beyond the array from the new ones."""
+        if self._tables is not None:
+            key = tuple(map(id, targets))
+            if key not in self._fills:
+                self._fills[key] = self._fill_in_one_launch(self._tables, targets)
+            self._fills[key]()
+            return
         for place, target in zip(self.fed, targets, strict=True):
             layout, read = self.read_layouts[place], self.read_part(place, target)
             layout.fill_outside(read)
@@ -211,6 +223,45 @@ class StepBlocks:
                 shift = layout.widths[axis][0] - layout.region.start[axis]
                 layout.copy_along(read, axis, copy, shift)
             layout.fill_whole_axes(read)
+
+    def _fill_in_one_launch(self, tables: Tables, targets: list[Array]) -> Callable[[], None]:
+        """Return one launch that fills the cells beyond the array in the blocks of all fed inputs."""
+        boxes: list[HaloBox] = []
+        cells = halo_boxes.constant_cells(
+            self.world.backend, [one.dtype for one in targets], self.task.boundary, self.task.cval
+        )
+        for place, target, cell in zip(self.fed, targets, cells, strict=True):
+            layout, part = self.read_layouts[place], self.read_part(place, target)
+            boxes += halo_boxes.boxes_within(
+                self._copies_beyond(place), part.strides, part.dtype.itemsize, tables.address(part)
+            )
+            slabs = [part[slab] for slab in layout.outside]
+            boxes += halo_boxes.constant_boxes(slabs, tables.address(cell), tables.address)
+        self._constants += cells  # the launch has their addresses
+        return halo_boxes.launch(tables, tables.kernel(halo_boxes.KERNELS, "move_cells"), boxes)
+
+    def _copies_beyond(self, place: int) -> list[list[AxisCopy]]:
+        """Return for each axis the cells of input `place` within the array, then the copies of some of them
+        beyond it; counted in the part of the block that is read."""
+        layout, shape = self.read_layouts[place], self.task.fields[place].shape
+        found = []
+        for axis, (core, length) in enumerate(zip(layout.core, layout.shape, strict=True)):
+            first, last = core.start, core.stop
+            if axis < len(self.cut) and self.cut[axis]:
+                origin = core.start - layout.region.start[axis]  # of the array's cell 0
+                wraps = self.task.boundary == "wrap"
+                first, last = (0, length) if wraps else (max(origin, 0), min(origin + shape[axis], length))
+            within = [
+                replace(copy, source=copy.source + core.start) for at, copy in layout.within if at == axis
+            ]
+            shift = core.start - layout.region.start[axis]
+            edges = [
+                replace(copy, target=copy.target + shift, source=copy.source + shift)
+                for at, copy in self._edges[place]
+                if at == axis
+            ]
+            found.append([AxisCopy(first, last - first, first, 1, 0), *within, *edges])
+        return found
 
     def _compute(self, piece: Piece, keep: bool, *, copied: bool = False) -> None:
         """Compute the cells of `piece` into the spare blocks.

@@ -35,7 +35,7 @@ from runner.pipeline.steps import halo_path
 from runner.pipeline.steps.blocks import StepBlocks
 from runner.pipeline.steps.fused_steps import fuses_bands, most_fused_steps, passes, prepare
 from runner.plan.step_options import HaloChoice
-from runner.plan.steps import LINE, most_steps, read_widths, rows_apart, wide_widths
+from runner.plan.steps import LINE, fastest_steps, most_steps, read_widths, rows_apart, wide_widths
 from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 from runner.report.phases import Phases
@@ -58,7 +58,8 @@ BeforeStep = Callable[[Sequence[Array]], None]
 class Stepper(StepBlocks):
     """This rank's blocks of a task that takes steps. Every method is collective.
 
-    steps_per_exchange: 0: as many as one kernel takes; lowered to the most that a kernel takes or the blocks
+    steps_per_exchange: 0: as many as one kernel takes, or of kernels of one step on a device as many as take
+    the least time (`runner.plan.steps.fastest_steps`); lowered to the most that a kernel takes or the blocks
     allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
     above; used if only axis 0 is split and the blocks are large enough; None: on GPUs that exchange halos by
     messages. halo: auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if
@@ -134,7 +135,7 @@ class Stepper(StepBlocks):
         self._choose_overlap()
         self.graph, self.graph_reason, self.single_reason = False, "", ""
         self.exchanges_by_kernel = False
-        self._graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        self._graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
         self._recording = False
         most = (*GRAPH_STEPS, self._longest_graph())
         self._graph_cycles = sorted({max(one // steps, 1) for one in most}, reverse=True)
@@ -163,7 +164,9 @@ class Stepper(StepBlocks):
     def _choose_steps(self, asked: int, fused: int) -> int:
         """Return the steps of a kernel or between two exchanges. asked: 0: `fused`, those of one kernel."""
         limit = most_steps(self.task)  # 0: nothing is exchanged
-        steps, self.lowered = asked or fused, ""
+        single = fused == 1 and self.task.kernel is not None and not self.one_copy and not self.one_by_one
+        few = fastest_steps(self.task) if single and self.world.backend.asynchronous else fused
+        steps, self.lowered = asked or few, ""
         if self.one_copy and steps > 1 and "here" in self.task.job.services:
             steps, self.lowered = 1, "a function with `here` needs two copies of the fields"
         if 1 < fused < steps:
@@ -211,7 +214,7 @@ class Stepper(StepBlocks):
     def _open_halos(self) -> None:
         """Prepare the exchange between devices."""
         world, task = self.world, self.task
-        tables = halo_path.find_tables(world, self._ndim)
+        tables = self._tables = halo_path.find_tables(world, self._ndim)
         if self._exchanging:
             self.halo_taken = world.arrays.label.replace(",", " ").split()[0].lower()
             self.halo_reason = str(self._peers)
@@ -377,21 +380,24 @@ class Stepper(StepBlocks):
         alone = not self._exchanging and self.task.kernel is not None and self.world.backend.asynchronous
         filled = self._device_halos is not None and self._device_halos.capturable
         possible = (alone or filled) and not self.graph_reason
-        if not possible or self.taken < EAGER or cycle != self.steps_per_exchange:
+        if not possible or self.taken < EAGER:
             return 0
         if self.fused_steps > 1:  # the last kernels take fewer steps, whose numbers are known
-            left = cycle * passes(left, cycle).get(cycle, 0)
-        elif last:  # the last step also computes the results that feed no input
-            left -= 1
-        cycles = next((one for one in self._graph_cycles if self._is_worth_a_graph(one, left // cycle)), 0)
+            left = cycle * passes(left, cycle).get(cycle, 0) if cycle == self.steps_per_exchange else 0
+        elif last:  # the last cycle also computes the results that feed no input, and exchanges nothing
+            left = left - 1 if left > cycle else 0
+        if not left:
+            return 0
+        cycle = min(cycle, left)
+        cycles = next((one for one in self._graph_cycles if self._is_worth_a_graph(one, cycle, left)), 0)
         if not cycles:
             return 0
         steps, counts = cycles * cycle, (self.done, self.taken, self.exchanges)
-        key, places = self._graph_key(cycles), (list(self._blocks), dict(self._spare))
+        key, places = self._graph_key(cycles, cycle), (list(self._blocks), dict(self._spare))
         if key not in self._graphs:
             self._recording = True
             try:
-                self._graphs[key] = self.world.backend.capture(partial(self._graph_work, cycles))
+                self._graphs[key] = self.world.backend.capture(partial(self._graph_work, cycles, cycle))
             except NotCapturable as reason:
                 self.graph_reason = str(reason)
                 return 0
@@ -408,21 +414,22 @@ class Stepper(StepBlocks):
         self.graph = True
         return steps
 
-    def _graph_key(self, cycles: int) -> tuple[int, int]:
-        """Return what tells a graph from others: which block of the first field is read first, and cycles."""
-        return id(self._blocks[self.fed[0]]), cycles
+    def _graph_key(self, cycles: int, cycle: int) -> tuple[int, int, int]:
+        """Return what tells a graph from others: which block of the first field is read first, how many
+        cycles it takes, and the steps of each."""
+        return id(self._blocks[self.fed[0]]), cycles, cycle
 
-    def _is_worth_a_graph(self, cycles: int, left: int) -> bool:
-        """Return whether to launch a graph of so many cycles, where `left` are to be taken.
+    def _is_worth_a_graph(self, cycles: int, cycle: int, left: int) -> bool:
+        """Return whether to launch a graph of so many cycles of steps, where `left` steps are to be taken.
 
         To make one takes the host as long as some launches of it. The shortest is always made.
         """
-        made = self._graph_key(cycles) in self._graphs or cycles == self._graph_cycles[-1]
-        return left >= cycles * (1 if made else WORTH_MAKING)
+        made = self._graph_key(cycles, cycle) in self._graphs or cycles == self._graph_cycles[-1]
+        return left >= cycles * cycle * (1 if made else WORTH_MAKING)
 
-    def _graph_work(self, cycles: int) -> None:
+    def _graph_work(self, cycles: int, cycle: int) -> None:
         for _ in range(cycles):
-            self._cycle(self.steps_per_exchange, last=False)
+            self._cycle(cycle, last=False)
 
     def _step(self, remaining: int, final: bool) -> None:
         """Take one step, after which so many are taken without an exchange; then make the halos ready."""

@@ -430,6 +430,27 @@ def test_graphs_of_small_blocks_are_longer(
     assert taken == replays
 
 
+@pytest.mark.parametrize(
+    ("boundary", "grid"), [(one, grid) for one in BOUNDARIES for grid in ("3x1", "1x2", "2x2")]
+)
+def test_one_launch_fills_what_lies_beyond_the_array_between_two_exchanges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, boundary: str, grid: str
+) -> None:
+    on_host(monkeypatch, library)
+    widths = ((2, 1), (1, 2))
+    function = weighted(widths)
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, cval=9, outputs=2)(function)
+    arrays = [np.random.default_rng(n).integers(0, 2**32, (27, 19), np.uint32) for n in range(2)]
+    expected = plain_loop(function, arrays, 8, widths, boundary, [0, 1], 9)
+    ranks = np.prod([int(parts) for parts in grid.split("x")])
+    found, record = stepped(
+        tmp_path, job, arrays, 8, ranks=int(ranks), grid=grid, halo="direct", steps_per_exchange=3
+    )
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert record["steps"]["exchanges"] == 2
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("every", [1, 2])
 def test_graphs_hold_messages_of_the_device(
