@@ -34,6 +34,7 @@ BANDS = 16  # of a block in one copy, about
 EXCHANGE = 8e-6  # seconds of an exchange between devices, beside the time of its bytes
 DEVICE_MEMORY = 4e12  # bytes per second that a device reads and writes
 STEPS_BETWEEN = (1, 2, 4, 8)  # steps between two exchanges that are considered
+MOST_AXES = 2  # of arrays for which more than one is considered
 LINE = 128  # bytes, of a GPU's cache: a multiple lies between rows of blocks that a kernel takes
 
 
@@ -151,9 +152,11 @@ def fastest_steps(task: Task) -> int:
 
     An exchange takes `EXCHANGE` seconds beside the time of its bytes, which are the same for any number of
     steps. With `steps` between two of them, each step computes (steps - 1) / 2 layers more per cell of the
-    halo along each axis that is split.
+    halo along each axis that is split. Over three axes, where layers are large, one step is taken.
     """
     region = task.partition[0]
+    if len(region.shape) > MOST_AXES:
+        return 1
     moved = task.input_bytes(region) + task.result_bytes(region)
     extra = 0.0
     for length, parts, width in zip(region.shape, task.partition.grid, task.widths, strict=True):

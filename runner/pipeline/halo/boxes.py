@@ -26,7 +26,7 @@ from runner.region import Array, Shape
 KERNELS = Path(__file__).parent / "kernels" / "halo.cu"
 THREADS = 256  # of a block
 AXES = 6  # of a box in the table, as in kernels/halo.cu
-UNITS = 4 * THREADS  # of a row
+UNITS = 4 * THREADS  # of a row, at most
 WIDEST = 16  # bytes of a unit
 MOST = 1 << 31  # units of a box
 EXCHANGE = 1 << 32  # the sum of the marks of an exchange's rows for one neighbour, as in kernels/halo.cu
@@ -118,8 +118,12 @@ def launch(
     *more: Any,
     arrived: Mapping[int, int] | None = None,
 ) -> Callable[[], None]:
-    """Return a call that launches `kernel` on these boxes, with more arguments. arrived: as of `table`."""
-    rows = tables.upload(table(boxes, arrived))
+    """Return a call that launches `kernel` on these boxes, with more arguments. arrived: as of `table`.
+
+    A copy within a device has a thread for each unit: small halos then take more of its processors. A row for
+    a neighbour is longer, as each is announced.
+    """
+    rows = tables.upload(table(boxes, arrived, UNITS if arrived else THREADS))
     grid, block, arguments = (len(rows),), (THREADS,), (rows, *more)
     return lambda: kernel(grid, block, arguments)
 
@@ -209,15 +213,16 @@ def constants(field: FieldHalos, rank: int, cell: int, target: int) -> Iterator[
 
 
 def table(
-    boxes: Iterable[HaloBox], arrived: Mapping[int, int] | None = None
+    boxes: Iterable[HaloBox], arrived: Mapping[int, int] | None = None, most: int = UNITS
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return the rows of int64 for the kernel, at least one. Raises ValueError for a box it cannot copy.
 
+    most: units of a row.
     arrived: of each neighbour, the address of its count of what arrived from this rank. Each has a row at
     least, and its rows' marks are EXCHANGE in all.
     """
     parts = [part for box in boxes if box.nbytes for part in _aligned(_simplified(box))]
-    rows = [row for part in parts for row in _rows(part)]
+    rows = [row for part in parts for row in _rows(part, most)]
     for peer, address in (arrived or {}).items():
         of_peer = [row for row in rows if row[PEER] == peer]
         if not of_peer:
@@ -243,7 +248,7 @@ def _layout(field: FieldHalos, rank: int) -> BlockLayout:
     return layout
 
 
-def _rows(box: HaloBox) -> Iterator[list[int]]:
+def _rows(box: HaloBox, most: int) -> Iterator[list[int]]:
     length, *_ = box.axes[-1]
     outer = box.axes[:-1]
     parts = [length, box.source, box.target, WIDEST, *(part for axis in outer for part in axis[1:])]
@@ -253,7 +258,7 @@ def _rows(box: HaloBox) -> Iterator[list[int]]:
     if len(axes) > AXES or units >= MOST:
         raise ValueError(f"a face of {len(axes)} axes and {units:,} units")
     columns = [[axis[part] for axis in axes] + [0] * (AXES - len(axes)) for part in range(3)]
-    ends = [*range(0, units, UNITS), units]
+    ends = [*range(0, units, most), units]
     for first, last in pairwise(ends):
         yield [box.source, box.target, unit, first, last, box.peer, len(axes), 0, 0, *chain(*columns)]
 

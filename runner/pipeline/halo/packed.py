@@ -2,7 +2,6 @@
 
 A kernel launch (kernels/halo.cu) before the messages copies all cells that the neighbours need into buffers.
 A second launch copies the received cells into the halo, and fills the halo cells that need no other rank.
-Large messages are sent in parts, which are under way together.
 """
 
 from __future__ import annotations
@@ -12,14 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runner.comm.api import Message
 from runner.comm.checksum.checked import named
 from runner.pipeline.halo import boxes as halo_boxes
 from runner.pipeline.halo.boxes import FieldHalos, HaloBox, Tables
 from runner.region import Array
 from runner.world.world import World
-
-PART_BYTES = 2 << 20  # of a message, at most: NCCL receives the first part while later ones are sent
 
 
 class PackedHalos:
@@ -39,11 +35,10 @@ class PackedHalos:
         self._arrays, self._cells, self._address = world.arrays, cells, tables.address
         rank, empty = world.rank, world.backend.empty
         byte = np.dtype(np.uint8)
-        outgoing, incoming = (
+        self._outgoing, self._incoming = (
             [(peer, empty((size,), byte)) for peer, size in sorted(sizes.items())]
             for sizes in (_message_sizes(fields, rank, sends=sends) for sends in (True, False))
         )
-        self._outgoing, self._incoming = _in_parts(outgoing), _in_parts(incoming)
         move = tables.kernel(halo_boxes.KERNELS, "move_cells")
         self._launches: dict[int, _Launches] = {}
         for parity in (0, 1):
@@ -52,7 +47,7 @@ class PackedHalos:
                 _message_boxes(
                     fields, rank, blocks, {peer: tables.address(one) for peer, one in messages}, sends=sends
                 )
-                for messages, sends in ((outgoing, True), (incoming, False))
+                for messages, sends in ((self._outgoing, True), (self._incoming, False))
             )
             own = halo_boxes.own_boxes(fields, rank, blocks, [tables.address(cell) for cell in cells])
             self._launches[blocks[0]] = _Launches(
@@ -103,15 +98,6 @@ class _Launches:
     unpack: Callable[[], None]
     fill_own: Callable[[], None]
     unpack_and_fill: Callable[[], None]
-
-
-def _in_parts(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages in parts of at most `PART_BYTES`, views, in order."""
-    return [
-        (peer, array[first : first + PART_BYTES])
-        for peer, array in messages
-        for first in range(0, array.nbytes, PART_BYTES)
-    ]
 
 
 def _message_sizes(fields: Sequence[FieldHalos], rank: int, *, sends: bool) -> dict[int, int]:

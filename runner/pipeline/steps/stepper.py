@@ -61,8 +61,7 @@ class Stepper(StepBlocks):
     steps_per_exchange: 0: as many as one kernel takes, or of kernels of one step on a device as many as take
     the least time (`runner.plan.steps.fastest_steps`); lowered to the most that a kernel takes or the blocks
     allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
-    above; used if only axis 0 is split and the blocks are large enough; None: on GPUs that exchange halos by
-    messages. halo: auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if
+    above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo: auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if
     nothing is exchanged; halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
     of several steps stored the halos. graph: whether CUDA graphs took
     steps; graph_reason: why they cannot.
@@ -496,12 +495,14 @@ class Stepper(StepBlocks):
         return [self._spare[place] for place in self.fed]
 
     def _choose_overlap(self) -> None:
-        """Choose whether exchanges run beside the work: as asked, else on GPUs, and there with messages only.
+        """Choose whether exchanges overlap with the work: as asked, else on GPUs of several hosts.
 
-        A direct exchange takes less time than the additional calls of the function.
+        Between GPUs of one host, messages take no more time than the additional calls of the function and
+        the processors that NCCL takes from the others.
         """
         asked = self._overlap_asked
-        chosen = self.world.backend.asynchronous and isinstance(self._peers, str) if asked is None else asked
+        several_hosts = self.world.backend.asynchronous and len(self.world.hosts) > 1
+        chosen = several_hosts if asked is None else asked
         kernel = self.task.kernel
         in_one = self.fused_steps > 1 and kernel is not None and not kernel.takes_rows
         self.overlap = chosen and self._may_overlap and not in_one
