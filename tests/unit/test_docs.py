@@ -419,6 +419,17 @@ def test_the_plot_of_weak_scaling_has_the_efficiencies_of_the_records(tmp_path: 
     assert shown == written[1:]  # of 2 and 4 GPUs; one is the reference
 
 
+def test_the_plot_of_the_lesson_has_the_rates_of_its_record(tmp_path: Path) -> None:
+    load(DOCS / "pictures.py").coalescing(tmp_path / "lesson.html")
+    page = (tmp_path / "lesson.html").read_text()
+    record = json.loads((ROOT / "benchmarks" / "results" / "lesson_coalescing.json").read_text())
+    assert record["title"] in page
+    for one in record["accesses"]:
+        assert f">{one['useful_bytes'] / one['seconds'] / 1e9:.4g}<" in page, one
+    aligned, *misaligned = (one["seconds"] for one in record["accesses"] if one["stride"] == 1)
+    assert max(misaligned) < 1.02 * aligned, "as the page says"
+
+
 def test_one_section_of_a_page_is_left_to_photograph() -> None:
     page = "<head></head><section><h2>A</h2>a</section><section><h2>Pairs</h2>p</section>"
     shown = load(DOCS / "pictures.py").only(page, "Pairs")
@@ -575,7 +586,7 @@ def test_the_table_of_exit_statuses_is_that_of_the_code() -> None:
 def test_the_gallerys_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
     ended = run_commands(DOCS / "gallery.md", tmp_path, {f"{FAULT} --html verdict.html": [EXIT["critical"]]})
-    assert len(ended) == 5
+    assert len(ended) == 4
     pictures = load(DOCS / "pictures.py")
     for file, plot in pictures.RECORDED.items():
         plot(tmp_path / file)

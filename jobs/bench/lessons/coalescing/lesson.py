@@ -66,7 +66,7 @@ def measure(context: Context) -> Lesson:
         sentences(
             size, {a: share[a] for a in strided}, {a: share[a] for a in misaligned}, 4 * elements, reads.cache
         ),
-        _charts(size, [timed[a] for a in strided], [timed[a] for a in misaligned]),
+        charts(size, [timed[a] for a in strided], [timed[a] for a in misaligned]),
         tuple(mismatches),
         {
             "device": context.device,
@@ -110,7 +110,8 @@ def _tables(
     )
 
 
-def _charts(size: int, strided: list[TimedAccess], misaligned: list[TimedAccess]) -> tuple[Chart, Chart]:
+def charts(size: int, strided: list[TimedAccess], misaligned: list[TimedAccess]) -> tuple[Chart, Chart]:
+    """Chart the rates by stride and offset. size: elements of a piece. misaligned: the aligned one first."""
     useful = tuple((one.access.stride, one.useful / 1e9) for one in strided)
     whole = tuple((one.access.stride, rate(moved(one.access, size), one.seconds)) for one in strided)
     level = misaligned[0].useful / 1e9
