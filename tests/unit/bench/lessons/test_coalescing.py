@@ -170,7 +170,7 @@ def test_numpy_reads_on_a_cpu(measured: Callable[..., Lesson], maxbytes: int) ->
 def test_other_work_for_a_third_of_the_time_changes_no_rate(
     measured: Callable[..., Lesson], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Samples of an access in a row would all be slow: misaligned reads would seem faster than aligned ones."""
+    """Else all samples of one access are slow, and misaligned reads may seem faster than aligned ones."""
     calls = itertools.count()
     least = 3 * (len(STRIDES) + len(OFFSETS))
     monkeypatch.setattr(
