@@ -31,20 +31,21 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 FUNCTIONS = {"len": len, "max": max, "median": statistics.median, "min": min, "sum": sum}
 
-MARKER = re.compile(r"(<!--\{(.+?):([^:{}]*)\}-->)(.*?)(<!--/-->)")
-STATED = re.compile(r"<!--stated: \w.*?-->.*?<!--/-->")
+MARKER = re.compile(r"(<!--\{((?:(?!-->).)+):([^:{}]*)\}-->)([^<]*)(<!--/-->)")
+STATED = re.compile(r"<!--stated: \w[^>]*-->[^<]*<!--/-->")
 BROKEN = re.compile(r"<!--(?:\{|/|stated).*?-->")
 OWNED = re.compile(r"<!-- (?:made|tested) by (\S+).*?-->.*?<!-- end -->", re.DOTALL)
 CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`|(?<=\]\()[^)\s]+(?=\))", re.MULTILINE | re.DOTALL)
 
-RATE = r"(?:[kKMGT]i?)?B/s\b|[MGT]?cells?/s\b|cells a second\b|[GT]?FLOP/s\b"
-SHARE = r"% of (?:a |the |its )?(?:copy|peak|bound|limit|links?)\b"
+RATE = r"(?:[kKMGT]i?)?B/s\b|[MGT]?cells?/s\b|cells (?:a|per) second\b|[GT]?FLOP/?[sS]\b|[MG]LUPS\b"
+SHARE = r"(?:%|percent) of (?:a |the |its )?(?:copy|peak|bound|limit|links?)\b"
+UNIT = r"ms\b|s\b|(?:milli|micro)?seconds?\b|%|percent\b|times\b|x\b"
 NUMBER = r"(?:-?\d[\d.,]*|#)"  # "#" stands for a marker
 MORE = rf"(?:(?: to|,| and| or)\s{NUMBER})*"
 START = r"(?<![\w.#-])"
 FIGURE = re.compile(
-    rf"{START}{NUMBER}{MORE}(?: million| billion)?\s(?:{RATE}|[nuµ]s\b|times as\b|{SHARE})"
-    rf"|{START}-?\d[\d,]*\.\d+{MORE}\s(?:ms\b|s\b|%|times\b)"
+    rf"{START}{NUMBER}{MORE}(?: million| billion)?\s?(?:{RATE}|[nuµ]s\b|times as\b|{SHARE})"
+    rf"|{START}-?\d[\d,]*\.\d+{MORE}\s?(?:{UNIT})"
     r"|\b(?:drag|lift|Strouhal number)(?: is| of|:)? -?\d[\d.]+"
 )
 HEAD = re.compile(rf"{RATE}|\b(?:[nuµm]s|seconds|measured|here|ratio|of a copy|a step|time)\b")
@@ -99,6 +100,8 @@ def figure(expression: str, form: str) -> str:
         names = [node for node in ast.walk(ast.parse(expression, mode="eval")) if isinstance(node, ast.Name)]
         own = {node.id for node in names if isinstance(node.ctx, ast.Store)} | FUNCTIONS.keys()
         records = {node.id: record(node.id) for node in names if node.id not in own}
+        if not records:
+            raise LookupError("it names no record")
         return format(eval(expression, {"__builtins__": {}, **FUNCTIONS, **records}), form)
     except Exception as error:
         raise ValueError(f"{expression}: {type(error).__name__}: {error}") from error
@@ -120,8 +123,11 @@ def filled(match: re.Match[str]) -> str:
         return match[0]
 
 
-def faults(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and a sentence for each figure of a page that is wrong or has no marker."""
+def faults(text: str, name: str = "") -> Iterator[tuple[int, str]]:
+    """Yield the line and a sentence for each figure of a page that is wrong or has no marker.
+
+    name: of the page's file, which those who make or test its tables must mention.
+    """
     text = CODE.sub(lines_only, text)
     for match in MARKER.finditer(text):
         try:
@@ -133,9 +139,12 @@ def faults(text: str) -> Iterator[tuple[int, str]]:
             yield line(text, match), f"got {match[4]}, expected {expected}. Try: nox -s figures"
         if not text[: match.start()].rpartition("\n")[2].strip("-* "):
             yield line(text, match), "a marker at the start of a line turns the line into HTML"
+        if "|" in match[1]:
+            yield line(text, match), f"{match[1]}: a | splits the cells of a table"
     for match in OWNED.finditer(text):
-        if not (ROOT / match[1]).exists():
-            yield line(text, match), f"a table by {match[1]}: no such file"
+        owner = ROOT / match[1]
+        if not owner.is_file() or name not in owner.read_text():
+            yield line(text, match), f"{match[1]} neither makes nor tests a table of {name}"
     bare = OWNED.sub(lines_only, re.sub(f"{MARKER.pattern}|{STATED.pattern}", "#", text))
     for match in BROKEN.finditer(bare):
         yield line(bare, match), f"{match[0]} is neither a marker nor a reason. Try: read docs/figures.py"
@@ -171,7 +180,8 @@ def main(words: list[str]) -> None:
     for page in pages():
         if words == ["fill"]:
             page.write_text(MARKER.sub(filled, page.read_text()))
-        found += [f"{page.relative_to(ROOT)}:{place}: {fault}" for place, fault in faults(page.read_text())]
+        for place, fault in faults(page.read_text(), page.name):
+            found.append(f"{page.relative_to(ROOT)}:{place}: {fault}")
     if found:
         sys.exit("\n".join(found))
 

@@ -33,7 +33,7 @@ def marked(expression: str, figure: str) -> str:
 
 def test_every_page_has_the_figures_of_its_records() -> None:
     module = load(ROOT / "docs" / "figures.py")
-    found = {page.name: [*module.faults(page.read_text())] for page in module.pages()}
+    found = {page.name: [*module.faults(page.read_text(), page.name)] for page in module.pages()}
     assert {name: faults for name, faults in found.items() if faults} == {}
     assert sum(len(module.MARKER.findall(page.read_text())) for page in module.pages()) > 100
 
@@ -70,6 +70,8 @@ def test_a_marker_has_the_figure_of_its_record(figures: Any, expression: str, fi
         ('runs.rows(case="heat").rate:.1f', "2 rows have {'case': 'heat'}, expected one"),
         ("runs.rows:.1f", "TypeError"),
         ("runs.rows(:.1f", "SyntaxError"),
+        ("4:d", "it names no record"),
+        ("max(4, 3):d", "it names no record"),
         ("open:d", "no record benchmarks/results/open.json"),
         ("runs.seconds.copy / 0:.1f", "ZeroDivisionError"),
     ],
@@ -86,6 +88,12 @@ def test_a_marker_without_a_figure_says_why_and_stays(figures: Any, expression: 
     "text",
     [
         "It makes 339 GB/s.",
+        "It makes 339GB/s.",
+        "It makes 3 GLUPS.",
+        "It makes 3.5 billion cells per second.",
+        "It takes 1.5 seconds.",
+        "It is 1.5x as fast.",
+        "It reaches 95 percent of the peak.",
         "It makes 3.3 TB/s on one.",
         "One computes 82 billion cells a second.",
         "It makes 96.2 Gcell/s.",
@@ -143,11 +151,20 @@ def test_what_is_no_measurement_needs_no_marker(figures: Any, text: str) -> None
         ("a <!--{runs.seconds.copy:.0f}-->4", "neither a marker nor a reason"),
         ("a\n<!--{runs.seconds.copy:.0f}-->4<!--/--> GB/s", "turns the line into HTML"),
         ("- <!--{runs.seconds.copy:.0f}-->4<!--/--> GB/s", "turns the line into HTML"),
-        ("<!-- made by nobody.py -->\n1.5 s\n<!-- end -->", "no such file"),
+        ("| a | <!--{len(runs.rows) | 4:d}-->6<!--/--> |", "splits the cells"),
+        ("<!-- made by nobody.py -->\n1.5 s\n<!-- end -->", "neither makes nor tests a table of page.md"),
+        ("<!-- tested by noxfile.py -->\n1.5 s\n<!-- end -->", "neither makes nor tests a table of page.md"),
+        ("a <!--{runs.seconds.copy:.0f}-->4 to <!--{runs.seconds.copy:.0f}-->4<!--/-->", "neither a marker"),
+        (
+            "a <!--{runs.seconds.copy}-->4<!--/--> b <!--{runs.seconds.copy:.0f}-->4<!--/-->",
+            "neither a marker",
+        ),
     ],
 )
 def test_a_marker_that_cannot_work_is_found(figures: Any, text: str, says: str) -> None:
-    assert says in " ".join(fault for _, fault in figures.faults(text))
+    assert says in " ".join(fault for _, fault in figures.faults(text, "page.md"))
+    untouched = figures.MARKER.sub(figures.filled, text)
+    assert untouched == text
 
 
 def test_the_command_fills_pages_and_fails_for_what_it_cannot(
