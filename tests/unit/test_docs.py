@@ -24,6 +24,7 @@ from scipy import ndimage
 from scripts import load
 
 import meshrun
+from jobs.airflow.airflow import airflow
 from jobs.bench.command_base import BAD_USAGE
 from jobs.linalg.matmul.job import matmul
 from jobs.measure.exit_codes import NeedsGpu, Stuck, WrongResults
@@ -36,10 +37,13 @@ from launch.cli.main import main
 from launch.cli.plugins import check_words
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, UserError
+from runner.fuse.host import most_steps as most_steps_on_a_cpu
+from runner.fuse.steps.kernel import MOST_STEPS
 from runner.plan.job_forecast import Place, links_of
 from runner.plan.machine import nominal
 from runner.plan.step_options import StepOptions
 from runner.plan.stream_options import StreamOptions
+from runner.report import summary
 from runner.run.execute import Options, run
 from runner.world.world import open_world
 
@@ -419,6 +423,17 @@ def test_the_plot_of_weak_scaling_has_the_efficiencies_of_the_records(tmp_path: 
     assert shown == written[1:]  # of 2 and 4 GPUs; one is the reference
 
 
+def test_the_plot_of_the_lesson_has_the_rates_of_its_record(tmp_path: Path) -> None:
+    load(DOCS / "pictures.py").coalescing(tmp_path / "lesson.html")
+    page = (tmp_path / "lesson.html").read_text()
+    record = json.loads((ROOT / "benchmarks" / "results" / "lesson_coalescing.json").read_text())
+    assert record["title"] in page
+    for one in record["accesses"]:
+        assert f">{one['useful_bytes'] / one['seconds'] / 1e9:.4g}<" in page, one
+    aligned, *misaligned = (one["seconds"] for one in record["accesses"] if one["stride"] == 1)
+    assert max(misaligned) < 1.02 * aligned, "as the page says"
+
+
 def test_one_section_of_a_page_is_left_to_photograph() -> None:
     page = "<head></head><section><h2>A</h2>a</section><section><h2>Pairs</h2>p</section>"
     shown = load(DOCS / "pictures.py").only(page, "Pairs")
@@ -575,7 +590,7 @@ def test_the_table_of_exit_statuses_is_that_of_the_code() -> None:
 def test_the_gallerys_commands_succeed(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "rocket.jpg", tmp_path / "photo.jpg")
     ended = run_commands(DOCS / "gallery.md", tmp_path, {f"{FAULT} --html verdict.html": [EXIT["critical"]]})
-    assert len(ended) == 5
+    assert len(ended) == 4
     pictures = load(DOCS / "pictures.py")
     for file, plot in pictures.RECORDED.items():
         plot(tmp_path / file)
@@ -593,6 +608,82 @@ def test_the_commands_of_the_page_on_products_succeed(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", b)
     assert run_commands(DOCS / "matmul.md", tmp_path)
     np.testing.assert_allclose(np.load(tmp_path / "c.npy"), a @ b, atol=1e-12)
+
+
+def test_the_record_of_the_first_flow_is_that_of_the_command_above_it() -> None:
+    """`python docs/pictures.py street` makes it again."""
+    record = json.loads((ROOT / "benchmarks" / "results" / "airflow_street.json").read_text())
+    text = (DOCS / "airflow.md").read_text()
+    (line,) = re.findall(r"^\$ meshrun run airflow cylinder street.webp (--.*)$", text, re.MULTILINE)
+    words = shlex.split(line)
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    parameters = record["parameters"]
+    assert (record["input"], record["steps"]["steps"]) == ("cylinder", int(options.pop("--steps")))
+    assert record["steps"]["frames"] == 1 + record["steps"]["steps"] // int(options.pop("--every"))
+    defaults = airflow.complete({})
+    for name, default in defaults.items():
+        wanted = options.pop(f"--{name.replace('_', '-')}", default)
+        assert parameters[name] == (type(parameters[name])(wanted) if wanted is not None else None), name
+    assert options == {}
+    for key in re.findall(r"airflow_street\.result\.(\w+)", text):
+        assert key in record["result"]
+
+
+@pytest.mark.parametrize("page", ["airflow.md", "plan.md"])
+def test_the_plans_on_pages_are_those_of_their_commands(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # without the rates of this machine
+    shown = [block.partition("\n") for block in blocks(DOCS / page, "console")]
+    ((command, _, output),) = [(c, n, o) for c, n, o in shown if c.startswith("$ meshrun plan ") and o]
+    assert main(shlex.split(command)[2:]) == 0
+    assert capsys.readouterr().out.strip() == output.strip()
+
+
+def test_the_summary_of_a_run_of_many_steps_is_that_of_its_record() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "fuse_run_wave.json").read_text())
+    (block,) = [text for text in blocks(DOCS / "fusing.md", "console") if "examples/wave.py" in text]
+    command, elision, *lines = block.splitlines()
+    assert elision == "..."
+    assert command.endswith(f" --steps {record['steps']['steps']}")
+    assert "\n".join(lines) in summary.render(record)
+
+
+def test_the_rows_of_overlap_are_those_of_their_record() -> None:
+    record = json.loads((ROOT / "benchmarks" / "results" / "overlap_all_gather_copy.json").read_text())
+    text = (DOCS / "bench.md").read_text()
+    (block,) = re.findall(r"overlap_all_gather_copy\.json\).*?```\n(.*?)```", text, re.DOTALL)
+    shown = [line.split() for line in block.splitlines() if not line.startswith("#")]
+    rows = {row["size"]: row for row in record["rows"]}
+    assert len(shown) == 3
+    for size, *cells in shown:
+        row = rows[int(size)]
+        assert cells[:2] == [row["datatype"], row["reduction"]]
+        times = [
+            f"{value:.2f}"
+            for kind in ("alone", "together", "beside")
+            for value in (1e6 * row[kind], row[f"{kind}_busbw"])
+        ]
+        kernel = [f"{row['kernel']:.2f}", f"{row['kernel_beside']:.2f}"]
+        assert cells[2:] == [*times, *kernel, f"{100 * row['hidden']:.0f}", str(row["wrong"])]
+
+
+def test_the_page_on_kernels_has_the_steps_that_one_kernel_takes() -> None:
+    text = " ".join((DOCS / "fusing.md").read_text().split())
+    assert f"memory is read and written once in up to {MOST_STEPS} steps" in text
+    assert f"{most_steps_on_a_cpu(2)} steps a call ({most_steps_on_a_cpu(3)} over three axes)" in text
+
+
+@pytest.mark.parametrize(
+    ("record", "library"),
+    [("faults_open_mpi_2026112704", "Open MPI"), ("faults_mpich_2026112705", "MPICH")],
+)
+def test_the_tables_of_faults_are_those_of_their_records(record: str, library: str) -> None:
+    random_faults = load(ROOT / "tests" / "faults" / "random_faults.py")
+    runs = json.loads((ROOT / "benchmarks" / "results" / f"{record}.json").read_text())["runs"]
+    begin = f"<!-- made by tests/faults/random_faults.py with {library} -->\n"
+    shown = (DOCS / "faults.md").read_text().partition(begin)[2].partition(random_faults.END)[0]
+    assert shown == random_faults.table(runs)
 
 
 def test_the_commands_of_the_page_on_airflow_are_accepted() -> None:

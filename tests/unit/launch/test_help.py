@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.cli.main import main
-from launch.help import OF_THE_SITE, pages, rendered
+from launch.help import COMMENT, OF_THE_SITE, pages, rendered
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -26,9 +26,18 @@ def test_every_page_has_a_topic_of_its_own(capsys: pytest.CaptureFixture[str]) -
     assert listed == [*pages(DOCS)]
 
 
-def test_a_page_in_a_pipe_is_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_in_a_pipe_is_its_source_without_comments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "sharp-edges"]) == 0
+    assert capsys.readouterr().out == (DOCS / "sharp-edges.md").read_text()
+    source = (DOCS / "streaming.md").read_text()
+    assert "<!--" in source
     assert main(["help", "streaming"]) == 0
-    assert capsys.readouterr().out == (DOCS / "streaming.md").read_text()
+    assert capsys.readouterr().out == re.sub("<!--.*?-->", "", source)
+
+
+def test_a_comment_on_a_line_of_its_own_leaves_no_empty_line() -> None:
+    shown = COMMENT.sub("", "a\n\n<!-- made by x -->\n| a |\n<!-- end -->\nb <!--{c:d}-->1<!--/--> GB/s\n")
+    assert shown == "a\n\n| a |\nb 1 GB/s\n"
 
 
 def test_a_page_on_a_terminal_goes_through_the_pager(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs.bench.lessons.coalescing.methods import (
     Access,
@@ -43,16 +44,27 @@ def measure(context: Context) -> Lesson:
             got=f"-e {context.maxbytes}",
             expected=f"at least {LEAST} bytes",
         )
-    reads: Reads = CpuReads(context, elements) if context.box is None else GpuReads(context, elements)
-    context.progress("a plain copy")
-    copy = TimedAccess(Access(1, 0, elements), reads.copy())
+    single = replace(context, samples=1)
+    reads: Reads = CpuReads(single, elements) if context.box is None else GpuReads(single, elements)
     strided = [Access(stride, 0, (elements - ROOM) // stride) for stride in STRIDES]
     misaligned = [Access(1, offset, elements - ROOM) for offset in OFFSETS]
-    timed: dict[Access, TimedAccess] = {}
+    accesses = tuple(dict.fromkeys([*strided, *misaligned]))
+
+    # Samples are taken in turn: other work on the machine then slows one of each access, not all of one.
+    copies: list[float] = []
+    samples: dict[Access, list[float]] = {access: [] for access in accesses}
+    for number in range(1, context.samples + 1):
+        context.progress(f"a plain copy, sample {number}")
+        copies.append(reads.copy())
+        for access in accesses:
+            context.progress(f"stride {access.stride}, offset {access.first}, sample {number}")
+            samples[access].append(reads.gather(access))
+    copy = TimedAccess(Access(1, 0, elements), statistics.median(copies))
+    timed = {access: TimedAccess(access, statistics.median(samples[access])) for access in accesses}
+
     mismatches: list[str] = []
-    for access in dict.fromkeys([*strided, *misaligned]):
-        context.progress(f"stride {access.stride}, offset {access.first}")
-        timed[access] = TimedAccess(access, reads.gather(access))
+    for access in accesses:
+        context.progress(f"the data of stride {access.stride}, offset {access.first}")
         wrong = reads.mismatches(access) if context.check else 0
         if wrong:
             mismatches.append(f"stride {access.stride}, offset {access.first}: {wrong:,} elements are wrong")
@@ -66,7 +78,7 @@ def measure(context: Context) -> Lesson:
         sentences(
             size, {a: share[a] for a in strided}, {a: share[a] for a in misaligned}, 4 * elements, reads.cache
         ),
-        _charts(size, [timed[a] for a in strided], [timed[a] for a in misaligned]),
+        charts(size, [timed[a] for a in strided], [timed[a] for a in misaligned]),
         tuple(mismatches),
         {
             "device": context.device,
@@ -110,7 +122,8 @@ def _tables(
     )
 
 
-def _charts(size: int, strided: list[TimedAccess], misaligned: list[TimedAccess]) -> tuple[Chart, Chart]:
+def charts(size: int, strided: list[TimedAccess], misaligned: list[TimedAccess]) -> tuple[Chart, Chart]:
+    """Chart the rates by stride and offset. size: elements of a piece. misaligned: the aligned one first."""
     useful = tuple((one.access.stride, one.useful / 1e9) for one in strided)
     whole = tuple((one.access.stride, rate(moved(one.access, size), one.seconds)) for one in strided)
     level = misaligned[0].useful / 1e9

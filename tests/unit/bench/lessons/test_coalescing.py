@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from lesson_box import START, Kernel, LessonBox
 
 from jobs import kernels
-from jobs.bench.lessons import pseudorandom, show
+from jobs.bench.lessons import devices, pseudorandom, show
 from jobs.bench.lessons.coalescing import lesson as coalescing
 from jobs.bench.lessons.coalescing.lesson import OFFSETS, STRIDES, sentences
 from jobs.bench.lessons.coalescing.methods import (
@@ -93,7 +94,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Lesson]:
             monkeypatch.setattr(kernels, "load", box.load)
             monkeypatch.setattr(timers, "time", SimpleNamespace(perf_counter=box.clock))
         return coalescing.measure(
-            Context(single_rank_world(CpuBackend()), box, samples=1, maxbytes=maxbytes, **words)
+            Context(single_rank_world(CpuBackend()), box, **{"samples": 1, "maxbytes": maxbytes, **words})
         )
 
     return measure
@@ -164,6 +165,21 @@ def test_numpy_reads_on_a_cpu(measured: Callable[..., Lesson], maxbytes: int) ->
     assert lesson.facts["grain_bytes"] == 64
     assert "cache lines" in show.text(lesson)
     assert [row[0] for row in lesson.tables[0].rows] == [*STRIDES, "copy"]
+
+
+def test_other_work_for_a_third_of_the_time_changes_no_rate(
+    measured: Callable[..., Lesson], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all samples of one access are slow, and misaligned reads may seem faster than aligned ones."""
+    calls = itertools.count()
+    least = 3 * (len(STRIDES) + len(OFFSETS))
+    monkeypatch.setattr(
+        devices, "sampled_host_seconds", lambda work: 2.0 if next(calls) < least // 3 else 1.0
+    )
+    lesson = measured(None, samples=3)
+    assert next(calls) >= least
+    assert {one["seconds"] for one in lesson.facts["accesses"]} == {1.0}
+    assert lesson.facts["copy_seconds"] == 1.0
 
 
 def test_wrong_reads_on_a_cpu_are_found(
