@@ -48,7 +48,7 @@ EAGER = 32  # steps that are launched one by one before a CUDA graph is made of 
 GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is taken
 # A host that is busy takes half a millisecond to launch a graph: those of small blocks are longer.
 LONGEST_GRAPH, GRAPH_BYTES = 256, 10 << 30  # steps; bytes that they read and write on a rank, at most
-WORTH_MAKING = 4  # launches of a long graph, at least, for which it is made
+WORTH_MAKING = 16  # launches of a long graph, at least, for which it is made
 ONE_COPY = "the fields are in memory once"
 PENDING = 64  # spans of device work that are not yet added to the phases
 BeforeStep = Callable[[Sequence[Array]], None]
@@ -61,8 +61,9 @@ class Stepper(StepBlocks):
     steps_per_exchange: 0: as many as one kernel takes, or of kernels of one step on a device as many as take
     the least time (`runner.plan.steps.fastest_steps`); lowered to the most that a kernel takes or the blocks
     allow (`lowered`: why, "" if not). Of blocks that exchange nothing, the steps of one kernel. overlap: see
-    above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo: auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if
-    nothing is exchanged; halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
+    above; used if only axis 0 is split and the blocks are large enough; None: on GPUs of several hosts. halo:
+    auto, nccl or direct; halo_taken: direct, or the first word of the transport, "" if nothing is exchanged;
+    halo_reason: why it is not direct, "" if it is. exchanges_by_kernel: whether kernels
     of several steps stored the halos. graph: whether CUDA graphs took
     steps; graph_reason: why they cannot.
     keep_finals: keep the results that feed no input after every `advance`, not only after the last step.
