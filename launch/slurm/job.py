@@ -13,13 +13,13 @@ from pathlib import Path
 from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import JobRequest
-from launch.slurm.followed_job import FollowedJob, RestartableStatusLines, task_end
+from launch.slurm.followed_job import AttemptStatusLines, FollowedJob, task_end
+from launch.slurm.output_file import OutputFile, check_output, expand, values_before, values_of
 from launch.slurm.queries import GONE, JobState, last_line, program
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.query import query
-from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import signal_handlers, supervise
 
 READ_INTERVAL = 0.2  # seconds between two reads of the output
@@ -30,12 +30,12 @@ TIMEOUT = 60.0  # seconds for a cancelled job to end
 
 @dataclass
 class SubmittedJob:
-    """A submitted job. runs: one for the job, or one for each task of an array, by name."""
+    """A submitted job. folder: for the status of its runs. runs: one for the job, or one for each task of an
+    array, by name."""
 
     id: str
     token: str
-    requeue: bool
-    array: bool
+    request: JobRequest
     folder: Path
     interrupted: signal.Signals | None = None
     runs: dict[str, FollowedJob] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class SubmittedJob:
         unfinished = [run for run in self.runs.values() if not run.closed]
         for run in unfinished:
             run.read_output()
-            if run.hangs and not (run.cancelled or self.requeue):
+            if run.hangs and not (run.cancelled or self.request.requeue):
                 query([program("scancel"), run.state.id])
                 run.cancelled = True
-        missing = next((run.state.output for run in unfinished if run.missing), None)
+        missing = next((run.output for run in unfinished if run.missing), None)
         if missing and not self._missed:
-            tell(f"warning: {missing} does not exist here: is it on a file system shared by all hosts?")
+            tell(f"warning: {missing} has no output of this job: is it on a file system shared by all hosts?")
             self._missed = True
 
     def _over(self) -> bool:
@@ -126,11 +126,20 @@ class SubmittedJob:
     def _followed(self, state: JobState) -> FollowedJob:
         from runner.world.run_status import RunDirectory
 
-        run = RunDirectory(self.folder / state.id)
+        request, run = self.request, RunDirectory(self.folder / state.id)
         run.path.mkdir()
-        lines = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
-        before = JobState(state.id, "", output=state.output)
-        return FollowedJob(run, lines, before, shown=not self.array, token=self.token, requeue=self.requeue)
+        mark = f"{batch_script.attempt_mark(self.token, state.number)}\n".encode()
+        values = values_of(state, values_before(os.environ))
+        appends = batch_script.open_mode(request) == "append"
+        return FollowedJob(
+            run,
+            AttemptStatusLines(run, self.token),
+            JobState(state.id, ""),
+            OutputFile(os.path.join(request.folder, request.output_file), values, mark, appends),
+            shown=not request.array,
+            token=self.token,
+            requeue=request.requeue,
+        )
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
         """Report how each run ended; returns the first exit status other than 0. conclude: as for `judge`."""
@@ -156,8 +165,8 @@ class SubmittedJob:
             tail = one.output_tail.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", tail)
             statuses.append(judge(one.run, outcome, debug, conclude=conclude))
-            if self.array:
-                tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
+            if self.request.array:
+                tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.output}")
         if self.waiting is not None:
             why = f"job {self.waiting.id}: {self.waiting.state} before it started"
             tell(why)
@@ -175,15 +184,17 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
     from runner.world.run_status import RunDirectory
 
     program("scontrol")
+    values = values_before(os.environ)
+    check_output(job.output_file, values, Path(job.folder))
     token = secrets.token_hex(8)
     text = batch_script.script(spec, job, token)
     folder = RunDirectory.create().path
-    follower = SubmittedJob("", token, job.requeue, job.array is not None, folder)
+    follower = SubmittedJob("", token, job, folder)
     try:
         with signal_handlers(follower.signalled):
-            follower.id = _submit(text)
-            output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
-            tell(f"job {follower.id} submitted, its output goes to {output}")
+            follower.id = _submit(text, job)
+            values |= {"A": follower.id} if job.array else {"A": follower.id, "j": follower.id}
+            tell(f"job {follower.id} submitted, its output goes to {expand(job.output_file, values)}")
             _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job with this number
             if follower.follow():
                 _remove_notes(follower.id, f"{follower.id}_*")
@@ -224,11 +235,13 @@ def _remove_notes(*jobs: str) -> None:
                 note.unlink(missing_ok=True)
 
 
-def _submit(text: str) -> str:
+def _submit(text: str, job: JobRequest) -> str:
     """Submit a script with sbatch; returns the job's number."""
     from runner.errors import UserError
 
-    done = query([program("sbatch"), "--parsable"], text)
+    # Variables such as SBATCH_OUTPUT count more than the script, and options more than these.
+    ours = [f"--output={job.output_file}", f"--open-mode={batch_script.open_mode(job)}"]
+    done = query([program("sbatch"), "--parsable", *ours], text)
     if done.returncode:
         raise UserError("Slurm rejected the job", got=last_line(done), hint="sinfo; --print shows the script")
     return done.stdout.strip().partition(";")[0]
