@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.slurm import queries
-from launch.slurm.followed_job import FollowedJob, AttemptStatusLines
+from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
 from launch.slurm.output_file import OutputFile
 from launch.slurm.queries import JobState
 from runner.world.run_status import LINE, RunDirectory, signed_note
