@@ -112,6 +112,7 @@ def test_bytes_cross_the_wires(site: Site) -> None:
 def test_a_hostfile_and_settings_reach_every_rank(site: Site) -> None:
     (site.notes / "hosts").write_text("n1 slots=2\nn3:2  # the other notation\n")
     words = ("--hostfile", str(site.notes / "hosts"), "-x", "NCCL_DEBUG=WARN", "-x", "UCX_LOG_LEVEL=error")
+    words += ("-x", "NCCL_SOCKET_IFNAME=^docker0,lo")
     done = site.run(*words, "--", "doctor", "--json", str(site.notes / "facts.json"))
     assert done.returncode == 0, done.stderr
     ranks = json.loads((site.notes / "facts.json").read_text())["ranks"]
@@ -120,7 +121,8 @@ def test_a_hostfile_and_settings_reach_every_rank(site: Site) -> None:
     ]  # fmt: skip
     for rank in ranks:
         assert rank["settings"]["NCCL_DEBUG"] == "WARN"
-        assert rank["settings"]["NCCL_SOCKET_IFNAME"] == "=eth0"
+        assert rank["settings"]["NCCL_SOCKET_IFNAME"] == "^docker0,lo"
+        assert rank["settings"]["UCX_NET_DEVICES"] == "eth0"
         assert rank["settings"]["UCX_LOG_LEVEL"] == "error"
         assert not rank["one_core"]
 
