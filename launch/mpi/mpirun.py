@@ -58,7 +58,7 @@ def start(
     restarts: how often to start again on the hosts that are left after one, or a rank of one, was lost, for a
     command `run`. start_timeout: as for `Clocks`.
 
-    Raises UserError without a launcher, or if a host does not answer.
+    Raises UserError without a launcher, if a host does not answer, or if two names are of one host.
     """
     from runner.errors import tell
 
@@ -66,6 +66,7 @@ def start(
     if launcher.whole_lines:  # raw output might cut the ranks' status lines
         columns = None
     found = ssh_hosts.probe_hosts(spec, sys.executable, timeout)
+    ssh_hosts.check_names(found, launcher.vendor)
     mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
     if spec.network is None and (interface := ssh_hosts.common_interface(found)):
         own = own_interfaces({**os.environ, **spec.settings})

@@ -30,6 +30,7 @@ OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
 MPICH = "HYDRA build details:"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 20260301 (id: 1234)"
+CHECK_NAMES = ssh_hosts.check_names
 VENDORS: tuple[Vendor, ...] = ("Open MPI", "MPICH", "Intel MPI")
 SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8"), 2, 8, ("n1", "n2"))
 ON_ETH1 = LaunchSpec(("selftest",), 2, 8, ("n1", "me@n2"), network="eth1", host_timeout=30.0)
@@ -85,6 +86,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(mpi_library, "check", lambda *_: None)  # the launcher is not this Python's
+    monkeypatch.setattr(ssh_hosts, "check_names", lambda *_: None)  # hosts are this one
     return Machine(tmp_path)
 
 
@@ -365,6 +367,16 @@ def test_the_launchers_good_status_without_a_record_is_a_failure(
     found.path.write_text(found.path.read_text().replace(" record ", " nothing "))
     assert mpirun.start(here()) == 1
     assert "no completion record" in capsys.readouterr().err
+
+
+def test_nothing_is_started_on_one_host_under_two_names(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_hosts, "check_names", CHECK_NAMES)
+    machine.install(MPICH)
+    with pytest.raises(UserError, match=f"{os.uname().nodename} and localhost are the same host"):
+        mpirun.start(here())
+    assert not machine.note.exists()
 
 
 def test_nothing_is_started_unless_every_host_answers(machine: Machine) -> None:
