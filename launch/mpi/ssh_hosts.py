@@ -121,14 +121,13 @@ def check_names(found: Sequence[HostProbe], vendor: Vendor) -> None:
     if same := _alike((probe.host, short_name(probe.name)) for probe in found):
         names, name = same
         raise UserError(
-            f"{' and '.join(names)} are different hosts with one host name, {name}: Open MPI cannot tell them "
-            "apart",
+            f"{' and '.join(names)} are different hosts, both named {name}: Open MPI cannot tell them apart",
             hint="hostnamectl set-hostname on one of them, to a name that differs before the first dot",
         )
     if same := _alike((probe.host, short_name(probe.host)) for probe in found):
         names, name = same
         raise UserError(
-            f"{' and '.join(names)} are one host, {name}, for Open MPI: it ignores what follows the first dot",
+            f"{' and '.join(names)} are one host to Open MPI, {name}: it ignores what follows the first dot",
             hint="names that differ before the first dot, or the hosts' IPv4 addresses",
         )
 

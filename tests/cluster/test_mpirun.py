@@ -127,6 +127,15 @@ def test_a_hostfile_and_settings_reach_every_rank(site: Site) -> None:
         assert not rank["one_core"]
 
 
+@pytest.mark.parametrize("other", ["N2", "10.77.77.2"])
+def test_a_host_under_two_names_is_refused_before_anything_starts(site: Site, other: str) -> None:
+    done = site.run("-j", "2x1", "--hosts", f"{other},n2", "--", *FOR_EVER)
+    assert done.returncode == 2
+    assert f"meshrun: {other} and n2 are the same host, n2. Try: list each host once" in done.stderr
+    assert "network:" not in done.stderr
+    site.nothing_is_left()
+
+
 def test_a_slow_wire_is_seen(site: Site) -> None:
     """n3's is limited: 1 MiB takes 0.2 s; the same exchange between n1 and n2 is many times faster."""
     site.hosts.rate("n3", "50mbit")

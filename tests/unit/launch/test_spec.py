@@ -64,7 +64,7 @@ def test_ipv6_addresses(word: str, tmp_path: Path) -> None:
         f"--hosts: {word} is an IPv6 address, which MPI launchers do not take. "
     )
     (tmp_path / "hosts").write_text(f"n1\n{word} slots=2\n")
-    with pytest.raises(ValueError, match="hosts, line 2: .* is an IPv6 address"):
+    with pytest.raises(ValueError, match=r"hosts, line 2: .* is an IPv6 address"):
         read_hostfile(tmp_path / "hosts")
 
 

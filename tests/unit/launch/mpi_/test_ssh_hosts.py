@@ -288,11 +288,7 @@ def named(*hosts: tuple[str, str, str]) -> list[HostProbe]:
 
 
 @pytest.mark.parametrize("vendor", ["Open MPI", "MPICH", "Intel MPI"])
-@pytest.mark.parametrize(
-    "host",
-    ["N2", "10.0.0.2", "n2.cluster", "me@n2", "localhost"],
-    ids=["case", "address", "FQDN", "user", "here"],
-)
+@pytest.mark.parametrize("host", ["N2", "10.0.0.2", "n2.cluster", "me@n2", "localhost"])
 def test_a_host_under_two_names_is_refused(vendor: Vendor, host: str) -> None:
     with pytest.raises(UserError) as refused:
         check_names(named(("n1", "n1", "b1"), (host, "n2.cluster", "b2"), ("n2", "n2.cluster", "b2")), vendor)
@@ -305,9 +301,7 @@ def test_a_host_under_two_names_is_refused(vendor: Vendor, host: str) -> None:
 @pytest.mark.parametrize("name", ["n1", "n1.b"])
 def test_two_hosts_of_one_name_are_refused_for_open_mpi(name: str) -> None:
     hosts = named(("a", "n1.a", "b1"), ("b", name, "b2"), ("c", "n3", "b3"))
-    with pytest.raises(
-        UserError, match="a and b are different hosts, but both call themselves n1, and Open MPI"
-    ):
+    with pytest.raises(UserError, match="a and b are different hosts, both named n1: Open MPI"):
         check_names(hosts, "Open MPI")
     check_names(hosts, "MPICH")
     check_names(hosts, "Intel MPI")
@@ -315,7 +309,7 @@ def test_two_hosts_of_one_name_are_refused_for_open_mpi(name: str) -> None:
 
 def test_two_names_that_are_one_to_open_mpi_are_refused() -> None:
     hosts = named(("x.a", "n1", "b1"), ("me@x.b", "n2", "b2"))
-    with pytest.raises(UserError, match=r"x\.a and me@x\.b are one host, x, to Open MPI"):
+    with pytest.raises(UserError, match=r"x\.a and me@x\.b are one host to Open MPI, x"):
         check_names(hosts, "Open MPI")
     check_names(hosts, "MPICH")
 
