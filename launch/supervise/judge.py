@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from launch.supervise.launcher_output import no_space, process_ends, start_failure, unreachable
+from launch.supervise.launcher_output import (
+    no_space,
+    process_ends,
+    refuses_root,
+    start_failure,
+    unreachable,
+)
 
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
@@ -239,6 +245,9 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
         return _not_started("its ranks cannot reach each other")
     if reason := start_failure(outcome.launcher_output):
         return _not_started(reason)
+    if refuses_root(outcome.launcher_output + outcome.output_tail):
+        variables = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        return str(RunError("Open MPI's launcher does not run as root", hint=f"{variables} meshrun ..."))
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None and (ended := _terminated(outcome.status)):
