@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from launch.slurm import queries
 from launch.slurm.output_file import OutputFile
 from launch.slurm.queries import GONE, JobState
-from launch.supervise.judge import MEMORY
+from launch.slurm.reasons import task_end
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
@@ -25,10 +25,6 @@ HINTS = {
     "PREEMPTED": "--requeue, or another --partition",
     "TIMEOUT": "a longer --time",
 }
-# "srun: error: c2: task 3: Killed"; of several tasks, the first.
-TASK_ENDS = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
-NOT_STARTED = re.compile(r"^srun: error: task (\d+) launch failed: (.+)$", re.MULTILINE)
-BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end when another has failed
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 
 
@@ -152,13 +148,3 @@ class FollowedJob:
         self.output_tail = (self.output_tail + text)[-TAIL:]
         if self.shown:
             pass_on(1, text)
-
-
-def task_end(text: str) -> tuple[str, str] | None:
-    """The task that failed first according to srun, and a hint; None if srun reports none."""
-    if match := NOT_STARTED.search(text):
-        return f"rank {match[1]} could not be started: {match[2]}", "see the log of slurmd on its host"
-    for host, task, end in TASK_ENDS.findall(text):
-        if not end.startswith(BY_SLURM):
-            return f"[rank {task}, host {host}] ended too early: {end}", MEMORY
-    return None

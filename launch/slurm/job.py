@@ -13,9 +13,10 @@ from pathlib import Path
 from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import JobRequest
-from launch.slurm.followed_job import AttemptStatusLines, FollowedJob, task_end
+from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
 from launch.slurm.output_file import OutputFile, check_output, expand, values_before, values_of
 from launch.slurm.queries import GONE, JobState, last_line, program
+from launch.slurm.reasons import NORMAL, remedy, task_end
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
@@ -26,6 +27,7 @@ READ_INTERVAL = 0.2  # seconds between two reads of the output
 # Seconds between two queries to Slurm: a tenth of the time since the last change, within these limits.
 QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.3, 10.0
 TIMEOUT = 60.0  # seconds for a cancelled job to end
+PENDING = 5.0  # seconds after which a reason to wait that does not pass by itself is explained
 
 
 @dataclass
@@ -46,6 +48,8 @@ class SubmittedJob:
     _changed: float = 0.0
     _silent: bool = False
     _missed: bool = False
+    _waits: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason and since when, by job
+    _explained: set[str] = field(default_factory=set)  # reasons
 
     def signalled(self, number: int, _: object) -> None:
         self._again = self.interrupted is not None
@@ -108,6 +112,7 @@ class SubmittedJob:
                 self.waiting = state
             else:
                 self._update(state)
+            self._tell_wait(state)
 
     def _update(self, state: JobState) -> None:
         from runner.errors import tell
@@ -118,10 +123,27 @@ class SubmittedJob:
         changed = self.runs[state.id].update(state)
         if first or changed:
             self._changed = time.monotonic()
-        because = "" if state.reason == "None" else f", {state.reason}"
-        on = f" on {state.nodes}" if state.nodes else ""
-        if (first or changed) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
-            tell(f"job {state.id}: {state.state}{on}{because}")
+        if (first or changed) and state.state == "RUNNING":
+            because = "" if state.reason == "None" else f", {state.reason}"
+            tell(f"job {state.id}: RUNNING on {state.nodes}{because}")
+
+    def _tell_wait(self, state: JobState) -> None:
+        """Say why a job waits, and what to do if the reason does not pass by itself."""
+        from runner.errors import tell
+
+        now, reason = time.monotonic(), state.reason
+        name = self.id if state.id.endswith("]") else state.id  # an array's waiting tasks become fewer
+        if state.state != "PENDING" or reason == "None":
+            self._waits.pop(name, None)
+            return
+        before, since = self._waits.get(name, ("", now))
+        if reason != before:
+            self._waits[name] = reason, now
+            tell(f"job {state.id}: waiting: {reason}")
+        elif now > since + PENDING and reason not in (*NORMAL, *self._explained):
+            self._explained.add(reason)
+            hint = remedy(reason, f"scontrol show job {self.id}")
+            tell(f"job {state.id} does not start, because of {reason}. Try: {hint}; Ctrl-C cancels the job")
 
     def _followed(self, state: JobState) -> FollowedJob:
         from runner.world.run_status import RunDirectory
@@ -243,5 +265,8 @@ def _submit(text: str, job: JobRequest) -> str:
     ours = [f"--output={job.output_file}", f"--open-mode={batch_script.open_mode(job)}"]
     done = query([program("sbatch"), "--parsable", *ours], text)
     if done.returncode:
-        raise UserError("Slurm rejected the job", got=last_line(done), hint="sinfo; --print shows the script")
+        reason = last_line(done)
+        raise UserError(
+            "Slurm rejected the job", got=reason, hint=remedy(reason, "sinfo; --print shows the script")
+        )
     return done.stdout.strip().partition(";")[0]

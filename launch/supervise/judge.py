@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
 
 # From the last output of a launcher: which rank ended first, and a hint. None if it does not report one.
-Explain = Callable[[str], tuple[str, str] | None]
+Explain = Callable[[str], tuple[str, str | None] | None]
 
 MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
+USER_SIGNAL = (
+    "a handler for this signal in the job's file; #SBATCH --signal, scancel --signal and preemption send it"
+)
 # Hints by signal, for its most frequent cause.
 HINTS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
@@ -31,6 +34,8 @@ HINTS: dict[int, str] = {
     signal.SIGSEGV: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
     signal.SIGABRT: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
     signal.SIGTERM: "the batch system's log: this rank was ended from outside",
+    signal.SIGUSR1: USER_SIGNAL,
+    signal.SIGUSR2: USER_SIGNAL,
 }
 # The same for the launcher, whose own files are in the folder for temporary files.
 LAUNCHER_HINTS: dict[int, str] = {
@@ -238,7 +243,7 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
     from runner.errors import RunError
 
     left = next(iter(process_ends(outcome.launcher_output)), None)
-    hint = DEBUG_HINT
+    hint: str | None = DEBUG_HINT
     if full := no_space(outcome.launcher_output):
         return str(RunError(full, hint=HINTS[signal.SIGBUS]))
     if unreachable(outcome.launcher_output):

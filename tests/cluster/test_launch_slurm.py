@@ -167,6 +167,14 @@ def test_a_job_in_the_allocation_around_it(slurm: Slurm) -> None:
     assert not list(slurm.folder.glob("work/*.out"))
 
 
+def test_an_allocation_without_gpus_is_named(slurm: Slurm) -> None:
+    words = launch("-j", "1x1", "--", *WAIT)
+    done = slurm.run(["salloc", "--quiet", "--nodes=1", *words], **ENVIRONMENT)
+    assert done.returncode == 1
+    assert "meshrun: srun cannot start the ranks: Invalid generic resource (gres)" in done.stderr
+    assert "Try: --no-gpus, or GPUs in the allocation" in done.stderr
+
+
 def test_each_task_of_an_array_has_its_verdict(slurm: Slurm) -> None:
     words = ("run", "job.py:wait", "in.npy", "out-%a.npy", "--device", "cpu", "--dies", "%a")
     done = run(slurm, "-j", "1x2", "--no-gpus", "--array", "1-2", "--", *words)

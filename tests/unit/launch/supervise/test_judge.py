@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm.followed_job import task_end
+from launch.slurm.reasons import task_end
 from launch.supervise.judge import MEMORY, Outcome, find_loss, judge
 from runner.world.run_status import RunDirectory
 
