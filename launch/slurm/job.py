@@ -27,6 +27,11 @@ READ_INTERVAL = 0.2  # seconds between two reads of the output
 # Seconds between two queries to Slurm: a tenth of the time since the last change, within these limits.
 QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.3, 10.0
 TIMEOUT = 60.0  # seconds for a cancelled job to end
+# Variables of sbatch that would replace what the script says about how the job is followed.
+FOLLOWED = (
+    "SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT",
+    "SBATCH_REQUEUE", "SBATCH_WAIT",
+)  # fmt: skip
 PENDING = 5.0  # seconds after which a reason to wait that does not pass by itself is explained
 
 
@@ -261,9 +266,10 @@ def _submit(text: str, job: JobRequest) -> str:
     """Submit a script with sbatch; returns the job's number."""
     from runner.errors import UserError
 
-    # Variables such as SBATCH_OUTPUT count more than the script, and options more than these.
-    ours = [f"--output={job.output_file}", f"--open-mode={batch_script.open_mode(job)}"]
-    done = query([program("sbatch"), "--parsable", *ours], text)
+    # Here and not in the script: a site may have another default.
+    mode = f"--open-mode={batch_script.open_mode(job)}"
+    environment = {name: value for name, value in os.environ.items() if name not in FOLLOWED}
+    done = query([program("sbatch"), "--parsable", mode], text, environment=environment)
     if done.returncode:
         reason = last_line(done)
         raise UserError(

@@ -11,6 +11,7 @@ import glob
 import os
 import pwd
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,9 @@ def check_output(pattern: str, values: Mapping[str, str], folder: Path) -> None:
     where = folder / expand(f"{parent}/" if parent or pattern.startswith("/") else ".", values)
     if not letters(parent) - values.keys():
         if not where.is_dir():
-            raise UserError(f"{what}: folder {where} does not exist", hint=f"mkdir -p {where}")
+            raise UserError(
+                f"{what}: folder {where} does not exist", hint=f"mkdir -p {shlex.quote(str(where))}"
+            )
         if not letters(name) - values.keys():
             _check_file(what, where / expand(name, values), hint)
 

@@ -88,3 +88,20 @@ def test_the_notes_of_a_job_are_removed_with_those_that_were_being_written(
         (tmp_path / name).touch()
     slurm_job._remove_notes("17", "17_*")
     assert os.listdir(tmp_path) == []
+
+
+def test_variables_of_sbatch_that_would_hide_the_output_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(
+        f'#!/bin/sh\nenv | grep ^SBATCH_ >{tmp_path}/told\necho "$@" >>{tmp_path}/told\necho 17\n'
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in (*slurm_job.FOLLOWED, "SBATCH_ACCOUNT"):
+        monkeypatch.setenv(name, "x")
+    for requeue, mode in ((False, "truncate"), (True, "append")):
+        assert slurm_job._submit("", JobRequest("pmix", "/work", requeue=requeue)) == "17"
+        told = (tmp_path / "told").read_text().splitlines()
+        assert told == ["SBATCH_ACCOUNT=x", f"--parsable --open-mode={mode}"]

@@ -159,6 +159,17 @@ def test_a_rank_that_a_signal_has_ended_in_order_is_no_riddle(
     assert capsys.readouterr().err.startswith(f"meshrun: a rank was ended by {number.name}: got exit status")
 
 
+@pytest.mark.parametrize("program", ["prterun", "mpirun"])
+def test_a_launcher_that_refuses_root(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], program: str
+) -> None:
+    assert judge(run, outcome(1, tail=f"{program} has detected an attempt to run as root.\n")) == 1
+    assert capsys.readouterr().err == (
+        "meshrun: Open MPI's launcher does not run as root. Try: OMPI_ALLOW_RUN_AS_ROOT=1 "
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 meshrun ...\n"
+    )
+
+
 def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge(run, outcome(137, tail="srun: job 7 queued\n"), explain=task_end) == 1
     assert "the run failed, and no rank reported why" in capsys.readouterr().err
