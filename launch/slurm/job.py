@@ -14,7 +14,7 @@ from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import JobRequest
 from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
-from launch.slurm.output_file import OutputFile, check_output, expand, values_before, values_of
+from launch.slurm.output_file import OutputFile, absolute, check_output, expand, values_before, values_of
 from launch.slurm.queries import GONE, JobState, last_line, program
 from launch.slurm.reasons import NORMAL, remedy, task_end
 from launch.spec import LaunchSpec
@@ -138,8 +138,9 @@ class SubmittedJob:
 
         now, reason = time.monotonic(), state.reason
         name = self.id if state.id.endswith("]") else state.id  # an array's waiting tasks become fewer
-        if state.state != "PENDING" or reason == "None":
+        if state.state != "PENDING":
             self._waits.pop(name, None)
+        if state.state != "PENDING" or reason == "None":
             return
         before, since = self._waits.get(name, ("", now))
         if reason != before:
@@ -162,7 +163,7 @@ class SubmittedJob:
             run,
             AttemptStatusLines(run, self.token),
             JobState(state.id, ""),
-            OutputFile(os.path.join(request.folder, request.output_file), values, mark, appends),
+            OutputFile(absolute(request.output_file, request.folder), values, mark, appends),
             shown=not request.array,
             token=self.token,
             requeue=request.requeue,

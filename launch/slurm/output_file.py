@@ -37,7 +37,7 @@ def values_before(environment: Mapping[str, str]) -> dict[str, str]:
 def values_of(state: JobState, before: Mapping[str, str]) -> dict[str, str]:
     """The specifiers whose values a job or task has told. before: those of `values_before`."""
     array, _, task = state.id.partition("_")
-    return {**before, "x": state.name, "j": state.number, "A": array, "a": task or NO_TASK}
+    return {**before, "x": state.name or before["x"], "j": state.number, "A": array, "a": task or NO_TASK}
 
 
 def expand(pattern: str, values: Mapping[str, str], other: Callable[[str], str] = str) -> str:
@@ -56,6 +56,11 @@ def expand(pattern: str, values: Mapping[str, str], other: Callable[[str], str] 
         return value.zfill(int(width)) if width and value.isdecimal() else value
 
     return SPECIFIER.sub(replaced, pattern)
+
+
+def absolute(pattern: str, folder: str) -> str:
+    """A pattern with an absolute path. folder: for a relative one; a % in its name is no specifier."""
+    return os.path.join(folder.replace("%", "%%"), pattern)
 
 
 def letters(pattern: str) -> set[str]:

@@ -69,6 +69,8 @@ def test_a_reason_that_passes_is_told_once(queue: Queue, reason: str) -> None:
     assert queue.says(JobState("17", "PENDING", "None")) == ""
     assert queue.says(JobState("17", "PENDING", reason)) == f"meshrun: job 17: waiting: {reason}\n"
     assert queue.says(JobState("17", "PENDING", reason), 1000) == ""
+    assert queue.says(JobState("17", "PENDING", "None"), 1) == ""
+    assert queue.says(JobState("17", "PENDING", reason), 1) == ""
     running = JobState("17", "RUNNING", nodes="c1")
     assert queue.says(running, 1) == "meshrun: job 17: RUNNING on c1\n"
 

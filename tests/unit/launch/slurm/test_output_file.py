@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm.output_file import CHUNK, OutputFile, check_output, expand, values_before, values_of
+from launch.slurm.output_file import (
+    CHUNK,
+    OutputFile,
+    absolute,
+    check_output,
+    expand,
+    values_before,
+    values_of,
+)
 from launch.slurm.queries import JobState
 from runner.errors import UserError
 
@@ -36,6 +44,11 @@ def rest(file: OutputFile) -> bytes:
 )
 def test_a_name_by_slurms_patterns(pattern: str, name: str) -> None:
     assert expand(pattern, VALUES) == name
+
+
+def test_a_folder_is_no_pattern() -> None:
+    assert expand(absolute("%j.out", "/100%j"), VALUES) == "/100%j/17.out"
+    assert absolute("/logs/%j", "/100%j") == "/logs/%j"
 
 
 def test_the_values_of_a_task() -> None:
