@@ -298,7 +298,7 @@ def check_singleton(launched: launcher.DetectedLauncher, size: int) -> None:
     if launched.size is None and launched.rank >= size:
         raise UserError(
             f"{launched.launcher} started this process as rank {launched.rank}, but MPI connects only {size} "
-            "of them: launcher and MPI library do not match",
+            "rank(s): launcher and MPI library do not match",
             hint=launcher.singleton_fix(),
         )
     if launched.size is not None and launched.size != size:
