@@ -87,7 +87,7 @@ def _as_typed(value: Any) -> Any:
 def _in_file(file: Path) -> Iterator[tuple[str, Any]]:
     toml = _toml()
     try:
-        content: dict[str, Any] = toml.loads(file.read_text())
+        content: dict[str, Any] = toml.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return
     except OSError as reason:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 HOST_TIMEOUT = 15.0  # seconds
 START_TIMEOUT = 60.0  # seconds
-NAME = re.compile(
-    r"(?!-)[\w.-]+@?[\w.-]*|\[[0-9a-fA-F:.]+\]"
-)  # a host, optionally with a user; or an IPv6 address
+NAME = re.compile(r"(?!-)[\w.-]+@?[\w.-]*")  # a host, optionally with a user
 SHAPE = re.compile(r"(?:(\d+)x)?(\d+)")
 
 
@@ -78,7 +76,7 @@ def read_hostfile(path: Path) -> list[HostSlots]:
     Raises ValueError with the line number for anything else, OSError if the file cannot be read.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # editors on Windows put a mark first
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file") from None
     found = []
@@ -101,12 +99,31 @@ def read_hostfile(path: Path) -> list[HostSlots]:
 
 
 def parse_host(word: str, where: str) -> HostSlots:
+    if is_ipv6(word):
+        raise ValueError(
+            f"{where}: {word} is an IPv6 address, which MPI launchers do not take. Use a name for it, from "
+            "/etc/hosts or ~/.ssh/config on all hosts, or an IPv4 address"
+        )
     name, colon, slots = word.rpartition(":")
-    if not colon or word.endswith("]"):
+    if not colon:
         name, slots = word, ""
     if not NAME.fullmatch(name) or (colon and slots and not slots.isdecimal()):
         raise ValueError(f"{where}: {word!r} is not a host")
     return HostSlots(name, positive(slots, where) if slots else 0)
+
+
+def is_ipv6(word: str) -> bool:
+    """Whether a word of a host list is an IPv6 address, also in brackets, with a user, a zone or slots."""
+    from ipaddress import AddressValueError, IPv6Address  # takes longer to import than the rest of this file
+
+    address = word.rpartition("@")[2].removeprefix("[").partition("]")[0].partition("%")[0]
+    for text in (address, address.rpartition(":")[0]):
+        try:
+            IPv6Address(text)
+        except AddressValueError:
+            continue
+        return True
+    return False
 
 
 def positive(number: str, where: str) -> int:

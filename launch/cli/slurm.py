@@ -100,6 +100,8 @@ def slurm(
             f"--{given} needs a new job, but this is inside job {os.environ['SLURM_JOB_ID']}; "
             "to submit a new one: env -u SLURM_JOB_ID -u SLURM_ARRAY_JOB_ID"
         )
+    if not inside and options["output"] is None:
+        options["output"] = os.environ.get("SBATCH_OUTPUT")
     if not show:
         program("srun" if inside else "sbatch")
     if options["cpus_per_task"] is None:

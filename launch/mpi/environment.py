@@ -30,7 +30,7 @@ MPICH_OVER_TCP = {"FI_PROVIDER": "tcp"}
 def environment(spec: LaunchSpec, launcher: Launcher, base: Mapping[str, str]) -> dict[str, str]:
     """`base` plus variables that the launcher and MPI need to reach other hosts; `base` takes precedence.
 
-    Only the spec's settings and network override `base`, so that MPI, UCX and NCCL use one interface.
+    Only the spec's settings and network override `base`, the settings first.
     """
     ssh = f"-o BatchMode=yes -o ConnectTimeout=10 -o ConnectionAttempts=3 {keepalive(spec)}"
     defaults: dict[str, str] = {}
@@ -44,12 +44,34 @@ def environment(spec: LaunchSpec, launcher: Launcher, base: Mapping[str, str]) -
     else:
         defaults |= {"I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": ssh, "I_MPI_PIN": "off"}
         defaults |= {} if "FI_PROVIDER" in base else INTEL_OVER_TCP
-    return {**defaults, **base, **required_variables(spec)}
+    required = required_variables(spec)
+    replaced = set(map(opposite, required))
+    return {**defaults, **{n: value for n, value in base.items() if n not in replaced}, **required}
 
 
 def required_variables(spec: LaunchSpec) -> dict[str, str]:
-    """Variables that override the environment: the settings, and one interface for all libraries."""
-    return {**spec.settings, **(on_interface(spec.network) if spec.network else {})}
+    """Variables that override the environment: one interface for all libraries, and the settings.
+
+    A setting counts more than the interface for its own variable: NCCL's may be "^docker0,lo".
+    """
+    chosen = on_interface(spec.network) if spec.network else {}
+    free = {name: value for name, value in chosen.items() if opposite(name) not in spec.settings}
+    return {**free, **spec.settings}
+
+
+def own_interfaces(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of a user's variables that choose the interface of a library."""
+    names = on_interface("").keys()
+    return {name: value for name, value in variables.items() if name in names or opposite(name) in names}
+
+
+def opposite(name: str) -> str | None:
+    """Open MPI's variable that excludes the interfaces which `name` includes, or the reverse; it takes only
+    one of them. None for other variables."""
+    for end, other in (("_if_include", "_if_exclude"), ("_if_exclude", "_if_include")):
+        if name.endswith(end):
+            return name.removesuffix(end) + other
+    return None
 
 
 def keepalive(spec: LaunchSpec) -> str:

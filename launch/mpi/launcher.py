@@ -80,12 +80,15 @@ class Launcher:
         return {**defaults, **self.clean_environment(base, sockets)}
 
     def clean_environment(self, base: Mapping[str, str], sockets: Path | None = None) -> dict[str, str]:
-        """`base` without variables about hosts of other runs; the launcher's sockets go to `sockets`."""
+        """`base` without variables about hosts and ranks of other runs; the launcher's sockets go to
+        `sockets`."""
+        from runner.system.launcher import UNCONNECTED_NAMES
+
         environment = {
             name: value
             for name, value in base.items()
             if name.startswith(USER_SETTINGS) or not name.startswith(OTHER_HOSTS)
-            if not name.endswith(HOSTFILE)
+            if not (name.endswith(HOSTFILE) or name in UNCONNECTED_NAMES)
         }
         folders = (
             ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base") if self.vendor == "Open MPI" else ()

@@ -13,7 +13,7 @@ from pathlib import Path
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi import library as mpi_library
 from launch.mpi import ssh_hosts
-from launch.mpi.environment import environment, forwarded, on_interface, shell_command
+from launch.mpi.environment import environment, forwarded, own_interfaces, shell_command
 from launch.mpi.launcher import Launcher
 from launch.mpi.rank_command import PROGRAM, run_options, spec_options
 from launch.spec import START_TIMEOUT, LaunchSpec
@@ -58,7 +58,7 @@ def start(
     restarts: how often to start again on the hosts that are left after one, or a rank of one, was lost, for a
     command `run`. start_timeout: as for `Clocks`.
 
-    Raises UserError without a launcher, or if a host does not answer.
+    Raises UserError without a launcher, if a host does not answer, or if two names are of one host.
     """
     from runner.errors import tell
 
@@ -66,11 +66,13 @@ def start(
     if launcher.whole_lines:  # raw output might cut the ranks' status lines
         columns = None
     found = ssh_hosts.probe_hosts(spec, sys.executable, timeout)
+    ssh_hosts.check_names(found, launcher.vendor)
     mpi_library.check(launcher, {answer.host: answer.mpi for answer in found})
-    chosen = on_interface("").keys() & os.environ.keys()  # the user's choice
-    if spec.network is None and not chosen and (interface := ssh_hosts.common_interface(found)):
-        spec = replace(spec, network=interface)
-        tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network selects another)")
+    if spec.network is None and (interface := ssh_hosts.common_interface(found)):
+        own = own_interfaces({**os.environ, **spec.settings})
+        spec = replace(spec, network=interface, settings={**own, **spec.settings})
+        but = f"; kept as set: {', '.join(sorted(own))}" if own else ""
+        tell(f"network: {interface}, which reaches {', '.join(spec.names)} (--network selects another){but}")
 
     def run(spec: LaunchSpec, restartable: bool) -> int:
         token = secrets.token_hex(8)

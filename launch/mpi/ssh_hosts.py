@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from launch.mpi.launcher import Vendor
 from launch.mpi.library import QUERY, Library, parse_library
 from launch.spec import LaunchSpec
 
@@ -22,7 +24,8 @@ CHOOSING = ("LD_LIBRARY_PATH", "MPI4PY_")  # variables that select the MPI libra
 CLEANUP_TIMEOUT = 10.0  # seconds to clean up a host
 AT_ONCE = 128  # hosts probed at the same time
 # Prints: the start of the answer, after any output of a login shell; whether Python exists; the MPI library
-# that it loads; the interface with the address at which this host was reached; all interfaces.
+# that it loads; the interface with the address at which this host was reached; all interfaces; the host's own
+# name and the id of its boot.
 BEGIN = "meshrun-host"
 SCRIPT = """\
 echo {begin}
@@ -31,17 +34,23 @@ echo $({variables} timeout {seconds} {python} -c {query} 2>/dev/null)
 set -- $SSH_CONNECTION
 echo $(ip -o addr show to "$3" 2>/dev/null | head -n 1 | cut -d ' ' -f 2)
 echo $(cut -s -d : -f 1 /proc/net/dev)
+echo $(uname -n)
+echo $(cat /proc/sys/kernel/random/boot_id 2>/dev/null)
 """
+ADDRESS = re.compile(r"[\d.]+")  # IPv4
 NO_ROUTE = 255  # ssh's own exit status
 
 
 @dataclass(frozen=True)
 class HostProbe:
-    """The result for one host. interface: None on this machine, "" if unknown."""
+    """The result for one host. interface: None on this machine, "" if unknown. name: by which the host knows
+    itself. boot: the id of its boot, "" if unknown."""
 
     host: str
     mpi: Library | None
     interface: str | None
+    name: str = ""
+    boot: str = ""
 
 
 def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list[HostProbe]:
@@ -89,9 +98,52 @@ def probe_hosts(spec: LaunchSpec, python: str, timeout: float = TIMEOUT) -> list
                 hint="--network with one of these, or without it to use the route to the hosts",
             )
     return [
-        HostProbe(host, parse_library(lines[1]), None if is_local(host) else lines[2])
+        HostProbe(host, parse_library(lines[1]), None if is_local(host) else lines[2], lines[4], lines[5])
         for host, lines in answered.items()
     ]
+
+
+def check_names(found: Sequence[HostProbe], vendor: Vendor) -> None:
+    """Raise UserError for a host under two names, and for hosts that the launcher takes for one host.
+
+    vendor: the launcher's. Open MPI knows hosts by their names up to the first dot.
+    """
+    from runner.errors import UserError
+
+    if same := _alike((probe.host, f"{probe.name}/{probe.boot}" if probe.boot else "") for probe in found):
+        names, identity = same
+        raise UserError(
+            f"{' and '.join(names)} are the same host, {identity.partition('/')[0]}",
+            hint="list each host once, with all its ranks, such as -j 1x2 --hosts n2",
+        )
+    if vendor != "Open MPI":
+        return
+    if same := _alike((probe.host, short_name(probe.name)) for probe in found):
+        names, name = same
+        raise UserError(
+            f"{' and '.join(names)} are different hosts, both named {name}: Open MPI cannot tell them apart",
+            hint="hostnamectl set-hostname on one of them, to a name that differs before the first dot",
+        )
+    if same := _alike((probe.host, short_name(probe.host)) for probe in found):
+        names, name = same
+        raise UserError(
+            f"{' and '.join(names)} are one host to Open MPI, {name}: it ignores what follows the first dot",
+            hint="names that differ before the first dot, or the hosts' IPv4 addresses",
+        )
+
+
+def _alike(hosts: Iterable[tuple[str, str]]) -> tuple[list[str], str] | None:
+    """The first hosts with the same key, and the key; None if there are none. A key of "" equals no other."""
+    groups: dict[str, list[str]] = {}
+    for host, key in hosts:
+        groups.setdefault(key, []).append(host)
+    return next(((names, key) for key, names in groups.items() if key and len(names) > 1), None)
+
+
+def short_name(host: str) -> str:
+    """A host's name up to the first dot, without a user; an address as a whole."""
+    name = host.rpartition("@")[2]
+    return name if ADDRESS.fullmatch(name) else name.partition(".")[0]
 
 
 def _probe(host: str, script: str, timeout: float) -> list[str] | str:
@@ -113,7 +165,7 @@ def _probe(host: str, script: str, timeout: float) -> list[str] | str:
             return "connected, but no answer"
         lines = done.stdout.split("\n")
         if done.returncode == 0 and BEGIN in lines:
-            return [*lines[lines.index(BEGIN) + 1 :], "", "", "", ""]
+            return [*lines[lines.index(BEGIN) + 1 :], *[""] * 6]
         message = done.stderr.strip() or done.stdout.strip() or "no reason given"
         reason = message.splitlines()[-1].strip()
         if done.returncode != NO_ROUTE or is_permanent(reason) or time.monotonic() + PAUSE > deadline:
@@ -122,9 +174,7 @@ def _probe(host: str, script: str, timeout: float) -> list[str] | str:
 
 
 def _ssh(host: str, command: str) -> list[str]:
-    # Without the brackets around an IPv6 address, which only launchers need.
-    options = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}"]
-    return ["ssh", *options, host.strip("[]"), command]
+    return ["ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={ATTEMPT}", host, command]
 
 
 def run_on_others(names: Sequence[str], words: Sequence[str], timeout: float = CLEANUP_TIMEOUT) -> list[str]:

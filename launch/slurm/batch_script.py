@@ -9,6 +9,7 @@ from typing import Literal
 
 from launch.mpi.environment import OVER_TCP, required_variables
 from launch.mpi.rank_command import PROGRAM, spec_options
+from launch.slurm.output_file import JOB_NAME, letters
 from launch.spec import LaunchSpec
 
 # For the threads of a rank: its own, those that read and write files, and NCCL's for the network.
@@ -34,8 +35,8 @@ class JobRequest:
     mpi: how srun connects the ranks (`srun --mpi`). folder: the working directory, at the same path in a
     container. gpus: one for each rank. bind_gpus: "node": every rank sees all GPUs of its host and uses the
     one of its local rank; "task": each sees one. cpus_per_task: cores of a rank. exclusive: no other job on
-    the hosts. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name with
-    %j, or %A and %a for the tasks of an array.
+    the hosts. container: an image, for Pyxis. srun_args: more arguments for srun. output: a file name by
+    sbatch's patterns, such as %j, or %A and %a for the tasks of an array.
     """
 
     mpi: str
@@ -59,7 +60,11 @@ class JobRequest:
     def __post_init__(self) -> None:
         if self.container_mounts and not self.container:
             raise ValueError("--container-mounts without --container")
-        if self.array and INDEX not in self.output_file:
+        if self.output is not None and not self.output.strip():
+            raise ValueError("--output is empty")
+        if "\\" in self.output_file:
+            raise ValueError(f"--output {self.output}: Slurm does not take a backslash literally")
+        if self.array and INDEX[1] not in letters(self.output_file):
             raise ValueError(
                 f"--output {self.output}: must contain {INDEX}, to separate the tasks of the array"
             )
@@ -75,7 +80,6 @@ def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
     token: of the ranks' status lines in the output; None if no process reads them.
     """
     exported = [f"export {name}={value}" for name, value in _exports(spec, job)]
-    attempt = [_attempt(token)] if job.requeue else []
     again = [AGAIN] if job.requeue else []
     words = " ".join(_indexed(word) if job.array else shlex.quote(word) for word in spec.words)
     ranks = shlex.join(program(spec, job, token))
@@ -83,7 +87,7 @@ def script(spec: LaunchSpec, job: JobRequest, token: str | None = None) -> str:
     comment = f"# {PER_TASK}\n" if job.gpus and job.bind_gpus == "task" else ""
     sections = [
         "\n".join(["#!/bin/bash", *_requests(spec, job)]),
-        *attempt,
+        _attempt(job, token),
         "\n".join(exported),
         comment + options,
         *again,
@@ -115,7 +119,7 @@ def _requests(spec: LaunchSpec, job: JobRequest) -> list[str]:
     """The #SBATCH lines. Without --signal: at the time limit Slurm sends SIGTERM anyway and then waits, 30 s
     by default; an earlier signal, rounded by up to a minute, would end a short job before it starts."""
     values = {
-        "job-name": "meshrun",
+        "job-name": JOB_NAME,
         "nodes": str(spec.hosts),
         "ntasks-per-node": str(spec.per_host),
         "cpus-per-task": str(job.cpus_per_task),
@@ -155,16 +159,31 @@ def _exports(spec: LaunchSpec, job: JobRequest) -> list[tuple[str, str]]:
     return optional + [(name, shlex.quote(value)) for name, value in sorted(required.items())]
 
 
-def _attempt(token: str | None) -> str:
-    # Each attempt of a restarted job begins with this line, which invalidates the previous attempt's reports.
-    from runner.world.run_status import LINE, lost_note
+def _attempt(job: JobRequest, token: str | None) -> str:
+    from runner.world.run_status import lost_note
 
-    # For one task of an array, scontrol would take SLURM_JOB_ID as the whole array.
-    job = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-    lines = [f'job="{job}"', f'lost="{lost_note("$job")}"', 'rm -f "$lost"']
+    lines = []
+    if job.requeue:
+        # For one task of an array, scontrol would take SLURM_JOB_ID as the whole array.
+        number = "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+        lines = [f'job="{number}"', f'lost="{lost_note("$job")}"', 'rm -f "$lost"']
     if token:
-        lines.append(f"printf '\\{ord(LINE[0]):03o}%s\\n' '{LINE[1:]} {token} attempt 0' >&2")
+        mark = attempt_mark(token, "%s")
+        lines.append(f"printf '\\{ord(mark[0]):03o}{mark[1:]}\\n' \"$SLURM_JOB_ID\" >&2")
     return "\n".join(lines)
+
+
+def attempt_mark(token: str, number: str) -> str:
+    """The line with which each attempt of job `number` begins its output, and which invalidates the reports
+    of the previous attempt."""
+    from runner.world.run_status import LINE
+
+    return f"{LINE} {token} attempt {number}"
+
+
+def open_mode(job: JobRequest) -> str:
+    """Whether Slurm truncates an output file that exists, or appends to it."""
+    return "append" if job.requeue else "truncate"
 
 
 def _grouped(spec: LaunchSpec, job: JobRequest) -> list[str]:

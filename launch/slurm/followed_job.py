@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launch.slurm import queries
+from launch.slurm.output_file import OutputFile
 from launch.slurm.queries import GONE, JobState
-from launch.supervise.judge import MEMORY
+from launch.slurm.reasons import task_end
 from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import CLAIMED, TAIL, pass_on
 
@@ -26,15 +25,11 @@ HINTS = {
     "PREEMPTED": "--requeue, or another --partition",
     "TIMEOUT": "a longer --time",
 }
-# "srun: error: c2: task 3: Killed"; of several tasks, the first.
-TASK_ENDS = re.compile(r"^srun: error: (\S+): tasks? (\d+)[\d,-]*: (.+)$", re.MULTILINE)
-NOT_STARTED = re.compile(r"^srun: error: task (\d+) launch failed: (.+)$", re.MULTILINE)
-BY_SLURM = ("Terminated", "Exited with exit code 143")  # how ranks end when another has failed
 NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)$", re.MULTILINE)
 
 
-class RestartableStatusLines(StatusLines):
-    """StatusLines of a job that Slurm may restart: a new attempt discards the previous one's reports."""
+class AttemptStatusLines(StatusLines):
+    """StatusLines of a job, which Slurm may restart: a new attempt discards the previous one's reports."""
 
     def _receive(self, line: bytes) -> None:
         if line.split(b" ")[2:3] == [b"attempt"]:
@@ -53,8 +48,9 @@ class FollowedJob:
     """
 
     run: RunDirectory
-    status_lines: StatusLines
+    status_lines: AttemptStatusLines
     state: JobState
+    output: OutputFile
     shown: bool
     token: str
     requeue: bool = False
@@ -65,8 +61,6 @@ class FollowedJob:
     failed: float = float("inf")
     cancelled: bool = False
     closed: bool = False
-    _found: bool = False
-    _read: int = 0
 
     def update(self, state: JobState) -> bool:
         """Store a new state from Slurm; returns whether it differs."""
@@ -80,12 +74,9 @@ class FollowedJob:
         return changed
 
     def read_output(self) -> None:
-        """Read new output. The file is reopened each time, so that a network file system updates it."""
-        with contextlib.suppress(FileNotFoundError), open(self.state.output or os.devnull, "rb") as file:
-            self._found = True
-            file.seek(self._read)
-            while chunk := file.read(1 << 20):
-                self._read += len(chunk)
+        """Read new output."""
+        if self.state.state not in ("", "PENDING"):
+            while chunk := self.output.read():
                 self._pass_on(self.status_lines.feed(chunk))
         self._read_lost_note()
         if self.run.failure() is not None:
@@ -110,8 +101,8 @@ class FollowedJob:
 
     @property
     def missing(self) -> bool:
-        """Whether the output file is overdue."""
-        return not self._found and time.monotonic() > self.begun + LATE
+        """Whether the output is overdue."""
+        return not self.output.found and time.monotonic() > self.begun + LATE
 
     @property
     def reported(self) -> bool:
@@ -123,7 +114,7 @@ class FollowedJob:
         """Whether the job is over and its output complete."""
         if self.cancelled and time.monotonic() > self.failed + 2 * CLAIMED:
             return True
-        late = LATE if self.nodes and (self.state.succeeded or not self._found) else AT_ONCE
+        late = LATE if self.nodes and (self.state.succeeded or not self.output.found) else AT_ONCE
         return self.state.over and (self.reported or time.monotonic() > self.ended + late)
 
     def failure(self) -> str | None:
@@ -143,9 +134,9 @@ class FollowedJob:
             status = state.exit_code.partition(":")[0]
             got = f"exit status {status}, {'a' if recorded else 'no'} completion record"
             expected = "exit status 0, and a record that rank 0 writes last"
-        if self.nodes and not self._found:
-            hint = f"a working directory or --output that all hosts share: {state.output} does not exist here"
-        hint = hint or f"scontrol show job {state.id}, and {state.output}"
+        if self.nodes and not self.output.found:
+            hint = f"a working directory or --output that all hosts share: {self.output} is not here"
+        hint = hint or f"scontrol show job {state.id}, and {self.output}"
         return str(RunError(what, got=got, expected=expected, hint=hint))
 
     def _failed_nodes(self) -> list[str]:
@@ -157,13 +148,3 @@ class FollowedJob:
         self.output_tail = (self.output_tail + text)[-TAIL:]
         if self.shown:
             pass_on(1, text)
-
-
-def task_end(text: str) -> tuple[str, str] | None:
-    """The task that failed first according to srun, and a hint; None if srun reports none."""
-    if match := NOT_STARTED.search(text):
-        return f"rank {match[1]} could not be started: {match[2]}", "see the log of slurmd on its host"
-    for host, task, end in TASK_ENDS.findall(text):
-        if not end.startswith(BY_SLURM):
-            return f"[rank {task}, host {host}] ended too early: {end}", MEMORY
-    return None

@@ -13,29 +13,36 @@ from pathlib import Path
 from launch.mpi.environment import required_variables
 from launch.slurm import batch_script, queries
 from launch.slurm.batch_script import JobRequest
-from launch.slurm.followed_job import FollowedJob, RestartableStatusLines, task_end
+from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
+from launch.slurm.output_file import OutputFile, absolute, check_output, expand, values_before, values_of
 from launch.slurm.queries import GONE, JobState, last_line, program
+from launch.slurm.reasons import NORMAL, remedy, task_end
 from launch.spec import LaunchSpec
 from launch.supervise.cleanup import RUN_MARK
 from launch.supervise.judge import Conclude, Outcome, judge, no_answer
 from launch.supervise.query import query
-from launch.supervise.status_lines import StatusLines
 from launch.supervise.supervisor import signal_handlers, supervise
 
 READ_INTERVAL = 0.2  # seconds between two reads of the output
 # Seconds between two queries to Slurm: a tenth of the time since the last change, within these limits.
 QUERY_INTERVAL, MAX_QUERY_INTERVAL = 0.3, 10.0
 TIMEOUT = 60.0  # seconds for a cancelled job to end
+# Variables of sbatch that would replace what the script says about how the job is followed.
+FOLLOWED = (
+    "SBATCH_ARRAY_INX", "SBATCH_ERROR", "SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT",
+    "SBATCH_REQUEUE", "SBATCH_WAIT",
+)  # fmt: skip
+PENDING = 5.0  # seconds after which a reason to wait that does not pass by itself is explained
 
 
 @dataclass
 class SubmittedJob:
-    """A submitted job. runs: one for the job, or one for each task of an array, by name."""
+    """A submitted job. folder: for the status of its runs. runs: one for the job, or one for each task of an
+    array, by name."""
 
     id: str
     token: str
-    requeue: bool
-    array: bool
+    request: JobRequest
     folder: Path
     interrupted: signal.Signals | None = None
     runs: dict[str, FollowedJob] = field(default_factory=dict)
@@ -46,6 +53,8 @@ class SubmittedJob:
     _changed: float = 0.0
     _silent: bool = False
     _missed: bool = False
+    _waits: dict[str, tuple[str, float]] = field(default_factory=dict)  # reason and since when, by job
+    _explained: set[str] = field(default_factory=set)  # reasons
 
     def signalled(self, number: int, _: object) -> None:
         self._again = self.interrupted is not None
@@ -77,12 +86,12 @@ class SubmittedJob:
         unfinished = [run for run in self.runs.values() if not run.closed]
         for run in unfinished:
             run.read_output()
-            if run.hangs and not (run.cancelled or self.requeue):
+            if run.hangs and not (run.cancelled or self.request.requeue):
                 query([program("scancel"), run.state.id])
                 run.cancelled = True
-        missing = next((run.state.output for run in unfinished if run.missing), None)
+        missing = next((run.output for run in unfinished if run.missing), None)
         if missing and not self._missed:
-            tell(f"warning: {missing} does not exist here: is it on a file system shared by all hosts?")
+            tell(f"warning: {missing} has no output of this job: is it on a file system shared by all hosts?")
             self._missed = True
 
     def _over(self) -> bool:
@@ -108,6 +117,7 @@ class SubmittedJob:
                 self.waiting = state
             else:
                 self._update(state)
+            self._tell_wait(state)
 
     def _update(self, state: JobState) -> None:
         from runner.errors import tell
@@ -118,19 +128,46 @@ class SubmittedJob:
         changed = self.runs[state.id].update(state)
         if first or changed:
             self._changed = time.monotonic()
-        because = "" if state.reason == "None" else f", {state.reason}"
-        on = f" on {state.nodes}" if state.nodes else ""
-        if (first or changed) and (state.state == "RUNNING" or (state.state == "PENDING" and because)):
-            tell(f"job {state.id}: {state.state}{on}{because}")
+        if (first or changed) and state.state == "RUNNING":
+            because = "" if state.reason == "None" else f", {state.reason}"
+            tell(f"job {state.id}: RUNNING on {state.nodes}{because}")
+
+    def _tell_wait(self, state: JobState) -> None:
+        """Say why a job waits, and what to do if the reason does not pass by itself."""
+        from runner.errors import tell
+
+        now, reason = time.monotonic(), state.reason
+        name = self.id if state.id.endswith("]") else state.id  # an array's waiting tasks become fewer
+        if state.state != "PENDING":
+            self._waits.pop(name, None)
+        if state.state != "PENDING" or reason == "None":
+            return
+        before, since = self._waits.get(name, ("", now))
+        if reason != before:
+            self._waits[name] = reason, now
+            tell(f"job {state.id}: waiting: {reason}")
+        elif now > since + PENDING and reason not in (*NORMAL, *self._explained):
+            self._explained.add(reason)
+            hint = remedy(reason, f"scontrol show job {self.id}")
+            tell(f"job {state.id} does not start, because of {reason}. Try: {hint}; Ctrl-C cancels the job")
 
     def _followed(self, state: JobState) -> FollowedJob:
         from runner.world.run_status import RunDirectory
 
-        run = RunDirectory(self.folder / state.id)
+        request, run = self.request, RunDirectory(self.folder / state.id)
         run.path.mkdir()
-        lines = (RestartableStatusLines if self.requeue else StatusLines)(run, self.token)
-        before = JobState(state.id, "", output=state.output)
-        return FollowedJob(run, lines, before, shown=not self.array, token=self.token, requeue=self.requeue)
+        mark = f"{batch_script.attempt_mark(self.token, state.number)}\n".encode()
+        values = values_of(state, values_before(os.environ))
+        appends = batch_script.open_mode(request) == "append"
+        return FollowedJob(
+            run,
+            AttemptStatusLines(run, self.token),
+            JobState(state.id, ""),
+            OutputFile(absolute(request.output_file, request.folder), values, mark, appends),
+            shown=not request.array,
+            token=self.token,
+            requeue=request.requeue,
+        )
 
     def verdict(self, debug: bool, conclude: Conclude = no_answer) -> int:
         """Report how each run ended; returns the first exit status other than 0. conclude: as for `judge`."""
@@ -156,8 +193,8 @@ class SubmittedJob:
             tail = one.output_tail.decode(errors="replace") if one.shown else ""
             outcome = Outcome(0 if failure is None else 1, None, "", tail)
             statuses.append(judge(one.run, outcome, debug, conclude=conclude))
-            if self.array:
-                tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.state.output}")
+            if self.request.array:
+                tell(f"job {name}: {'failed' if statuses[-1] else 'complete'}, output in {one.output}")
         if self.waiting is not None:
             why = f"job {self.waiting.id}: {self.waiting.state} before it started"
             tell(why)
@@ -175,15 +212,17 @@ def start(spec: LaunchSpec, job: JobRequest, *, debug: bool = False, conclude: C
     from runner.world.run_status import RunDirectory
 
     program("scontrol")
+    values = values_before(os.environ)
+    check_output(job.output_file, values, Path(job.folder))
     token = secrets.token_hex(8)
     text = batch_script.script(spec, job, token)
     folder = RunDirectory.create().path
-    follower = SubmittedJob("", token, job.requeue, job.array is not None, folder)
+    follower = SubmittedJob("", token, job, folder)
     try:
         with signal_handlers(follower.signalled):
-            follower.id = _submit(text)
-            output = job.output_file.replace("%j", follower.id).replace("%A", follower.id)
-            tell(f"job {follower.id} submitted, its output goes to {output}")
+            follower.id = _submit(text, job)
+            values |= {"A": follower.id} if job.array else {"A": follower.id, "j": follower.id}
+            tell(f"job {follower.id} submitted, its output goes to {expand(job.output_file, values)}")
             _remove_notes(follower.id, f"{follower.id}_*")  # of another cluster's job with this number
             if follower.follow():
                 _remove_notes(follower.id, f"{follower.id}_*")
@@ -224,11 +263,17 @@ def _remove_notes(*jobs: str) -> None:
                 note.unlink(missing_ok=True)
 
 
-def _submit(text: str) -> str:
+def _submit(text: str, job: JobRequest) -> str:
     """Submit a script with sbatch; returns the job's number."""
     from runner.errors import UserError
 
-    done = query([program("sbatch"), "--parsable"], text)
+    # Here and not in the script: a site may have another default.
+    mode = f"--open-mode={batch_script.open_mode(job)}"
+    environment = {name: value for name, value in os.environ.items() if name not in FOLLOWED}
+    done = query([program("sbatch"), "--parsable", mode], text, environment=environment)
     if done.returncode:
-        raise UserError("Slurm rejected the job", got=last_line(done), hint="sinfo; --print shows the script")
+        reason = last_line(done)
+        raise UserError(
+            "Slurm rejected the job", got=reason, hint=remedy(reason, "sinfo; --print shows the script")
+        )
     return done.stdout.strip().partition(";")[0]

@@ -16,19 +16,23 @@ OVER = (
     "REVOKED", "TIMEOUT", GONE,
 )  # fmt: skip
 FIELD = re.compile(r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Reason|NodeList|ExitCode)=(\S+)")
-OUTPUT = re.compile(r"^\s*StdOut=(.*)$", re.MULTILINE)
+JOB_NAME = re.compile(r" JobName=(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class JobState:
-    """A job, or one task of an array. id: "17", "17_3"; "17_[4-9]" for tasks not yet started."""
+    """A job, or one task of an array. id: "17", "17_3"; "17_[4-9]" for tasks not yet started.
+
+    number: of this job or task, unlike `id` without an array's. name: the job's.
+    """
 
     id: str
     state: str
     reason: str = "None"
     exit_code: str = "0:0"
     nodes: str = ""
-    output: str = ""
+    number: str = ""
+    name: str = ""
 
     @property
     def over(self) -> bool:
@@ -46,16 +50,16 @@ def states(text: str) -> list[JobState]:
 
 def _state(record: str) -> JobState:
     values = {name: "" if value == "(null)" else value for name, value in FIELD.findall(record)}
-    index, output = values.get("ArrayTaskId"), OUTPUT.search(record)
-    name = values["JobId"]
+    index, name = values.get("ArrayTaskId"), JOB_NAME.search(record)
+    number = job = values["JobId"]
     if index is not None:
-        name = f"{values['ArrayJobId']}_{index if index.isdecimal() else f'[{index}]'}"
+        job = f"{values['ArrayJobId']}_{index if index.isdecimal() else f'[{index}]'}"
     reason, code, nodes = (
         values.get("Reason", "None"),
         values.get("ExitCode", "0:0"),
         values.get("NodeList", ""),
     )
-    return JobState(name, values["JobState"], reason, code, nodes, output[1] if output else "")
+    return JobState(job, values["JobState"], reason, code, nodes, number, name[1] if name else "")
 
 
 def query_job(number: str) -> list[JobState] | str:

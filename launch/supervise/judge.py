@@ -9,15 +9,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from launch.supervise.launcher_output import no_space, process_ends, start_failure, unreachable
+from launch.supervise.launcher_output import (
+    no_space,
+    process_ends,
+    refuses_root,
+    start_failure,
+    unreachable,
+)
 
 if TYPE_CHECKING:
     from runner.world.run_status import RunDirectory
 
 # From the last output of a launcher: which rank ended first, and a hint. None if it does not report one.
-Explain = Callable[[str], tuple[str, str] | None]
+Explain = Callable[[str], tuple[str, str | None] | None]
 
 MEMORY = "dmesg | grep -i 'killed process' for out of memory, and the batch system's log for its limits"
+USER_SIGNAL = (
+    "a handler for this signal in the job's file; #SBATCH --signal, scancel --signal and preemption send it"
+)
 # Hints by signal, for its most frequent cause.
 HINTS: dict[int, str] = {
     signal.SIGKILL: MEMORY,
@@ -25,6 +34,8 @@ HINTS: dict[int, str] = {
     signal.SIGSEGV: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
     signal.SIGABRT: "PYTHONFAULTHANDLER=1 shows the Python lines of the crash",
     signal.SIGTERM: "the batch system's log: this rank was ended from outside",
+    signal.SIGUSR1: USER_SIGNAL,
+    signal.SIGUSR2: USER_SIGNAL,
 }
 # The same for the launcher, whose own files are in the folder for temporary files.
 LAUNCHER_HINTS: dict[int, str] = {
@@ -232,13 +243,16 @@ def _unexplained(outcome: Outcome, recorded: bool, explain: Explain | None) -> s
     from runner.errors import RunError
 
     left = next(iter(process_ends(outcome.launcher_output)), None)
-    hint = DEBUG_HINT
+    hint: str | None = DEBUG_HINT
     if full := no_space(outcome.launcher_output):
         return str(RunError(full, hint=HINTS[signal.SIGBUS]))
     if unreachable(outcome.launcher_output):
         return _not_started("its ranks cannot reach each other")
     if reason := start_failure(outcome.launcher_output):
         return _not_started(reason)
+    if refuses_root(outcome.launcher_output + outcome.output_tail):
+        variables = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+        return str(RunError("Open MPI's launcher does not run as root", hint=f"{variables} meshrun ..."))
     if explain and (explained := explain(outcome.output_tail)):
         what, hint = explained
     elif left is None and (ended := _terminated(outcome.status)):

@@ -76,6 +76,13 @@ NO_SPACE = re.compile(
 )
 UNREACHABLE = "At least one pair of MPI processes are unable to reach each other"
 
+AS_ROOT = "has detected an attempt to run as root"
+
+
+def refuses_root(text: str) -> bool:
+    """Whether Open MPI says that it starts nothing as root."""
+    return AS_ROOT in text
+
 
 def no_space(text: str) -> str | None:
     """Which folder of which host is too full for MPI's shared memory; None if Open MPI does not say so."""

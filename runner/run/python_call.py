@@ -33,7 +33,7 @@ from runner.report.record import Record
 from runner.run.array_call import host_array
 from runner.run.options import Options, whole_number
 from runner.system.host_memory import memory_folder
-from runner.system.launcher import detect_launcher
+from runner.system.launcher import check_connected, detect_launcher
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
@@ -65,6 +65,7 @@ def check_ranks(ranks: Any) -> int | None:
     if number is None or number < 1:
         raise UserError("Invalid value for 'ranks'", got=repr(ranks), expected="a number of ranks, 1 or more")
     detected = detect_launcher()
+    check_connected(detected)
     if detected is not None and detected.size is not None and detected.size != number:
         raise UserError(
             "this program is already a rank of an MPI launcher",

@@ -28,17 +28,31 @@ VARIABLES = (
     ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
 # Launchers that set a rank but no size.
-RANK_ONLY = (("a PMIx launcher", "PMIX_RANK"), ("PALS", "PALS_RANKID"))
-LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MV2_", "JSM_", "FLUX_", "SLURM_", "PALS_")  # begins of all names
+RANK_ONLY = (("a PMIx launcher", "PMIX_RANK"), ("PALS", "PALS_RANKID"), ("aprun", "ALPS_APP_PE"))
+# Launchers whose processes MPI does not connect, in the order of VARIABLES. The first sets RANK; Lightning's,
+# LOCAL_RANK only. Tasks of a job array are not among them: each is a job of its own.
+UNCONNECTED = (
+    ("torchrun or a similar launcher", "WORLD_SIZE", "RANK"),
+    ("torchrun or a similar launcher", "WORLD_SIZE", "LOCAL_RANK"),
+    ("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK"),
+    ("Paddle's launcher", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID"),
+)
+LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MV2_", "JSM_", "FLUX_", "SLURM_", "PALS_", "ALPS_")  # begins of names
+UNCONNECTED_NAMES = {name for _, *names in UNCONNECTED for name in names}
 
 
 @dataclass(frozen=True)
 class DetectedLauncher:
-    """The launcher according to the environment. size: number of ranks, None if not set. rank: this one's."""
+    """The launcher according to the environment.
+
+    size: number of ranks, None if not set. rank: this one's. unconnected: the variable with the size of a
+    launcher whose processes MPI does not connect; "" for the others.
+    """
 
     launcher: str
     size: int | None
     rank: int
+    unconnected: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +128,11 @@ def takes_colour() -> bool:
 
 def environment_of_helper() -> dict[str, str]:
     """Environment variables for a process that a rank starts and that is no rank: without its launcher's."""
-    return {name: value for name, value in environment().items() if not name.startswith(LAUNCHERS)}
+    return {
+        name: value
+        for name, value in environment().items()
+        if not (name.startswith(LAUNCHERS) or name in UNCONNECTED_NAMES)
+    }
 
 
 def temporary_folder() -> Path:
@@ -134,16 +152,44 @@ def _integer(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def detect_launcher(environment: Mapping[str, str] = os.environ) -> DetectedLauncher | None:
-    """The launcher that started this process, or None if no variable names one."""
+    """The launcher that started this process, or None if no variable names one.
+
+    torchrun in a job of one task, or under `mpirun -n 1`, is the launcher.
+    """
+    sized = _sized(environment)
+    if sized is not None and sized.size != 1:
+        return sized
+    if sized is None:
+        for launcher, rank_name in RANK_ONLY:
+            rank = _integer(environment, rank_name)
+            if rank is not None:
+                return DetectedLauncher(launcher, None, rank)
+    for launcher, size_name, rank_name in UNCONNECTED:
+        size, rank = _integer(environment, size_name), _integer(environment, rank_name)
+        if size is not None and size > 1 and rank is not None:
+            return DetectedLauncher(launcher, size, rank, unconnected=size_name)
+    return sized
+
+
+def _sized(environment: Mapping[str, str]) -> DetectedLauncher | None:
+    """The launcher of MPI whose variable of the size is set."""
     for launcher, size_name, rank_name in VARIABLES:
         size = _integer(environment, size_name)
         if size is not None:
             return DetectedLauncher(launcher, size, _integer(environment, rank_name) or 0)
-    for launcher, rank_name in RANK_ONLY:
-        rank = _integer(environment, rank_name)
-        if rank is not None:
-            return DetectedLauncher(launcher, None, rank)
     return None
+
+
+def check_connected(launched: DetectedLauncher | None) -> None:
+    """Raise UserError for a launcher whose processes would each be a run of one rank."""
+    if launched is not None and launched.unconnected:
+        size, name = launched.size, launched.unconnected
+        raise UserError(
+            f"{launched.launcher} started {size} processes ({name}), which MPI does not connect: "
+            f"they would be {size} runs of one rank",
+            hint=f"mpirun -n {size} meshrun ..., srun, or meshrun launch; for a process that is not one of "
+            f"several, env -u {name} meshrun ...",
+        )
 
 
 def allocated_tasks(environment: Mapping[str, str] = os.environ) -> int:
@@ -158,7 +204,8 @@ def slurm_job(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_expected(expected: int | None, size: int, launched: DetectedLauncher | None) -> None:
-    """Raise UserError if -n differs from the number of ranks."""
+    """Raise UserError if -n differs from the number of ranks, or if MPI does not connect them."""
+    check_connected(launched)
     if expected is not None and expected != size:
         source = launched.launcher if launched else "this process"
         raise UserError(

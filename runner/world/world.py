@@ -266,6 +266,7 @@ def identify_host() -> tuple[str, str]:
 def find_ranks(expected: int | None) -> Control:
     """The communicator of the ranks that the launcher started: MPI's, or of this process only without one."""
     launched = launcher.detect_launcher()
+    launcher.check_connected(launched)
     if launched is None or launched.size == 1:
         tasks = launcher.allocated_tasks() if launched is None else 1
         if tasks > 1 and expected != 1:
@@ -294,6 +295,12 @@ def find_ranks(expected: int | None) -> Control:
 
 def check_singleton(launched: launcher.DetectedLauncher, size: int) -> None:
     """Refuse N separate runs of one rank each, the effect of a mismatch of MPI library and launcher."""
+    if launched.size is None and launched.rank >= size:
+        raise UserError(
+            f"{launched.launcher} started this process as rank {launched.rank}, but MPI connects only {size} "
+            "rank(s): launcher and MPI library do not match",
+            hint=launcher.singleton_fix(),
+        )
     if launched.size is not None and launched.size != size:
         if launched.rank != 0:  # one of the N processes reports, and the launcher ends all when one ends
             time.sleep(LATER)

@@ -129,14 +129,25 @@ def test_the_edge_filter_on_two_hosts(slurm: Slurm, way: str) -> None:
     assert re.search(r"its output goes to meshrun-\d+\.out$", submitted)
 
 
-def test_bandwidth_between_two_hosts(slurm: Slurm) -> None:
+def test_bandwidth_between_two_hosts_into_a_file_of_an_earlier_job(slurm: Slurm) -> None:
+    row = "        8192          2048     float     sum      -1     1.00    9.99    9.99       0\n"
+    old = slurm.folder / "work" / "my output c1"
+    old.write_text(row * 1000)
     words = ("bench", "all_reduce", "--device", "cpu", "-b", "1K", "-e", "4K", "-n", "2", "-w", "1")
-    done = run(slurm, "-j", "2x1", "--no-gpus", "--output", "my output", "--", *words)
+    done = run(slurm, "-j", "2x1", "--no-gpus", "--output", "my output %N", "--", *words)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "# Out of bounds values : 0 OK" in done.stdout
+    assert re.findall(r"^ +(\d+) +\d+ +float ", done.stdout, re.MULTILINE) == ["1024"]
     hosts = {line.split()[8] for line in done.stdout.splitlines() if line.startswith("#  Rank ")}
     assert hosts == {"c1", "c2"}
-    assert (slurm.folder / "work" / "my output").exists()
+    assert "9.99" not in old.read_text()
+
+
+def test_an_output_in_no_folder_is_refused(slurm: Slurm) -> None:
+    done = run(slurm, "-j", "1x1", "--no-gpus", "--output", "logs/run.log", "--", "selftest")
+    assert done.returncode == 2
+    assert "--output logs/run.log: folder " in done.stderr
+    assert not slurm.jobs()
 
 
 @pytest.mark.parametrize(("bind", "visible"), [nightly("node", ("0,1", "0,1")), ("task", ("0", "1"))])
@@ -154,6 +165,14 @@ def test_a_job_in_the_allocation_around_it(slurm: Slurm) -> None:
     assert "starting a step with srun" in done.stderr
     assert set(seen(slurm).values()) == {"c1 mine", "c2 mine"}
     assert not list(slurm.folder.glob("work/*.out"))
+
+
+def test_an_allocation_without_gpus_is_named(slurm: Slurm) -> None:
+    words = launch("-j", "1x1", "--", *WAIT)
+    done = slurm.run(["salloc", "--quiet", "--nodes=1", *words], **ENVIRONMENT)
+    assert done.returncode == 1
+    assert "meshrun: srun cannot start the ranks: Invalid generic resource (gres)" in done.stderr
+    assert "Try: --no-gpus, or GPUs in the allocation" in done.stderr
 
 
 def test_each_task_of_an_array_has_its_verdict(slurm: Slurm) -> None:

@@ -112,6 +112,7 @@ def test_bytes_cross_the_wires(site: Site) -> None:
 def test_a_hostfile_and_settings_reach_every_rank(site: Site) -> None:
     (site.notes / "hosts").write_text("n1 slots=2\nn3:2  # the other notation\n")
     words = ("--hostfile", str(site.notes / "hosts"), "-x", "NCCL_DEBUG=WARN", "-x", "UCX_LOG_LEVEL=error")
+    words += ("-x", "NCCL_SOCKET_IFNAME=^docker0,lo")
     done = site.run(*words, "--", "doctor", "--json", str(site.notes / "facts.json"))
     assert done.returncode == 0, done.stderr
     ranks = json.loads((site.notes / "facts.json").read_text())["ranks"]
@@ -120,9 +121,19 @@ def test_a_hostfile_and_settings_reach_every_rank(site: Site) -> None:
     ]  # fmt: skip
     for rank in ranks:
         assert rank["settings"]["NCCL_DEBUG"] == "WARN"
-        assert rank["settings"]["NCCL_SOCKET_IFNAME"] == "=eth0"
+        assert rank["settings"]["NCCL_SOCKET_IFNAME"] == "^docker0,lo"
+        assert rank["settings"]["UCX_NET_DEVICES"] == "eth0"
         assert rank["settings"]["UCX_LOG_LEVEL"] == "error"
         assert not rank["one_core"]
+
+
+@pytest.mark.parametrize("other", ["N2", "10.77.77.2"])
+def test_a_host_under_two_names_is_refused_before_anything_starts(site: Site, other: str) -> None:
+    done = site.run("-j", "2x1", "--hosts", f"{other},n2", "--", *FOR_EVER)
+    assert done.returncode == 2
+    assert f"meshrun: {other} and n2 are the same host, n2. Try: list each host once" in done.stderr
+    assert "network:" not in done.stderr
+    site.nothing_is_left()
 
 
 def test_a_slow_wire_is_seen(site: Site) -> None:

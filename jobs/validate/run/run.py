@@ -115,7 +115,7 @@ def rehearse(options: ValidateOptions, cli_context: Any) -> int:
 def rehearse_once(options: ValidateOptions, cli_context: Any) -> int:
     """Rehearse on rank 0 of the processes that a launcher has started; its exit status, or error, on all."""
     launched = launcher.detect_launcher()
-    if launched is None or launched.size == 1:
+    if launched is None or launched.size == 1 or launched.unconnected:
         return rehearse(options, cli_context)
     from runner.comm.mpi import MpiComm
 

@@ -42,6 +42,13 @@ def test_the_environment_counts_before_the_user_before_the_site(files: tuple[Pat
     assert defaults(found, "mpirun", launch.commands["mpirun"]) == {"network": "eth7", "host_timeout": "30"}
 
 
+def test_a_file_from_windows(files: tuple[Path, Path]) -> None:
+    expected = read_settings({}, files)
+    for file in files:
+        file.write_bytes(file.read_text().replace("\n", "\r\n").encode("utf-8-sig"))
+    assert read_settings({}, files) == expected
+
+
 def test_no_file_is_no_setting(tmp_path: Path) -> None:
     assert read_settings({}, (tmp_path / "none.toml",)) == []
     assert user_file({"XDG_CONFIG_HOME": "/c"}) == Path("/c/meshrun/meshrun.toml")

@@ -30,7 +30,6 @@ def test_no_shapes(text: str) -> None:
         ("a:8,b:8", [HostSlots("a", 8), HostSlots("b", 8)]),
         ("a,b", [HostSlots("a"), HostSlots("b")]),
         ("me@10.0.0.7:2", [HostSlots("me@10.0.0.7", 2)]),
-        ("[fd00::7]:4,[fd00::8]", [HostSlots("[fd00::7]", 4), HostSlots("[fd00::8]")]),
     ],
 )
 def test_hosts(text: str, expected: list[HostSlots]) -> None:
@@ -51,6 +50,32 @@ def test_hosts(text: str, expected: list[HostSlots]) -> None:
 def test_no_hosts(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_hosts(text)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["::1", "fd00::7", "[fd00::7]", "[fd00::7]:4", "me@fd00::7", "me@[::1]:2", "fe80::1%eth0",
+     "[fe80::1%eth0]", "1:2:3:4:5:6:7:8", "1:2:3:4:5:6:7:8:4", "::ffff:10.0.0.7", "[::1"],
+)  # fmt: skip
+def test_ipv6_addresses(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse_hosts(f"n1,{word}")
+    assert str(refused.value).startswith(
+        f"--hosts: {word} is an IPv6 address, which MPI launchers do not take. "
+    )
+    (tmp_path / "hosts").write_text(f"n1\n{word} slots=2\n")
+    with pytest.raises(ValueError, match=r"hosts, line 2: .* is an IPv6 address"):
+        read_hostfile(tmp_path / "hosts")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_hostfiles_of_windows(tmp_path: Path, encoding: str, end: str) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes(end.join(["n1 slots=8", "", "n2:4", "# n3", ""]).encode(encoding))
+    assert read_hostfile(file) == [HostSlots("n1", 8), HostSlots("n2", 4)]
+    file.write_bytes(f"# of rack 7{end}n1{end}".encode(encoding))
+    assert read_hostfile(file) == [HostSlots("n1")]
 
 
 def test_hostfiles_of_both_kinds(tmp_path: Path) -> None:
@@ -80,9 +105,10 @@ def test_hostfiles_that_are_none(tmp_path: Path, text: str, reason: str) -> None
 
 def test_a_hostfile_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
-    file.write_bytes(b"\x7fELF\xff\xfe")
-    with pytest.raises(ValueError, match=f"{file} is not a text file"):
-        read_hostfile(file)
+    for content in (b"\x7fELF\xff\xfe", "n1\n".encode("utf-16")):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"{file} is not a text file"):
+            read_hostfile(file)
 
 
 def test_the_first_of_the_known_hosts() -> None:

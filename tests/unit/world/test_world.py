@@ -192,6 +192,30 @@ def test_n_separate_worlds_of_one(monkeypatch: pytest.MonkeyPatch, rank: int) ->
     assert bool(waits) == (rank != 0), "and a rank that ends before it ends it too"
 
 
+def test_a_rank_that_mpi_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_launch(monkeypatch, lambda: FakeMpi(1), ALPS_APP_PE="1")
+    with pytest.raises(UserError, match="aprun started this process as rank 1, but MPI connects only 1"):
+        find_ranks(None)
+    set_launch(monkeypatch, lambda: FakeMpi(2), ALPS_APP_PE="1")
+    assert find_ranks(None).size == 2
+
+
+@pytest.mark.parametrize("expected", [None, 1, 2])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_processes_that_mpi_does_not_connect(
+    monkeypatch: pytest.MonkeyPatch, rank: str, expected: int | None
+) -> None:
+    set_launch(monkeypatch, no_mpi, RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank, MASTER_ADDR="n1")
+    with pytest.raises(UserError) as caught:
+        find_ranks(expected)
+    assert str(caught.value) == (
+        "torchrun or a similar launcher started 2 processes (WORLD_SIZE), which MPI does not connect: they "
+        "would be 2 runs of one rank. Try: mpirun -n 2 meshrun ..., srun, or meshrun launch; for a process "
+        "that is not one of several, env -u WORLD_SIZE meshrun ..."
+    )
+    assert not caught.value.everywhere, "each process may be the only one on its host that can tell"
+
+
 def test_the_advice_inside_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     set_launch(monkeypatch, lambda: FakeMpi(1), SLURM_STEP_NUM_TASKS="4", SLURM_PROCID="0", SLURM_JOB_ID="7")
     with pytest.raises(UserError, match="srun --mpi=pmix"):

@@ -92,3 +92,11 @@ def test_options_of_a_new_job_inside_another() -> None:
     assert done.stdout.startswith("srun --overlap --mpi=pmix --cpus-per-task=4 --nodes=2 --ntasks=16")
     done = invoke("-j", "2x8", "--array", "0-3", "--mpi", "pmix", "--print", "--", *SPEC.words, **inside)
     assert "--array needs a new job, but this is inside job 17" in str(done.exception)
+
+
+def test_the_output_may_come_from_sbatchs_variable() -> None:
+    words = ("-j", "2x8", "--mpi", "pmix", "--print", "--", *SPEC.words)
+    assert "#SBATCH --output=mine-%j\n" in invoke(*words, SBATCH_OUTPUT="mine-%j").stdout
+    assert "#SBATCH --output=run.log\n" in invoke("--output", "run.log", *words, SBATCH_OUTPUT="mine").stdout
+    inside = {"SLURM_JOB_ID": "17", "SLURM_CPUS_ON_NODE": "32", "SBATCH_OUTPUT": "mine"}
+    assert invoke(*words, **inside).stdout.startswith("srun --overlap")

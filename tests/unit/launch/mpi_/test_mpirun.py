@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ OPEN_MPI_5 = "mpiexec (Open MPI) 5.0.11"
 OPEN_MPI_4 = "mpirun (Open MPI) 4.1.4"
 MPICH = "HYDRA build details:"
 INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 20260301 (id: 1234)"
+CHECK_NAMES = ssh_hosts.check_names
 VENDORS: tuple[Vendor, ...] = ("Open MPI", "MPICH", "Intel MPI")
 SPEC = LaunchSpec(("bench", "all_reduce", "-b", "8"), 2, 8, ("n1", "n2"))
 ON_ETH1 = LaunchSpec(("selftest",), 2, 8, ("n1", "me@n2"), network="eth1", host_timeout=30.0)
@@ -85,6 +86,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(mpi_library, "check", lambda *_: None)  # the launcher is not this Python's
+    monkeypatch.setattr(ssh_hosts, "check_names", lambda *_: None)  # hosts are this one
     return Machine(tmp_path)
 
 
@@ -181,6 +183,22 @@ def test_the_network_wins_over_an_inherited_one(vendor: Vendor) -> None:
     assert {name: untouched[name] for name in inherited} == inherited
 
 
+@pytest.mark.parametrize("value", ["=ib0", "^docker0,lo", "eth,ib", "=eth0:4000", ""])
+def test_a_variable_for_this_run_wins_over_the_network_for_its_library(value: str) -> None:
+    spec = replace(ON_ETH1, settings={"NCCL_SOCKET_IFNAME": value})
+    told = environment(spec, launcher("Open MPI"), {"UCX_NET_DEVICES": "ib"})
+    assert {name: told[name] for name in NETWORK} == {**NETWORK, "NCCL_SOCKET_IFNAME": value}
+
+
+@pytest.mark.parametrize("name", ["OMPI_MCA_btl_tcp_if", "OMPI_MCA_oob_tcp_if", "PRTE_MCA_prte_if"])
+def test_open_mpi_gets_interfaces_to_include_or_to_exclude_but_not_both(name: str) -> None:
+    excluded = {f"{name}_exclude": "docker0"}
+    inherited = environment(ON_ETH1, launcher("Open MPI"), excluded)
+    assert (inherited.get(f"{name}_include"), inherited.get(f"{name}_exclude")) == ("eth1", None)
+    told = environment(replace(ON_ETH1, settings=excluded), launcher("Open MPI"), {})
+    assert (told.get(f"{name}_include"), told.get(f"{name}_exclude")) == (None, "docker0")
+
+
 def test_root_is_allowed_only_where_it_is_root(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
     for euid, expected in ((1000, set[str]()), (0, names)):
@@ -212,6 +230,12 @@ def test_what_ranks_on_other_hosts_must_have() -> None:
     }
     ours = {"HOME": "/home/me", "PATH": "/bin", "NCCL": "1", "MY_NCCL_DEBUG": "1", "LD_LIBRARY_PATH_32": "x"}
     assert forwarded({**theirs, **ours}) == theirs
+
+
+def reached(monkeypatch: pytest.MonkeyPatch, *names: str, interface: str | None = None) -> None:
+    """Have these hosts answer, reached by an interface, or None for this machine."""
+    found = [ssh_hosts.HostProbe(name, None, interface) for name in names]
+    monkeypatch.setattr(ssh_hosts, "probe_hosts", lambda *_: found)
 
 
 def here(**rest: Any) -> LaunchSpec:
@@ -345,6 +369,16 @@ def test_the_launchers_good_status_without_a_record_is_a_failure(
     assert "no completion record" in capsys.readouterr().err
 
 
+def test_nothing_is_started_on_one_host_under_two_names(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_hosts, "check_names", CHECK_NAMES)
+    machine.install(MPICH)
+    with pytest.raises(UserError, match=f"{os.uname().nodename} and localhost are the same host"):
+        mpirun.start(here())
+    assert not machine.note.exists()
+
+
 def test_nothing_is_started_unless_every_host_answers(machine: Machine) -> None:
     machine.install(OPEN_MPI_5)
     with pytest.raises(UserError, match=r"no answer by ssh from n1 \(Permission denied"):
@@ -357,14 +391,47 @@ def test_the_route_to_the_hosts_is_the_network_where_none_is_asked_for(
 ) -> None:
     machine.install(MPICH)
     spec = here()
-    found = [ssh_hosts.HostProbe(name, None, "eth7") for name in spec.names]
-    monkeypatch.setattr(ssh_hosts, "probe_hosts", lambda *_: found)
+    reached(monkeypatch, *spec.names, interface="eth7")
     assert mpirun.start(spec) == 0
     called, variables = machine.called()
     assert called[called.index("-iface") :][:2] == ["-iface", "eth7"]
     assert called[called.index("--expect-network") :][:2] == ["--expect-network", "eth7"]
     assert variables["NCCL_SOCKET_IFNAME"] == "=eth7"
     assert f"network: eth7, which reaches {', '.join(spec.names)}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_SOCKET_IFNAME", "^docker0,lo"),
+        ("NCCL_SOCKET_IFNAME", "=eth0:4000"),
+        ("UCX_NET_DEVICES", "mlx5_0:1"),
+        ("OMPI_MCA_btl_tcp_if_include", "10.0.0.0/8"),
+        ("OMPI_MCA_btl_tcp_if_exclude", "docker0,lo"),
+    ],
+)
+@pytest.mark.parametrize("typed", [True, False], ids=["-x", "environment"])
+def test_a_variable_of_the_user_wins_and_the_others_get_the_route_to_the_hosts(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    value: str,
+    typed: bool,
+) -> None:
+    machine.install(OPEN_MPI_5)
+    spec = here(settings={name: value} if typed else {})
+    if not typed:
+        monkeypatch.setenv(name, value)
+    reached(monkeypatch, *spec.names, interface="eth7")
+    assert mpirun.start(spec) == 0
+    called, variables = machine.called()
+    chosen = {other: text.replace("eth1", "eth7") for other, text in NETWORK.items()}
+    if name.endswith("_exclude"):
+        del chosen["OMPI_MCA_btl_tcp_if_include"]
+    assert {other: variables.get(other) for other in {*chosen, name}} == {**chosen, name: value}
+    assert " ".join(called).count(f"-x {name} ") == 1
+    assert f"(--network selects another); kept as set: {name}\n" in capsys.readouterr().err
 
 
 def test_hosts_are_cleaned_up_after_the_run_and_those_that_do_not_answer_are_named(

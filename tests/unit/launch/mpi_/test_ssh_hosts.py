@@ -10,10 +10,12 @@ import pytest
 
 from launch.mpi import library as mpi_library
 from launch.mpi import ssh_hosts
+from launch.mpi.launcher import Vendor
 from launch.mpi.library import Library
 from launch.mpi.ssh_hosts import (
     BEGIN,
     HostProbe,
+    check_names,
     common_interface,
     is_local,
     is_permanent,
@@ -22,6 +24,7 @@ from launch.mpi.ssh_hosts import (
 )
 from launch.spec import LaunchSpec
 from runner.errors import UserError
+from runner.processes import boot_id
 
 # Of ssh's words the last two count, the host and what is to be done there; each host is a script.
 SSH = """\
@@ -39,6 +42,8 @@ ip() {
     [ "$*" = "-o addr show to 10.0.0.7" ] && echo "2: eth1    inet 10.0.0.7/24 brd 10.0.0.255 scope global"
 }
 cut() { if [ "$6" = /proc/net/dev ]; then printf '    lo\\n  eth0\\n  eth1\\n'; else command cut "$@"; fi; }
+uname() { echo "$NAME"; }
+cat() { if [ "$1" = /proc/sys/kernel/random/boot_id ]; then echo "boot-$NAME"; else command cat "$@"; fi; }
 eval "$1"
 """
 REFUSED = 'echo "ssh: connect to host n port 22: Connection refused" >&2; exit 255\n'
@@ -75,6 +80,11 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ssh:
     return Ssh(folder)
 
 
+def sound(name: str, interface: str = "eth1") -> HostProbe:
+    """What such a host says of itself."""
+    return HostProbe(name, None, interface, name, f"boot-{name}")
+
+
 def ask(*names: str, timeout: float = 60.0, network: str | None = None) -> list[HostProbe]:
     return probe_hosts(LaunchSpec(("selftest",), len(names), 1, names, network=network), PYTHON, timeout)
 
@@ -86,10 +96,7 @@ def refused(*names: str, timeout: float = 60.0, network: str | None = None) -> s
 
 
 def test_hosts_tell_the_interface_they_were_reached_by(ssh: Ssh) -> None:
-    assert ask(ssh.host("n1"), ssh.host("n2")) == [
-        HostProbe("n1", None, "eth1"),
-        HostProbe("n2", None, "eth1"),
-    ]
+    assert ask(ssh.host("n1"), ssh.host("n2")) == [sound("n1"), sound("n2")]
 
 
 def test_forty_hosts_at_once(ssh: Ssh) -> None:
@@ -106,7 +113,7 @@ def test_hosts_are_asked_at_the_same_time(ssh: Ssh, tmp_path: Path) -> None:
 
 def test_what_a_login_shell_prints_is_no_answer(ssh: Ssh) -> None:
     ssh.host("n1", f"echo 'Welcome to the cluster'; echo 'no python today'\n{THERE}{SOUND}")
-    assert ask("n1") == [HostProbe("n1", None, "eth1")]
+    assert ask("n1") == [sound("n1")]
 
 
 def test_a_login_shell_may_greet_in_any_encoding(ssh: Ssh) -> None:
@@ -117,7 +124,7 @@ def test_a_login_shell_may_greet_in_any_encoding(ssh: Ssh) -> None:
 def test_an_sshd_that_is_just_starting_is_waited_for(ssh: Ssh) -> None:
     thrice = f"[ $(grep -c {BEGIN} {ssh.folder}/asked-of-n1) -gt 2 ] || {{ {REFUSED.strip()}; }}\n"
     ssh.host("n1", thrice + THERE + SOUND)
-    assert ask("n1") == [HostProbe("n1", None, "eth1")]
+    assert ask("n1") == [sound("n1")]
     assert ssh.asked("n1") == 3
 
 
@@ -214,12 +221,12 @@ def test_a_python_that_does_not_tell_its_mpi_in_time(
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
     spec = LaunchSpec(("selftest",), 1, 1, (ssh.host("n1", SOUND),))
-    assert probe_hosts(spec, str(python)) == [HostProbe("n1", None, "eth1")]
+    assert probe_hosts(spec, str(python)) == [sound("n1")]
 
 
 def test_a_host_without_iproute_cannot_tell_its_interface(ssh: Ssh) -> None:
     lacking = SOUND.replace("eval", "ip() { echo 'ip: not found' >&2; return 127; }\neval")
-    assert ask(ssh.host("n1", THERE + lacking)) == [HostProbe("n1", None, "")]
+    assert ask(ssh.host("n1", THERE + lacking)) == [sound("n1", "")]
 
 
 def test_a_network_that_a_host_does_not_have_is_named(ssh: Ssh) -> None:
@@ -237,7 +244,7 @@ def test_this_machine_is_asked_without_ssh(ssh: Ssh) -> None:
     here = os.uname().nodename
     ssh.host(here, "exit 255")
     found = probe_hosts(LaunchSpec(("selftest",), 2, 1, (here, ssh.host("n2"))), sys.executable)
-    assert found[0] == HostProbe(here, mpi_library.loaded(), None)
+    assert found[0] == HostProbe(here, mpi_library.loaded(), None, here, boot_id())
     assert found[1].interface == "eth1"
     assert ssh.asked(here) == 0
 
@@ -275,9 +282,43 @@ def test_this_machine_has_its_name_with_a_domain_or_without(monkeypatch: pytest.
     assert not any(map(is_local, ["n2", "n1.other", "n", "n11", "n1@n2", ""]))
 
 
-def test_ssh_takes_an_address_without_brackets(ssh: Ssh) -> None:
-    ssh.host("fd00::7")
-    assert ask("[fd00::7]")[0].host == "[fd00::7]"
+def named(*hosts: tuple[str, str, str]) -> list[HostProbe]:
+    """Hosts by the name that is typed, the host's own, and its boot id."""
+    return [HostProbe(host, None, "eth1", name, boot) for host, name, boot in hosts]
+
+
+@pytest.mark.parametrize("vendor", ["Open MPI", "MPICH", "Intel MPI"])
+@pytest.mark.parametrize("host", ["N2", "10.0.0.2", "n2.cluster", "me@n2", "localhost"])
+def test_a_host_under_two_names_is_refused(vendor: Vendor, host: str) -> None:
+    with pytest.raises(UserError) as refused:
+        check_names(named(("n1", "n1", "b1"), (host, "n2.cluster", "b2"), ("n2", "n2.cluster", "b2")), vendor)
+    assert str(refused.value) == (
+        f"{host} and n2 are the same host, n2.cluster. Try: list each host once, with all its ranks, such as "
+        "-j 1x2 --hosts n2"
+    )
+
+
+@pytest.mark.parametrize("name", ["n1", "n1.b"])
+def test_two_hosts_of_one_name_are_refused_for_open_mpi(name: str) -> None:
+    hosts = named(("a", "n1.a", "b1"), ("b", name, "b2"), ("c", "n3", "b3"))
+    with pytest.raises(UserError, match="a and b are different hosts, both named n1: Open MPI"):
+        check_names(hosts, "Open MPI")
+    check_names(hosts, "MPICH")
+    check_names(hosts, "Intel MPI")
+
+
+def test_two_names_that_are_one_to_open_mpi_are_refused() -> None:
+    hosts = named(("x.a", "n1", "b1"), ("me@x.b", "n2", "b2"))
+    with pytest.raises(UserError, match=r"x\.a and me@x\.b are one host to Open MPI, x"):
+        check_names(hosts, "Open MPI")
+    check_names(hosts, "MPICH")
+
+
+def test_different_hosts_pass_even_if_they_cannot_tell_their_names() -> None:
+    check_names(named(("10.0.0.1", "n1", "b1"), ("10.0.0.2", "n2", "b2"), ("x.a", "n3.a", "b1")), "Open MPI")
+    check_names(named(("a", "", ""), ("b", "", "")), "Open MPI")
+    check_names(named(("a", "n1", ""), ("b", "n1", "")), "MPICH")
+    check_names([], "Open MPI")
 
 
 def test_hopeless_reasons_are_few() -> None:

@@ -109,6 +109,10 @@ def test_what_is_set_stays_but_the_plan_wins(tmp_path: Path) -> None:
     assert environment["NCCL_DEBUG"] == "INFO"
 
 
+def test_an_index_with_leading_zeros_separates_the_tasks_too() -> None:
+    assert "--output=out-%4a\n" in script(SPEC, replace(JOB, array="0-3", output="out-%4a"))
+
+
 def test_a_step_has_the_options_of_the_script(tmp_path: Path) -> None:
     got, _ = started(script(SPEC, JOB, "0123"), tmp_path)
     assert srun(SPEC, JOB, "0123") == ["srun", "--overlap", *got]
@@ -119,6 +123,9 @@ def test_a_step_has_the_options_of_the_script(tmp_path: Path) -> None:
     [
         ({"partition": "a\nb"}, "--partition 'a\\\\nb': control characters are not allowed in a script"),
         ({"array": "0-3", "output": "out-%j"}, "--output out-%j: must contain %a"),
+        ({"array": "0-3", "output": "out-%%a"}, "--output out-%%a: must contain %a"),
+        ({"output": " "}, "--output is empty"),
+        ({"output": "a\\b"}, "Slurm does not take a backslash literally"),
         ({"container_mounts": "/a:/a"}, "--container-mounts without --container"),
     ],
 )

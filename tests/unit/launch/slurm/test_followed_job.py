@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from launch.slurm import queries
-from launch.slurm.followed_job import FollowedJob, RestartableStatusLines
+from launch.slurm.followed_job import AttemptStatusLines, FollowedJob
+from launch.slurm.output_file import OutputFile
 from launch.slurm.queries import JobState
-from launch.supervise.status_lines import StatusLines
 from runner.world.run_status import LINE, RunDirectory, signed_note
 
 
@@ -21,11 +21,11 @@ def followed(folder: Path, *states: JobState, restarts: bool = False) -> Followe
     """A job that has gone through these states."""
     run = RunDirectory(folder / "run")
     run.path.mkdir()
-    output = folder / "out"
-    lines = (RestartableStatusLines if restarts else StatusLines)(run, "77")
-    one = FollowedJob(run, lines, JobState("17", ""), shown=False, token="secret", requeue=restarts)
+    output = OutputFile(str(folder / "out"), {}, MARK.encode(), appends=restarts)
+    lines = AttemptStatusLines(run, "77")
+    one = FollowedJob(run, lines, JobState("17", ""), output, shown=False, token="secret", requeue=restarts)
     for state in states:
-        one.update(replace(state, output=str(output)))
+        one.update(state)
         one.read_output()
     return one
 
@@ -37,11 +37,12 @@ def line(kind: str, content: str) -> str:
 RUNNING = JobState("17", "RUNNING", nodes="c[1-2]")
 COMPLETED = JobState("17", "COMPLETED")
 FAILED = JobState("17", "FAILED", "NonZeroExitCode", "137:0")
+MARK = line("attempt", "17")
 RECORD = line("record", '{"complete": true}')
 
 
 def test_a_record_and_a_good_end(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text(f"before\n{RECORD}after\n")
+    (tmp_path / "out").write_text(f"before\n{MARK}{RECORD}after\n")
     one = followed(tmp_path, RUNNING, COMPLETED)
     assert one.failure() is None
     assert one.output_tail == b"before\nafter\n"
@@ -78,7 +79,7 @@ def test_a_record_and_a_good_end(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_end(tmp_path: Path, text: str, end: JobState, sentence: str) -> None:
-    (tmp_path / "out").write_text(text)
+    (tmp_path / "out").write_text(MARK + text)
     told = followed(tmp_path, RUNNING, end).failure()
     assert told
     assert told.startswith(sentence)
@@ -169,7 +170,7 @@ def test_a_loss_after_which_slurm_starts_the_job_again(
 def test_nodes_that_slurm_has_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(queries, "failed_nodes", lambda nodes: asked.append(nodes) or ["c1"])
-    (tmp_path / "out").write_text("")
+    (tmp_path / "out").write_text(MARK)
     end = JobState("17", "NODE_FAIL", "NodeDown", nodes="c2")
     told = followed(tmp_path, RUNNING, end).failure()
     assert (
@@ -193,7 +194,7 @@ def test_a_job_that_is_started_again_begins_anew(tmp_path: Path) -> None:
     partial = tmp_path / "partial.npy"
     partial.touch()
     first = line("partial", f'"{partial}"') + line("failure", '{"sentence": "c2 is silent", "exit_code": 1}')
-    (tmp_path / "out").write_text(line("attempt", "0") + first + line("attempt", "0") + RECORD)
+    (tmp_path / "out").write_text(MARK + first + MARK + RECORD)
     one = followed(tmp_path, RUNNING, replace(RUNNING, state="PENDING"), RUNNING, COMPLETED, restarts=True)
     assert one.run.failure() is None
     assert one.failure() is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launch.slurm.queries import JobState, states
 
 SHOWN = """\
-JobId=17 JobName=meshrun
+JobId=17 JobName=my run
    UserId=root(0) GroupId=root(0) MCS_label=N/A
    JobState=COMPLETING Reason=NodeDown Dependency=(null)
    Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
@@ -31,7 +31,7 @@ JobId=4 ArrayJobId=2 ArrayTaskId=1 ArrayTaskThrottle=2 JobName=meshrun
 
 
 def test_what_slurm_says_of_a_job() -> None:
-    expected = JobState("17", "COMPLETING", "NodeDown", "0:0", "c2", "/my work/meshrun-17.out")
+    expected = JobState("17", "COMPLETING", "NodeDown", "0:0", "c2", "17", "my run")
     assert states(SHOWN) == [expected]
     assert not expected.over
 
@@ -39,6 +39,6 @@ def test_what_slurm_says_of_a_job() -> None:
 def test_what_slurm_says_of_an_array() -> None:
     waiting, failed = states(ARRAY)
     assert (waiting.id, waiting.state, waiting.over) == ("2_[2-3%2]", "PENDING", False)
-    assert failed == JobState("2_1", "FAILED", "NonZeroExitCode", "1:0", "c1", "/tmp/meshrun-2_1.out")
+    assert failed == JobState("2_1", "FAILED", "NonZeroExitCode", "1:0", "c1", "4", "meshrun")
     assert failed.over
     assert not failed.succeeded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm.followed_job import task_end
+from launch.slurm.reasons import task_end
 from launch.supervise.judge import MEMORY, Outcome, find_loss, judge
 from runner.world.run_status import RunDirectory
 
@@ -157,6 +157,17 @@ def test_a_rank_that_a_signal_has_ended_in_order_is_no_riddle(
     """MPICH's launcher only passes its exit status on, if MPI was finalized."""
     assert judge(run, outcome(128 + number)) == 1
     assert capsys.readouterr().err.startswith(f"meshrun: a rank was ended by {number.name}: got exit status")
+
+
+@pytest.mark.parametrize("program", ["prterun", "mpirun"])
+def test_a_launcher_that_refuses_root(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str], program: str
+) -> None:
+    assert judge(run, outcome(1, tail=f"{program} has detected an attempt to run as root.\n")) == 1
+    assert capsys.readouterr().err == (
+        "meshrun: Open MPI's launcher does not run as root. Try: OMPI_ALLOW_RUN_AS_ROOT=1 "
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 meshrun ...\n"
+    )
 
 
 def test_an_account_of_nothing(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
