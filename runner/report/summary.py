@@ -181,6 +181,8 @@ def _notes(record: Record) -> list[str]:
         notes.append("  the exchange overlapped the kernel and is included in its time")
     if record.get("fused"):
         notes += _fusion_notes(record["fused"])
+    if record.get("split_dependent"):
+        notes.append("  split-dependent: other ranks, chunks or memory may give other numbers")
     if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):
