@@ -24,9 +24,9 @@ class Job:
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
     the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
-    fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of a
-    "map" job may depend on how its array is cut into blocks. verify: checks the output of
-    a "job", and forecast is for its plan, see `runner.run.declare.job`.
+    fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
+    a "map" job may depend on how its array is cut into blocks. verify: checks the output of a "job", and
+    forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str

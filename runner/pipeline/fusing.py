@@ -342,7 +342,7 @@ def traced(task: Task) -> Program:
 
 
 def trace_of(task: Task) -> Program:
-    """Return the program that a call of the task's function on traced arrays writes down. Raises NotTraceable.
+    """Return the program that a call of the task's function on traced arrays records. Raises NotTraceable.
 
     It may be wrong for a function that takes more than its arguments; see `traced`.
     """

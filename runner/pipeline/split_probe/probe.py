@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,8 +21,9 @@ from runner.errors import UserError
 from runner.job.block_context import BlockContext
 from runner.pipeline.reduce import to_host
 from runner.pipeline.result_type import hide_output, result_buffers, types_of
-from runner.pipeline.split_probe.causes import Cause, explain, lengths_needed
+from runner.pipeline.split_probe.causes import explain
 from runner.pipeline.split_probe.samples import Sample, samples
+from runner.pipeline.split_probe.source import needs_of
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.world.world import World
@@ -67,20 +69,23 @@ def refusal(task: Task, backend: Backend, host: str = "") -> UserError | None:
 
 def find_difference(task: Task, backend: Backend, host: str = "") -> Difference | None:
     """Return the first difference between a small array's result and its parts' results; None without one."""
-    needed = lengths_needed(task.job.function, len(task.shape))
+    needs = needs_of(task.job.function, len(task.shape), task.parameters)
     with hide_output(failures=False), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for sample in _samples(task, needed):
-            whole = _computed(sample, sample.everything, backend, host)
-            if whole is not None:
-                return _compared(sample, whole, backend, host)
+        for magnitude in (1.0, *needs.magnitudes):
+            for sample in _samples(task, needs.lengths, magnitude):
+                judged, difference = _judged(sample, backend, host)
+                if difference is not None:
+                    return difference
+                if judged:
+                    break
     return None
 
 
-def _samples(task: Task, needed: Sequence[int]) -> Iterator[Sample]:
-    """Yield the samples, up to the first of which `out=` makes nothing."""
+def _samples(task: Task, lengths: Sequence[int], magnitude: float) -> Iterator[Sample]:
+    """Yield the samples, up to the first whose results `out=` cannot declare."""
     try:
-        yield from samples(task, needed)
+        yield from samples(task, lengths, magnitude)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a user's function may raise anything
@@ -104,26 +109,39 @@ def _computed(
         return None
 
 
-def _compared(sample: Sample, whole: Results, backend: Backend, host: str) -> Difference | None:
-    """Return the first difference between a sample's results and those of its parts."""
+def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Difference | None]:
+    """Compare a sample's results with those of its parts.
+
+    Return whether there were results of the whole and of a part along each axis that may be cut, and the
+    first difference."""
     task = sample.task
+    whole = _computed(sample, sample.everything, backend, host)
+    if whole is None:
+        return False, None
     if task.results is None:
         sample = Sample(task.with_results(types_of(task, whole)), sample.padded)
-    for axis, cut in enumerate(task.cut_axes):
-        if not cut:
-            continue
-        for ends in cuts(task.shape[axis], task.units[axis]):
-            for part, (first, last) in enumerate(zip(ends, ends[1:], strict=False)):
-                region = _part(task.shape, axis, first, last)
-                found = _computed(sample, region, backend, host, part, len(ends) - 1)
-                if found is None:  # the run shows the error, if its blocks raise it too
-                    continue
-                difference = _difference(sample.task, axis, region, whole, found)
-                if difference is not None:
-                    again = _computed(sample, sample.everything, backend, host)
-                    same = again is not None and all(map(_equal, whole, again))
-                    return Difference(axis, *difference, same)
-    return None
+    judged = True
+    for axis in (axis for axis, cut in enumerate(task.cut_axes) if cut):
+        parts = 0
+        for region, part, count in _parts(task, axis):
+            found = _computed(sample, region, backend, host, part, count)
+            if found is None:  # the run shows the error, if its blocks raise it too
+                continue
+            parts += 1
+            difference = _difference(sample.task, axis, region, whole, found)
+            if difference is not None:
+                again = _computed(sample, sample.everything, backend, host)
+                same = again is not None and all(map(_equal, whole, again))
+                return True, Difference(axis, *difference, same)
+        judged = judged and parts > 0
+    return judged, None
+
+
+def _parts(task: Task, axis: int) -> Iterator[tuple[Region, int, int]]:
+    """Yield the parts of an array that is cut along an axis in two, and in three, with number and count."""
+    for ends in cuts(task.shape[axis], task.units[axis]):
+        for part, (first, last) in enumerate(pairwise(ends)):
+            yield _part(task.shape, axis, first, last), part, len(ends) - 1
 
 
 def cuts(length: int, unit: int) -> Iterator[list[int]]:
@@ -195,7 +213,7 @@ def _error(task: Task, found: Difference) -> UserError:
     elif found.rounding is not None:
         sums = f"the last bits of {task.job.name} depend on how the array is cut along axis {found.axis}"
         what = f"job {sums} (a difference of rounding: {found.rounding:.1g} of the largest value)"
-    cause: Cause | None = explain(task, found.axis, everywhere=found.everywhere, repeatable=found.repeatable)
+    cause = explain(task, found.axis, everywhere=found.everywhere, repeatable=found.repeatable)
     if cause is None:
         hint = f"a function of each cell and its neighbours; or {accepted}"
         return UserError(what, hint=hint, everywhere=True)

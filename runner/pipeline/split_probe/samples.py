@@ -1,4 +1,4 @@
-"""Small arrays on which a job's function is tried: their shapes and cells. Pure, apart from what `out=` calls.
+"""Small arrays on which a job's function is tried: their shapes and cells. Pure; `out=` is called.
 
 The cells differ from each other and grow along every axis, so that sums, medians, orders and branches on
 values differ from part to part. A few are negative, in the last corner only: where a function makes NaN of
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +47,7 @@ class Sample:
         return Region((0,) * len(shape), shape)
 
     def blocks(self, region: Region, xp: ModuleType) -> list[Array]:
-        """Return a copy of the padded block of each input for a region of the first one. xp: numpy or cupy."""
+        """Return a copy of each input's padded block for a region of the first one. xp: numpy or cupy."""
         found = []
         for number, (field, whole) in enumerate(zip(self.task.fields, self.padded, strict=True)):
             own = self.task.field_region(number, region)
@@ -56,11 +57,14 @@ class Sample:
         return found
 
 
-def samples(task: Task, needed: Sequence[int] = (), *, short: bool = True) -> Iterator[Sample]:
+def samples(
+    task: Task, needed: Sequence[int] = (), magnitude: float = 1.0, *, short: bool = True
+) -> Iterator[Sample]:
     """Yield samples for a function that may raise on some of them: other cells, then longer axes.
 
-    needed: cells that a part has at least along each axis, for the constants in the function. short: axes that
-    are not cut may be shorter than the task's; else, results have the task's lengths along them.
+    needed: cells that a part has at least along each axis, where memory allows. magnitude: of the cells in
+    the middle. short: axes that are not cut may be shorter than the task's; else, results have the
+    task's lengths along them.
     """
     shapes: dict[tuple[Shape, ...], Task] = {}
     small = _small(task, needed, short=short)
@@ -69,10 +73,27 @@ def samples(task: Task, needed: Sequence[int] = (), *, short: bool = True) -> It
         shapes.setdefault(_shapes(longer), longer)
     if _cells(task) <= MOST_CELLS:  # for a function that knows the length of its array
         shapes.setdefault(_shapes(task), _with_shapes(task, _shapes(task)))
+    elif short and _cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index that is not written
+        shapes.setdefault(_shapes(longest), longest)
     for one in shapes.values():
-        for cells in (_growing, _unit, _zeros):
+        for cells in (partial(_growing, magnitude), _unit, _zeros):
             rng = np.random.default_rng(0)
             yield Sample(one, tuple(_padded(one, number, cells, rng) for number in range(len(one.fields))))
+
+
+def _longest(task: Task, small: Task) -> Task:
+    """Return the task for arrays that are as long along the cut axes as memory allows."""
+    cut = sum(task.cut_axes)
+    row = _cells(small) // math.prod(
+        n for n, is_cut in zip(small.shape, task.cut_axes, strict=True) if is_cut
+    )
+    most = int((MOST_LONG / max(row, 1)) ** (1 / cut))
+    units = [(most // unit * unit) for unit in (*task.units, *(1,) * len(task.shape))]
+    lengths = tuple(
+        max(min(length, most), own) if is_cut else own
+        for length, own, most, is_cut in zip(task.shape, small.shape, units, task.cut_axes, strict=False)
+    )[: task.leading]
+    return _with_shapes(task, [lengths + shape[task.leading :] for shape in _shapes(small)])
 
 
 def _shapes(task: Task) -> tuple[Shape, ...]:
@@ -122,7 +143,7 @@ def _cut_lengths(task: Task, needed: Sequence[int], row: int) -> Shape:
 
 
 def _with_shapes(task: Task, shapes: Sequence[Shape]) -> Task:
-    """Return the task for arrays of other shapes, called and without known results unless they are declared."""
+    """Return the task for arrays of other shapes, without kernel, its results known if they are declared."""
     fields = tuple(
         replace(field, shape=shape, partition=Partition(shape, field.partition.grid))
         for field, shape in zip(task.fields, shapes, strict=True)
@@ -144,7 +165,9 @@ def _padded(task: Task, number: int, cells: Any, rng: np.random.Generator) -> Ho
     return padded
 
 
-def _growing(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading: int) -> HostArray:
+def _growing(
+    magnitude: float, rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leading: int
+) -> HostArray:
     """Return cells that grow along the leading axes."""
     way = np.zeros((1,) * len(shape))
     for axis, length in enumerate(shape[:leading]):
@@ -155,10 +178,10 @@ def _growing(rng: np.random.Generator, shape: Shape, dtype: np.dtype[Any], leadi
         return draws < 0.2 + 0.6 * way
     negative = (way >= NEGATIVE) & (rng.random(shape) < 0.5)
     if dtype.kind in "iu":
-        largest = min(LARGEST, np.iinfo(dtype).max)
+        largest = min(LARGEST if magnitude == 1 else 2 * magnitude, np.iinfo(dtype).max)
         found = np.floor(draws * (0.05 + 0.95 * way) * (largest + 1))
         return np.where(negative & (dtype.kind == "i"), -found, found).astype(dtype)
-    found = (0.5 + draws) * RANGE ** (2 * way - 1)
+    found = magnitude * (0.5 + draws) * RANGE ** (2 * way - 1)
     found = np.where(negative, -found, found)
     return (found if dtype.kind == "f" else found + 1j * rng.permutation(found)).astype(dtype)
 
