@@ -16,9 +16,9 @@ from runner.plan.task import Task
 
 MOST_LINES = 3  # that are named
 # The likeliest kinds: where only some places of a part differ, where all do, and where two calls differ.
-CELL, STATE, DRAW, LOOP, WHOLE, PLACE, STRIDE, FILTER, READ, LENGTH = Kind
-LOCAL = (CELL, FILTER, WHOLE, STRIDE, LOOP, PLACE, READ, DRAW, STATE, LENGTH)
-EVERYWHERE = (DRAW, STATE, WHOLE, PLACE, LOOP, READ, STRIDE, FILTER, CELL, LENGTH)
+RANK, CELL, STATE, DRAW, LOOP, WHOLE, PLACE, STRIDE, FILTER, READ, LENGTH = Kind
+LOCAL = (RANK, CELL, FILTER, WHOLE, STRIDE, LOOP, PLACE, READ, DRAW, STATE, LENGTH)
+EVERYWHERE = (RANK, DRAW, STATE, WHOLE, PLACE, LOOP, READ, STRIDE, FILTER, CELL, LENGTH)
 UNREPEATABLE = (DRAW, STATE)
 TRACED = (WHOLE, PLACE, STRIDE, READ, LENGTH)  # which a trace finds by their axis
 
@@ -84,6 +84,8 @@ def _general_hint(task: Task, axis: int, kind: Kind) -> str:
         return f"{parameter}: here.uniform(seed) and here.normal(seed) depend on a cell's place only"
     if kind is STATE:
         return f"a result that follows from the block, parameters, and {parameter}"
+    if kind is RANK:
+        return f"here.offset[{axis}] and here.shape[{axis}], which say where the block is in the array"
     if kind is FILTER:
         return "halo= in the decorator, as wide as the filter reads, and the result without those cells"
     if kind is LOOP:

@@ -37,12 +37,14 @@ PLACED = frozenset(
     ["arange", "fromfunction", "indices", "linspace", "logspace", "meshgrid", "mgrid", "ogrid"]
 )
 PUTS = frozenset(["fill_diagonal", "itemset", "place", "put", "put_along_axis", "putmask"])
+RANKS = (["here", "rank"], ["here", "size"], ["here", "host"])
 REDUCTIONS = frozenset([*WHOLE_AXES, "reduce", "accumulate", "reduceat"])
 
 
 class Kind(Enum):
     """What a statement does, to write behind its text."""
 
+    RANK = "depends on the rank that computes the block"
     CELL = "writes cells by their index in a block, not in the array"
     STATE = "keeps a value from one call to the next"
     DRAW = "returns something else at each call or for each block"
@@ -81,7 +83,15 @@ class Statement:
         if isinstance(element, ast.Slice):
             return any(end is not None for end in (element.lower, element.upper, element.step))
         is_all = isinstance(element, ast.Constant) and element.value in (None, ...)
-        return element is not None and not is_all and not isinstance(element, ast.Compare)
+        return element is not None and not is_all and not _is_condition(element)
+
+
+def _is_condition(element: ast.expr) -> bool:
+    """Return whether an index is written as a condition on cells."""
+    if isinstance(element, ast.UnaryOp):
+        return isinstance(element.op, ast.Invert)
+    both = isinstance(element, ast.BinOp) and isinstance(element.op, (ast.BitAnd, ast.BitOr))
+    return both or isinstance(element, ast.Compare)
 
 
 def statements_of(function: Callable[..., Any]) -> list[Statement]:
@@ -118,6 +128,8 @@ def _in_source(source: Source) -> Iterator[Statement]:
             yield Statement(Kind.LOOP, source, node)
         elif isinstance(node, ast.Subscript):
             yield from _of_subscript(source, node)
+        elif isinstance(node, ast.Attribute) and dotted(node) in RANKS:
+            yield Statement(Kind.RANK, source, node)
         elif isinstance(node, ast.Attribute) and node.attr in ("shape", "size"):
             yield Statement(Kind.LENGTH, source, node)
 

@@ -121,7 +121,7 @@ def test_the_summary_names_every_file_that_was_written(tmp_path: Path) -> None:
     outputs = [tmp_path / "a.npy", tmp_path / "b.npy"]
     record = on_ranks(1, wave, saved(tmp_path, *np.ones((2, 5, 4))), outputs, verify="full")
     assert f"wrote {outputs[0]}, {outputs[1]}\n" in render(record)
-    assert "20 cells in 1 box)" in render(record)
+    assert "20 cells in 2 boxes)" in render(record)
 
 
 def refused(job: Any, *paths: Any, **options: Any) -> str:

@@ -173,6 +173,10 @@ def seeded_noise(u: Any) -> Any:
 # Reads of the whole block
 
 
+def by_rank(u: Any, *, here: Any) -> Any:
+    return u + here.rank  # here
+
+
 def median(u: Any) -> Any:
     return u - np.median(u)  # here
 
@@ -335,6 +339,7 @@ WRONG: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = [
     (random_scalar, PLATE, {}),
     (noise, LINE, {}),
     (seeded_noise, LINE, {}),
+    (by_rank, PLATE, {}),
     (median, PLATE, {}),
     (normalized, CUBE, {}),
     (above, LINE, {}),
