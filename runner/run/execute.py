@@ -226,10 +226,12 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
     listed = [f"{name} = {path}" for name, path in given]
     listed += [f"{name} is missing" for name in missing] + [f"{path} is one too many" for path in rest]
     ins, outs = len(job.arrays), len(file_names(job)) - len(job.arrays)
+    hint = job.option_hint(job.arrays[-1]) if missing and job.kind == "map" and ins > 1 else None
     return UserError(
         f"job {job.name} takes {counted(ins, 'input')} and writes {counted(outs, 'output')}",
         got=f"{counted(len(paths), 'file')}: {'; '.join(listed)}",
         expected=" ".join(file_names(job)),
+        hint=hint,
     )
 
 

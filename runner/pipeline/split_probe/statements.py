@@ -38,6 +38,7 @@ PLACED = frozenset(
 )
 PUTS = frozenset(["fill_diagonal", "itemset", "place", "put", "put_along_axis", "putmask"])
 RANKS = (["here", "rank"], ["here", "size"], ["here", "host"])
+CHANGES = frozenset(["append", "add", "extend", "insert", "pop", "remove", "setdefault", "update"])
 REDUCTIONS = frozenset([*WHOLE_AXES, "reduce", "accumulate", "reduceat"])
 
 
@@ -119,7 +120,10 @@ def _in_source(source: Source) -> Iterator[Statement]:
                 for part in target.elts if isinstance(target, ast.Tuple) else [target]:
                     yield from _of_target(source, shared, node, part)
         elif isinstance(node, ast.Call):
-            kind = _kind_of_call(dotted(node.func))
+            names = dotted(node.func)
+            kind = _kind_of_call(names)
+            if kind is None and names[-1:] and names[-1] in CHANGES and names[0] not in {"", *source.own}:
+                kind = Kind.STATE
             if kind is not None:
                 yield Statement(kind, source, node)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):

@@ -24,6 +24,7 @@ from runner.world.world import open_world
 
 CALLS = 0
 FAR = 150
+KEPT: list[int] = []
 SEEN: dict[str, int] = {"calls": 0}
 TABLE = np.arange(256, dtype=np.float32) ** 2
 RNG = np.random.default_rng(3)
@@ -151,6 +152,11 @@ def counter(u: Any) -> Any:
     global CALLS  # noqa: PLW0603
     CALLS += 1  # here
     return u + CALLS
+
+
+def kept_in_a_list(u: Any) -> Any:
+    KEPT.append(1)  # here
+    return u * len(KEPT)
 
 
 def kept_in_a_dictionary(u: Any) -> Any:
@@ -335,6 +341,7 @@ WRONG: list[tuple[Any, tuple[int, ...], dict[str, Any]]] = [
     (by_a_helper, LINE, {}),
     (row_by_row, PLATE, {}),
     (counter, LINE, {}),
+    (kept_in_a_list, PLATE, {}),
     (kept_in_a_dictionary, PLATE, {}),
     (random_scalar, PLATE, {}),
     (noise, LINE, {}),
