@@ -372,6 +372,22 @@ def trace_of(task: Task) -> Program:
     return program
 
 
+def stage_lines(task: Task) -> list[int]:
+    """Return the lines of a function that compute a stage beyond the array's edges, and those that read it.
+
+    Cells of a first stage beyond an edge are not made by the boundary, but computed from cells that are: that
+    is the user's scheme if opposite edges meet. A function that cannot be traced has none.
+    """
+    if task.boundary == "wrap" or not any(sum(width) > 1 for width in task.widths):
+        return []
+    try:
+        with hide_output(failures=False):
+            stages = trace_of(task).stages
+    except NotTraceable:
+        return []
+    return sorted({line for pair in stages for line in pair if line})
+
+
 def grid_axes(task: Task) -> int:
     """Return the number of grid axes: leading axes along which all cells are computed alike.
 

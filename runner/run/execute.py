@@ -144,7 +144,7 @@ def execute(
         types = [type_record((source.shape, source.dtype)) for source in sources]
         details = {**(types[0] if types else {}), "types": types or None, **details}
     transaction.release()
-    details = {"steps": None, "fused": None, "split_dependent": False, **details}
+    details = {"steps": None, "fused": None, "split_dependent": False, "stages": None, **details}
     found = {
         "job": job.name,
         "parameters": plain(parameters),

@@ -256,6 +256,7 @@ def describe_task(task: Task, run: RunContext) -> Record:
         "boundary": task.boundary,
         "fused": asdict(run.fusion) if run.fusion else None,
         "split_dependent": task.job.split_dependent,
+        "stages": run.stages,
         "result": type_record(task.known[0]),
         "results": [type_record(known) for known in task.known],  # `execute` adds them to "outputs"
     }
