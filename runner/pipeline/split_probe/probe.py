@@ -211,8 +211,10 @@ def _error(task: Task, found: Difference) -> UserError:
     if not found.repeatable:
         what = f"job {task.job.name} returns other numbers at each call"
     elif found.rounding is not None:
-        sums = f"the last bits of {task.job.name} depend on how the array is cut along axis {found.axis}"
-        what = f"job {sums} (a difference of rounding: {found.rounding:.1g} of the largest value)"
+        what = (
+            f"job {task.job.name}: the last bits of its result depend on how the array is cut along axis "
+            f"{found.axis} (a difference of rounding: {found.rounding:.1g} of the largest value)"
+        )
     cause = explain(task, found.axis, everywhere=found.everywhere, repeatable=found.repeatable)
     if cause is None:
         hint = f"a function of each cell and its neighbours; or {accepted}"
