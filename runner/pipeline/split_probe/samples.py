@@ -75,8 +75,9 @@ def samples(
         shapes.setdefault(_shapes(task), _with_shapes(task, _shapes(task)))
     elif short and _cells(longest := _longest(task, small)) <= MOST_LONG:  # for an index that is not written
         shapes.setdefault(_shapes(longest), longest)
+    fillings = [partial(_growing, magnitude), _unit, _zeros]
     for one in shapes.values():
-        for cells in (partial(_growing, magnitude), _unit, _zeros):
+        for cells in fillings if short else reversed(fillings):  # zeros suffice for the types of results
             rng = np.random.default_rng(0)
             yield Sample(one, tuple(_padded(one, number, cells, rng) for number in range(len(one.fields))))
 

@@ -24,7 +24,9 @@ FAILING = [False]  # no variable around a function that looks at it: those make 
 TIMES = 40  # the function allocates so many times its block
 
 
-@meshrun.map_blocks(halo=((1, 1), (0, 0)), boundary="mirror")
+@meshrun.map_blocks(
+    halo=((1, 1), (0, 0)), boundary="mirror", split_dependent=True, out=lambda shape, dtype: (shape, dtype)
+)
 def greedy(block: Any, *, xp: Any) -> Any:
     """Change the block in place, then need many times its memory."""
     block += 1
@@ -170,7 +172,12 @@ def test_an_image_of_a_folder_is_computed_in_halves(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_chunk_are_taken_in_halves(source: Path) -> None:
-    @meshrun.map_blocks(halo=((1, 1), (0, 0)), boundary="mirror")
+    @meshrun.map_blocks(
+        halo=((1, 1), (0, 0)),
+        boundary="mirror",
+        split_dependent=True,
+        out=lambda shape, dtype: (shape, dtype),
+    )
     def step(block: Any, *, xp: Any) -> Any:
         xp.empty((TIMES, *block.shape), block.dtype)
         return 0.25 * (block[:-2] + 2 * block[1:-1] + block[2:])
