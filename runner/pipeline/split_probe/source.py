@@ -26,7 +26,7 @@ MOST_THRESHOLDS = 2
 
 
 @dataclass(frozen=True)
-class Source:
+class FunctionSource:
     """The source of one function. first: its first line in the file. own: the names of its variables."""
 
     tree: ast.AST
@@ -131,7 +131,7 @@ def _is_large(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def source_of(code: CodeType) -> Source | None:
+def source_of(code: CodeType) -> FunctionSource | None:
     """Return the source of a function's code; None where there is none, as for what was typed."""
     try:
         lines, first = inspect.getsourcelines(code)
@@ -142,7 +142,7 @@ def source_of(code: CodeType) -> Source | None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.decorator_list = []
     own = frozenset((*code.co_varnames, *code.co_cellvars))
-    return Source(tree, tuple(lines), first, code.co_filename, own)
+    return FunctionSource(tree, tuple(lines), first, code.co_filename, own)
 
 
 # Parts of expressions

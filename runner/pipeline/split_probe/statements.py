@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.fuse.trace import WHOLE_AXES
 from runner.pipeline.split_probe.source import (
-    Source,
+    FunctionSource,
     dotted,
     functions_of,
     integer,
@@ -64,7 +64,7 @@ class Statement:
     None: of all, or not known."""
 
     kind: Kind
-    source: Source
+    source: FunctionSource
     node: ast.AST
     index: ast.expr | None = None
 
@@ -111,7 +111,7 @@ def element_of(index: ast.expr, axis: int, axes: int) -> ast.expr | None:
     return parts[place] if place > dots[0] else None
 
 
-def _in_source(source: Source) -> Iterator[Statement]:
+def _in_source(source: FunctionSource) -> Iterator[Statement]:
     declared = [node for node in ast.walk(source.tree) if isinstance(node, (ast.Global, ast.Nonlocal))]
     shared = {name for node in declared for name in node.names}
     for node in ast.walk(source.tree):
@@ -138,7 +138,9 @@ def _in_source(source: Source) -> Iterator[Statement]:
             yield Statement(Kind.LENGTH, source, node)
 
 
-def _of_target(source: Source, shared: set[str], node: ast.AST, target: ast.expr) -> Iterator[Statement]:
+def _of_target(
+    source: FunctionSource, shared: set[str], node: ast.AST, target: ast.expr
+) -> Iterator[Statement]:
     """Yield what an assignment writes: cells by their index, or something that outlives the call."""
     root: ast.expr = target
     while isinstance(root, (ast.Subscript, ast.Attribute)):
@@ -161,7 +163,7 @@ def _kind_of_call(names: list[str]) -> Kind | None:
     return next((kind for kind, known in kinds.items() if name in known), None)
 
 
-def _of_subscript(source: Source, node: ast.Subscript) -> Iterator[Statement]:
+def _of_subscript(source: FunctionSource, node: ast.Subscript) -> Iterator[Statement]:
     """Yield what an index that is read takes."""
     last = dotted(node.value)[-1:]
     if last and last[0] in PLACED:  # mgrid[...]
