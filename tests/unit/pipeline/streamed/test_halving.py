@@ -58,8 +58,8 @@ BUFFERS = (2 + 1) * 26 * ROW + 2 * 24 * ROW  # of two chunks, and the results of
 
 
 def test_a_trial_on_a_row_that_does_not_fit_is_the_same_error(source: Path) -> None:
+    job = replace(greedy, out=None)  # its results are known by a trial
     with pytest.raises(RunError, match=r"a row and what the function allocates .* bytes needed, .* Try: "):
-        job = replace(greedy, out=None)  # whose results are known by a trial
         run_on(1, job, source, source.with_name("out.npy"), devices=[LimitedBackend(20 * ROW)], **CHUNK)
 
 
