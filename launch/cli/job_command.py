@@ -93,6 +93,7 @@ def job_command(name: str) -> click.Command:
         help=_help_text(job),
         short_help=job.summary,
         own=len(own),
+        input_hint=job.option_hint,
     )
 
 
@@ -161,16 +162,21 @@ class JobsShown(Jobs):
             help=f"{job.summary}\n\n{self.about.format(cmd_name)}",
             short_help=job.summary,
             own=len(own),
+            input_hint=job.option_hint,
         )
 
 
 class JobCommand(click.Command):
-    """A command whose help separates the job's options from the runner's. own: number of the job's
-    options."""
+    """A command whose help separates the job's options from the runner's.
 
-    def __init__(self, *arguments: Any, own: int, **keywords: Any) -> None:
+    own: number of the job's options. input_hint: `Job.option_hint`.
+    """
+
+    def __init__(
+        self, *arguments: Any, own: int, input_hint: Callable[[str], str | None], **keywords: Any
+    ) -> None:
         super().__init__(*arguments, **keywords)
-        self.own = own
+        self.own, self.input_hint = own, input_hint
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # In `--verify INPUT OUTPUT`, click would take INPUT as the value.
@@ -181,6 +187,12 @@ class JobCommand(click.Command):
         words = ["--verify=sample" if bare else word for word, bare in zip(args, valueless, strict=True)]
         try:
             rest = super().parse_args(ctx, words)
+        except click.NoSuchOption as reason:
+            hint = self.input_hint(reason.option_name.lstrip("-").replace("-", "_"))
+            if hint is not None:
+                message = f"{reason.option_name} is an input of this job, not an option. Write {hint}"
+                raise click.UsageError(message, ctx) from None
+            raise
         except click.UsageError as reason:
             after = next((after for after, bare in zip(following, valueless, strict=True) if bare), "")
             if after and f"extra argument ({after})" in reason.message:

@@ -134,7 +134,8 @@ class Program:
     """What a function computes for each own cell.
 
     axes: number of grid axes, the leading axes that inputs and outputs share. results: of each output, a
-    node per component.
+    node per component. stages: the lines of the function where a value that neighbours decide is computed for
+    cells beyond the array's edges, and where such cells are read.
     """
 
     axes: int
@@ -142,6 +143,7 @@ class Program:
     outputs: tuple[Operand, ...]
     results: tuple[tuple[Node, ...], ...]
     graph: Graph = field(repr=False)
+    stages: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from runner.fuse.graph import Graph, Operand, Program
+from runner.fuse.graph import Graph, Operand, Program, in_order
 from runner.region import Shape
 
 NEAR = 16  # cells by which an array's length may differ from the block's, with halos of no cells
@@ -95,24 +95,42 @@ class _Storage:
 class _Window:
     """A part of a storage. Traced arrays of one window have the same cells along grid axes and share nodes.
 
-    version: of the storage when the nodes were up to date.
+    version: of the storage when the nodes were up to date. made: the line of the function that computed them.
     """
 
-    def __init__(self, storage: _Storage) -> None:
-        self.storage, self.version = storage, storage.version
+    def __init__(self, storage: _Storage, made: int) -> None:
+        self.storage, self.version, self.made = storage, storage.version, made
 
 
 class _Recorder:
-    """One call of the function: its graph, and the lengths that identify grid axes."""
+    """One call of the function: its graph, and the lengths that identify grid axes.
 
-    def __init__(self, function: Callable[..., Any], lengths: Shape, near: int) -> None:
-        self._near = near
+    widths: cells of the blocks before and after the own ones. stages: of `Program`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        lengths: Shape,
+        near: int,
+        widths: Sequence[tuple[int, int]],
+    ) -> None:
+        self._near, self.widths = near, widths
         self.graph, self.lengths, self._file = Graph(), lengths, _file_of(function)
+        self._code = getattr(inspect.unwrap(function), "__code__", None)
+        self.stages: dict[tuple[int, int], None] = {}
 
     def line(self) -> int:
         """Return the line of the user's file that runs now; 0 if unknown."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename != self._file:
+            frame = frame.f_back
+        return frame.f_lineno if frame else 0
+
+    def outer_line(self) -> int:
+        """Return the line of the function itself that runs now; 0 if unknown."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code is not self._code:
             frame = frame.f_back
         return frame.f_lineno if frame else 0
 
@@ -187,7 +205,7 @@ class Traced(NDArrayOperatorsMixin):
             raise NotTraceable(f"computes in {dtype.str if dtype.kind in 'biuf' else dtype}")
         self._recorder, self._nodes, self._grid = recorder, nodes, grid
         self.shape, self.dtype = shape, dtype
-        self._window = _Window(_Storage()) if window is None else window
+        self._window = _Window(_Storage(), recorder.outer_line()) if window is None else window
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__ or not (name.startswith("_") or name in ("shape", "dtype")):
@@ -306,9 +324,29 @@ class Traced(NDArrayOperatorsMixin):
         nodes, shape, grid, shift = self._part(self._read(), index)
         if self._has_all(shape, grid, shift):
             return Traced(self._recorder, nodes, shape, grid, self.dtype, self._window)
+        if len(shape) == self.ndim and self._has_stage(nodes, shape, shift):
+            self._recorder.stages[self._window.made, self._recorder.outer_line()] = None
+        part = _Window(self._window.storage, self._window.made)
         moved = np.empty(nodes.shape, object)
         moved.ravel()[:] = self._recorder.graph.shifted(nodes.ravel(), shift)
-        return Traced(self._recorder, moved, shape, grid, self.dtype, _Window(self._window.storage))
+        return Traced(self._recorder, moved, shape, grid, self.dtype, part)
+
+    def _has_stage(self, nodes: np.ndarray[Any, Any], shape: Shape, shift: Shape) -> bool:
+        """Return whether a part has cells beyond the array's edges that were computed from their neighbours.
+
+        A value between two cells, such as a flux, belongs to an edge itself, not to a cell beyond it.
+        """
+        recorder = self._recorder
+        loads = [node for node in in_order(nodes.ravel()) if node.op == "load"]
+        for length, along in zip(shape, self._grid, strict=False):
+            places = set() if along is None else {node.offset[along] + shift[along] for node in loads}
+            if along is None or len(places) < 2:
+                continue
+            low, own = recorder.widths[along][0], recorder.lengths[along]
+            first = min(places) + max(places)  # twice the centre of the first cell
+            if first <= 2 * low - 2 or first + 2 * (length - 1) >= 2 * (low + own):
+                return True
+        return False
 
     def __setitem__(self, index: Any, value: Any) -> None:
         partly = NotTraceable(
@@ -946,7 +984,7 @@ def _trace_once(
 ) -> Program:
     if "here" in services:
         raise NotTraceable("takes `here`: what it computes depends on the place of the block")
-    recorder = _Recorder(function, lengths, near)
+    recorder = _Recorder(function, lengths, near, widths)
     axes = len(lengths)
     padded = tuple(n + low + high for n, (low, high) in zip(lengths, widths, strict=True))
     blocks = [_block(recorder, number, one, padded) for number, one in enumerate(inputs)]
@@ -973,7 +1011,7 @@ def _trace_once(
     for name, result in zip(names, results, strict=True):
         outputs.append(Operand(name, result.dtype, result.shape[axes:]))
         nodes.append(tuple(recorder.graph.shifted(result._read().ravel(), shift)))
-    return Program(axes, tuple(inputs), tuple(outputs), tuple(nodes), recorder.graph)
+    return Program(axes, tuple(inputs), tuple(outputs), tuple(nodes), recorder.graph, tuple(recorder.stages))
 
 
 def _block(recorder: _Recorder, number: int, one: Operand, padded: Shape) -> Traced:

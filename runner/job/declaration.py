@@ -24,8 +24,9 @@ class Job:
     arrays: names of the inputs. output_names: names of the results of a "map" job. feeds: for each result,
     the input that it becomes in the next step; None: no input. strided_out: the function can fill an `out`
     whose rows are not contiguous with each other. whole_rows: the tiles of a "reduce" job hold whole rows.
-    fuse: whether the function of a "map" job becomes one kernel, one of FUSE. verify: checks the output of
-    a "job", and forecast is for its plan, see `runner.run.declare.job`.
+    fuse: whether the function of a "map" job becomes one kernel, one of FUSE. split_dependent: the result of
+    a "map" job may depend on how its array is cut into blocks. verify: checks the output of a "job", and
+    forecast is for its plan, see `runner.run.declare.job`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Job:
     strided_out: bool = False
     whole_rows: bool = False
     fuse: str = "auto"
+    split_dependent: bool = False
 
     @property
     def takes_steps(self) -> bool:
@@ -72,6 +74,16 @@ class Job:
             return 0
         return self.halo(**parameters) if callable(self.halo) else self.halo
 
+    def option_hint(self, array: str) -> str | None:
+        """Return how an input becomes an option, for a number that is meant; None for the first input."""
+        if array not in self.arrays[1:]:
+            return None
+        before = ", ".join(self.arrays[: self.arrays.index(array)])
+        return (
+            f"`def {self.function.__name__}({before}, *, {array})`, if {array} is a number: "
+            "parameters before `*` are inputs, a file or an array each"
+        )
+
     def complete(self, parameters: dict[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
         """Return `parameters` as their types with defaults added; UserError for unknown or missing ones, and
         for values of another type.
@@ -86,7 +98,7 @@ class Job:
                 f"job {self.name} has no such parameter",
                 got=", ".join(unknown),
                 expected=", ".join(known) or "none",
-                hint=close[0] if close else None,
+                hint=self.option_hint(unknown[0]) or (close[0] if close else None),
             )
         missing = [p.name for p in self.parameters if p.required and p.name not in parameters]
         if missing:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -20,7 +19,7 @@ from runner.fuse.evaluate import evaluate
 from runner.fuse.function_key import instructions
 from runner.fuse.graph import Extents, Node, Operand, Program, in_order
 from runner.fuse.operations import INEXACT
-from runner.fuse.trace import MOST_COMPONENTS, PLACES, SHIFTS, WHOLE_AXES, NotTraceable, trace
+from runner.fuse.trace import MOST_COMPONENTS, NotTraceable, trace
 from runner.job.declaration import Job
 from runner.pipeline.result_type import hide_output
 from runner.plan.task import ArrayType, Task, halo_hint
@@ -32,16 +31,6 @@ WORTH_COMPILING = 2 << 30  # bytes of arrays, times steps: NumPy takes seconds f
 # Whose functions are not looked into for slices: they slice what is theirs, or return whole blocks.
 LIBRARIES = {"numpy", "cupy", "scipy", *sys.stdlib_module_names}
 NAMES = ("LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
-SCIPY = ("scipy.ndimage", "scipy.signal")
-_FILTERS = """
-    binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening convolve convolve2d
-    correlate correlate2d distance_transform_edt fftconvolve gaussian_filter gaussian_gradient_magnitude
-    gaussian_laplace generic_filter grey_closing grey_dilation grey_erosion grey_opening label laplace
-    maximum_filter median_filter medfilt medfilt2d minimum_filter morphological_gradient percentile_filter
-    prewitt rank_filter rotate shift sobel uniform_filter wiener zoom
-"""
-FILTERS = frozenset(_FILTERS.split())  # their functions that read neighbours along all axes, or along two
-WHOLE_HINT = "compute a value of the whole array first (@meshrun.reduce_blocks)"
 OPERATED = 4  # times as many bytes of results of operations take NumPy as long
 WORTH_TRACING = 1 / 64  # of these bytes: from so many on, the operations are counted
 CHECKED = 11  # cells along each axis of the block on which a trace is compared with the function
@@ -311,17 +300,6 @@ def _is_method(value: Any, owner: Any) -> bool:
     return isinstance(value, FunctionType) and not isinstance(owner, (ModuleType, type))
 
 
-def _codes(function: Any, seen: set[CodeType]) -> Iterator[CodeType]:
-    """Yield the code of a function and of those that it names, each once."""
-    code = getattr(function, "__code__", None)
-    if code is None or code in seen:
-        return
-    seen.add(code)
-    yield code
-    for name in code.co_names:
-        yield from _codes(function.__globals__.get(name), seen)
-
-
 def not_one_kernel(task: Task, reason: Fusion | NotTraceable) -> UserError:
     """Return the error for a function that must become one kernel and cannot."""
     why = reason.reason if isinstance(reason, NotTraceable) else str(reason.why)
@@ -358,12 +336,16 @@ def traced(task: Task) -> Program:
     Check the program: on a small block, NumPy's results for it must equal the function's.
     """
     with hide_output(failures=False):
-        program = _trace(task)
+        program = trace_of(task)
         _check(task, program)
     return program
 
 
-def _trace(task: Task) -> Program:
+def trace_of(task: Task) -> Program:
+    """Return the program that a call of the task's function on traced arrays records. Raises NotTraceable.
+
+    It may be wrong for a function that takes more than its arguments; see `traced`.
+    """
     job = task.job
     axes = grid_axes(task)
     if any(
@@ -390,171 +372,20 @@ def _trace(task: Task) -> Program:
     return program
 
 
-def warn_of_whole_axes(world: World, task: Task, *, chunks: bool = False) -> None:
-    """Warn if the task's function computes a mean, a sort or the like along an axis that is cut into blocks,
-    or filters its cells by SciPy without a halo.
+def stage_lines(task: Task) -> list[int]:
+    """Return the lines of a function that compute a stage beyond the array's edges, and those that read it.
 
-    It sees one block, not the array: the result depends on the number of blocks. A function that cannot be
-    traced so far is not judged. chunks: axis 0 is also cut into chunks. Collective.
+    Cells of a first stage beyond an edge are not made by the boundary, but computed from cells that are: that
+    is the user's scheme if opposite edges meet. A function that cannot be traced has none.
     """
-    cut = [parts > 1 or (chunks and axis == 0) for axis, parts in enumerate(task.partition.grid)]
-    if task.kernel is not None or task.job.kind != "map" or not any(cut):
-        return
-    filtered = _filter_without_halo(task, cut)
-    if filtered is not None:
-        world.warn(filtered)
-    if task.job.fuse == "off":
-        return
-    function = inspect.unwrap(task.job.function)
-    measured = _takes_lengths(function)
-    fixed = _takes_fixed_rows(function, task.job.arrays) or (measured and not _loops(function))
-    if not (fixed or measured or _takes_whole_axes(function) or _takes_steps(function)):
-        return  # it is not called once more, for nothing
-    sentence = world.on_root(lambda: _of_whole_axes(task, cut, fixed, measured))
-    if sentence is not None:
-        world.warn(sentence)
-
-
-def _takes_whole_axes(function: Any) -> bool:
-    """Return whether a function, or one that it names, has an attribute such as mean, sort or reduce, or a
-    product by @."""
-    return any(
-        (
-            one.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            and (one.argval in WHOLE_AXES or one.argval in ("reduce", "accumulate"))
-        )
-        or one.opname == "BINARY_MATRIX_MULTIPLY"
-        or (one.opname == "BINARY_OP" and one.argrepr in ("@", "@="))
-        for code in _codes(function, set())
-        for one in instructions(code)
-    )
-
-
-def _takes_steps(function: Any) -> bool:
-    """Return whether a function takes slices with a step."""
-    code = getattr(function, "__code__", None)
-    return code is not None and any(
-        (one.opname == "BUILD_SLICE" and one.arg == 3)
-        or (isinstance(one.argval, slice) and one.argval.step is not None)
-        for one in instructions(code)
-    )
-
-
-def _takes_fixed_rows(function: Any, arrays: Sequence[str]) -> bool:
-    """Return whether a function takes rows or cells of its blocks by constants: `block[0]`."""
-    code = getattr(function, "__code__", None)
-    found = [] if code is None else list(instructions(code))
-    return any(
-        one.opname.startswith("LOAD_FAST") and _last(one) in arrays and _is_fixed(found[place + 1 :])
-        for place, one in enumerate(found)
-    )
-
-
-def _takes_lengths(function: Any) -> bool:
-    """Return whether a function reads the lengths of its blocks."""
-    code = getattr(function, "__code__", None)
-    return code is not None and any(
-        one.argval in ("shape", "len", "size") for one in instructions(code) if one.opname.startswith("LOAD")
-    )
-
-
-def _loops(function: Any) -> bool:
-    """Return whether a function, or one that it names, loops or makes functions, such as those for `map`."""
-    return any(
-        one.opname in ("FOR_ITER", "MAKE_FUNCTION") or "JUMP_BACKWARD" in one.opname
-        for code in _codes(function, set())
-        for one in instructions(code)
-    )
-
-
-def _last(one: dis.Instruction) -> Any:
-    """Return the name that an instruction loads; the last one of several."""
-    return one.argval[-1] if isinstance(one.argval, tuple) else one.argval
-
-
-def _is_fixed(following: Sequence[dis.Instruction]) -> bool:
-    """Return whether an array that was loaded is indexed by constants, and not by ends such as [1:-1]."""
-    stack: list[Any] = []
-    for one in following:
-        if one.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            stack.append(one.argval)
-        elif one.opname in ("BUILD_SLICE", "BUILD_TUPLE") and len(stack) >= (one.arg or 0):
-            parts = stack[len(stack) - (one.arg or 0) :]
-            del stack[len(stack) - len(parts) :]
-            stack.append(slice(*parts) if one.opname == "BUILD_SLICE" else tuple(parts))
-        elif one.opname == "BINARY_SLICE" and len(stack) == 2:
-            return _takes_few(slice(*stack))
-        else:
-            subscript = one.opname == "BINARY_SUBSCR" or one.argrepr == "[]"
-            return subscript and len(stack) == 1 and _takes_few(stack[0])
-    return False
-
-
-def _takes_few(index: Any) -> bool:
-    """Return whether an index takes single rows or cells, or a fixed number of them."""
-    if isinstance(index, tuple):
-        return any(map(_takes_few, index))
-    if isinstance(index, slice):
-        start, stop = index.start or 0, index.stop
-        return (stop is None and start < 0) or (stop is not None and (start < 0) == (stop < 0))
-    return isinstance(index, int)
-
-
-def _filter_without_halo(task: Task, cut: Sequence[bool]) -> str | None:
-    """Return a warning of a filter of SciPy's along an axis that is cut and has no halo."""
-    axis = next((one for one, width in enumerate(task.widths) if cut[one] and width == (0, 0)), None)
-    function = inspect.unwrap(task.job.function)
-    name = None if axis is None else _scipy_filter(function)
-    if name is None:
-        return None
-    return (
-        f"job {task.job.name}: {_place(task, 0)}{name} reads a cell's neighbours, and axis {axis} is cut "
-        f"into blocks without a halo: the result depends on the number of ranks and chunks. Try: halo= in "
-        f"the decorator, and the result without those cells; or cut another axis (--grid)"
-    )
-
-
-def _scipy_filter(function: Any) -> str | None:
-    """Return the filter of SciPy's that a function, or one that it names, calls by its name or its module."""
-    names = getattr(function, "__globals__", {})
-    for code in _codes(function, set()):
-        found = [names.get(one) for one in code.co_names]
-        modules = {one.__name__ for one in found if inspect.ismodule(one)} & {"scipy", *SCIPY}
-        for name in code.co_names:
-            known = getattr(names.get(name), "__module__", None) or ""
-            if name in FILTERS and (modules or known.startswith(SCIPY)):
-                return f"scipy's {name}"
-    return None
-
-
-def _of_whole_axes(task: Task, cut: Sequence[bool], fixed: bool, measured: bool) -> str | None:
-    """Return the warning, or None.
-
-    fixed: the function takes rows by constants or by lengths. Other rows may be those of a loop over all.
-    measured: it reads its blocks' lengths. Other arrays may have such a length by chance.
-    """
+    if task.boundary == "wrap" or max(map(max, task.widths)) < 2:
+        return []
     try:
         with hide_output(failures=False):
-            _trace(task)
-    except NotTraceable as reason:
-        name, along = reason.whole
-        if (name.startswith("the index") and not fixed) or (name == PLACES and not measured):
-            return None
-        inside = {one for one in along if name in SHIFTS and task.widths[one] != (0, 0)}
-        axis = next((one for one in along if cut[one] and one not in inside), None)
-        if axis is not None:
-            takes, hint = "takes the cells of one block", f"{WHOLE_HINT} and pass it as a parameter"
-            if name == PLACES:
-                takes, hint = (
-                    "begins anew in each block",
-                    "the parameter `here`: here.offset is the block's place",
-                )
-            return (
-                f"job {task.job.name}: {_place(task, reason.line)}{name} {takes}, "
-                f"and axis {axis} is cut into blocks: the result depends on the number of ranks and chunks. "
-                f"Try: {hint}, or cut another axis (--grid)"
-            )
-    return None
+            stages = trace_of(task).stages
+    except NotTraceable:
+        return []
+    return sorted({line for pair in stages for line in pair if line})
 
 
 def grid_axes(task: Task) -> int:

@@ -21,6 +21,7 @@ from runner.pipeline.fingerprint import task_fingerprint, warn_of_unknown
 from runner.pipeline.fusing import ImageKernels
 from runner.pipeline.image_engine import ImageEndpoints, ImageEngine, PlanTask, naming, sink_for
 from runner.pipeline.inputs import Inputs
+from runner.pipeline.split_probe.probe import check_split
 from runner.pipeline.streamed.chunk_agreement import known_results, limits
 from runner.pipeline.streamed.dispatch import (
     draw,
@@ -161,7 +162,9 @@ class StreamedFolder:
             with naming(path, error=UserError):
                 sink_for(self.partial, path.name, *task.known[0], world.run_id)
 
-        task = known_results(world, self.fuse(world.collective_call(plan_task)), [source])
+        task = self.fuse(world.collective_call(plan_task))
+        check_split(world, task)
+        task = known_results(world, task, [source])
         world.on_root(lambda: check(task))
         return task
 

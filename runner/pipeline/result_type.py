@@ -1,9 +1,10 @@
-"""Find the shapes and dtypes of a job's results by one small trial call, if they are not declared.
+"""Find the shapes and dtypes of a job's results by a small trial call, if they are not declared.
 
 A run in memory needs no trial: it takes the type from its first piece, which is part of the result
 (`in_memory`). A forecast or a streamed run needs the type before any cell is computed, and calls the
-function on zeros. These are not cells of the array, so no row is computed twice, and anything that the
-function counts or stores per row stays correct. Its output during the trial is hidden.
+function on a small array of zeros (`split_probe.samples`). These are not cells of the array, so no row is
+computed twice, and anything that the function counts or stores per row stays correct. Its output during the
+trial is hidden.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from runner.device.api import Backend, poison
 from runner.job.block_context import BlockContext
+from runner.pipeline.split_probe.samples import samples
 from runner.plan.task import Task
 from runner.region import Array, Region, Shape
 
@@ -35,36 +37,33 @@ def result_types(
     host: str = "",
     first_row: Callable[[], Row] | None = None,
 ) -> tuple[ResultType, ...]:
-    """Return the types of the results of `task`, by a call on as few zeros as possible.
+    """Return the types of the results of `task`, by a call on a small array.
 
-    first_row: reads the arrays' first row. A function that raises on zeros (one that inverts a matrix, say)
-    is called on that row instead, which the run then computes again; without `first_row` its exception
-    propagates.
+    first_row: reads the arrays' first row. A function that raises on every small array is called on that row
+    instead, which the run then computes again; without `first_row` its first exception propagates.
     """
     if any(0 in field.shape for field in task.fields):
         return types_without_cells(task)
-    cells = tuple(1 if cut else n for cut, n in zip(task.cut_axes, task.shape, strict=True))
-    region = Region((0,) * len(cells), cells)
 
-    def call(region: Region, blocks: list[Array]) -> tuple[ResultType, ...]:
+    def call(one: Task, region: Region, blocks: list[Array]) -> tuple[ResultType, ...]:
         stream, xp = backend.stream, backend.xp
-        here = BlockContext(0, ranks, host, region.start, region.shape, task.shape, stream, xp)
-        return types_of(task, task.call(blocks, here, None))
+        here = BlockContext(0, ranks, host, region.start, region.shape, one.shape, stream, xp)
+        return types_of(task, one.call(blocks, here, result_buffers(one, region.shape, backend)))
 
-    zeros = []
-    for number, field in enumerate(task.fields):
-        zeros.append(backend.empty(field.padded(task.field_region(number, region).shape), field.dtype))
-        zeros[-1].fill(0)
-    try:
-        with np.errstate(all="ignore"), hide_output(failures=first_row is None):
-            return call(region, zeros)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException:  # a user's function may raise anything
-        if first_row is None:
-            raise
+    failure: BaseException | None = None
+    with np.errstate(all="ignore"), hide_output(failures=False):
+        for sample in samples(task, short=False):
+            try:
+                return call(sample.task, sample.everything, sample.blocks(sample.everything, backend.xp))
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as reason:  # a user's function may raise anything
+                failure = failure or reason
+    if first_row is None:
+        assert failure is not None
+        raise failure
     with hide_output():
-        return call(*first_row())
+        return call(task, *first_row())
 
 
 def with_known_results(task: Task, backend: Backend) -> Task:

@@ -51,17 +51,40 @@ def sample(partition: Partition, rank: int, cut_axes: tuple[bool, ...], seed: st
 
 
 def everything(partition: Partition, rank: int, cut_axes: tuple[bool, ...]) -> Iterator[Region]:
-    """Yield this rank's share of boxes that cover the array; they are cut elsewhere than the blocks.
+    """Yield this rank's share of boxes that cover the array, cut as by `cut_elsewhere`.
 
     Boxes hold whole units of the partition.
     """
-    shape = _counted_in_units(partition).shape
+    counted = _counted_in_units(partition)
+    shape = counted.shape
     if 0 in shape:
         return
     box = box_shape(shape, cut_axes, FULL_CELLS // math.prod(partition.units))
+    box = cut_elsewhere(counted, box, cut_axes)
     for number, region in enumerate(cover(shape, box)):
         if number % partition.size == rank:
             yield _cells(partition, region)
+
+
+def cut_elsewhere(partition: Partition, box: Shape, cut_axes: tuple[bool, ...]) -> Shape:
+    """Return a box of which two or more are needed along each cut axis, and which ends at no block's edge.
+
+    A function whose result depends on the blocks then gives something else for a box. Its length is odd if
+    possible: pieces of blocks have even ones.
+
+    Parameters
+    ----------
+    partition: of the array into the run's blocks.
+    box: lengths that the result does not exceed.
+    """
+    lengths = list(box)
+    for axis, (length, cut) in enumerate(zip(partition.shape, cut_axes, strict=True)):
+        if cut and length > 1:
+            edges = {partition.bounds(axis, place)[0] for place in range(partition.grid[axis])}
+            most = min(box[axis], max(2 * length // 3, 1))
+            others = [n for n in range(most, 0, -1) if n not in edges]
+            lengths[axis] = next((n for n in others if n % 2 and n > 1), others[0] if others else most)
+    return tuple(lengths)
 
 
 def _counted_in_units(partition: Partition) -> Partition:

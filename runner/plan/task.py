@@ -332,6 +332,17 @@ class Task:
     def _shape_hint(self, got: Shape, expected: Shape) -> str:
         """Return what the decorator may lack, for a result of another shape."""
         halo = self.job.halo
+        kept = self._axes_with_halo(got, expected)
+        if kept:
+            axes = f"ax{'e' if len(kept) > 1 else 'i'}s {' and '.join(map(str, kept))}"
+            widths = [(0, 0) if axis in kept else width for axis, width in enumerate(self.widths)]
+            while len(widths) > 1 and widths[-1] == (0, 0):
+                widths.pop()
+            fewer = tuple(low if low == high else (low, high) for low, high in widths)
+            return (
+                f"halo={fewer} in the decorator: the result keeps the halo along {axes}, so the function "
+                "seems to need none there; or slices along all axes that have one"
+            )
         if isinstance(halo, int) and halo and len(self.shape) > 2:
             return f"halo=({halo}, {halo}): one number is for every axis, channels too"
         missing = [b - a for a, b in zip(got, expected, strict=False)]
@@ -339,6 +350,14 @@ class Task:
             sums = [sum(width) + n for width, n in zip(self.widths, missing, strict=False)]
             return f"{halo_hint(sums)}, if it needs so many neighbours"
         return "out=(shape, dtype) -> (shape, dtype) in the decorator, if that is meant"
+
+    def _axes_with_halo(self, got: Shape, expected: Shape) -> list[int]:
+        """Return the axes along which a result is as long as its block with the halo; none if it has other
+        lengths along others."""
+        more = [a - b for a, b in zip(got, expected, strict=False)]
+        kept = [axis for axis, n in enumerate(more) if n and n == sum(self.widths[axis])]
+        same = len(got) == len(expected) and all(n == 0 or axis in kept for axis, n in enumerate(more))
+        return kept if same else []
 
 
 def in_own_byte_order(result: Any) -> Any:

@@ -181,6 +181,14 @@ def _notes(record: Record) -> list[str]:
         notes.append("  the exchange overlapped the kernel and is included in its time")
     if record.get("fused"):
         notes += _fusion_notes(record["fused"])
+    if record.get("stages"):
+        lines = " and ".join(map(str, record["stages"]))
+        notes += [
+            f"  lines {lines} are stages of a step: beyond the edges, a stage is made from cells that the",
+            f"  boundary {record['boundary']} made before the step; docs/steps.md: steps of several stages",
+        ]
+    if record.get("split_dependent"):
+        notes.append("  split-dependent: other ranks, chunks or memory may give other numbers")
     if record["plan"] and record["plan"][-1]["source"].startswith("measured"):  # not a guess
         notes += ["", *("  " + line for line in render_comparison(record["plan"]).splitlines()), ""]
     if record.get("steps"):

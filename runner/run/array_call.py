@@ -18,6 +18,7 @@ from runner.pipeline.fusing import fused, with_inferred_halo
 from runner.pipeline.halo.exchange import HaloPlan
 from runner.pipeline.in_memory import Pipeline, no_progress
 from runner.pipeline.result_type import with_known_results
+from runner.pipeline.split_probe.probe import check_split
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.task import Task, check_feeds, plan_task
 from runner.region import HostArray
@@ -135,6 +136,7 @@ def _task(world: World, job: Job, arrays: Sequence[Any], parameters: dict[str, A
         return kept[1]
     task = plan_task(with_inferred_halo(job, types, parameters), parameters, types, 1)
     task, _ = fused(world, task, None, "strict", steps)
+    check_split(world, task)
     if key is not None:
         with _LOCK:
             _KEPT[key] = job, task  # the job, so that no other one has its id

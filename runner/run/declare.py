@@ -275,6 +275,7 @@ def map_blocks(
     feeds: Sequence[str | None] | None = None,
     strided_out: bool = False,
     fuse: Literal["auto", "require", "off"] = "auto",
+    split_dependent: bool = False,
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], DeclaredJob]: ...
 def map_blocks(
@@ -292,6 +293,7 @@ def map_blocks(
     feeds: Sequence[str | None] | None = None,
     strided_out: bool = False,
     fuse: Literal["auto", "require", "off"] = "auto",
+    split_dependent: bool = False,
     name: str | None = None,
 ) -> DeclaredJob | Callable[[Callable[..., Any]], DeclaredJob]:
     """Declare a function that computes the results for blocks, which it gets with their halo.
@@ -332,6 +334,9 @@ def map_blocks(
         then fill the next block in place. Default: `out` is C-contiguous.
     fuse: compute the function as one kernel if it can be traced ("auto"), fail if it cannot ("require"), or
         always call it ("off"). `--fuse` takes precedence.
+    split_dependent: the result may depend on how the array is cut into blocks: by the number of ranks, and
+        into pieces within one. Before a run, other functions are called on a small array, whole and in parts,
+        and rejected if the bits differ.
     feeds: for each output, the name of the input that it becomes in the next step of `--steps`; None:
         no input. Default: by position.
     """
@@ -360,6 +365,7 @@ def map_blocks(
             output_names=results,
             strided_out=strided_out,
             fuse=fuse,
+            split_dependent=split_dependent,
             feeds=_fed_arrays(declared, results, feeds),
         )
 

@@ -144,7 +144,7 @@ def execute(
         types = [type_record((source.shape, source.dtype)) for source in sources]
         details = {**(types[0] if types else {}), "types": types or None, **details}
     transaction.release()
-    details = {"steps": None, "fused": None, **details}
+    details = {"steps": None, "fused": None, "split_dependent": False, "stages": None, **details}
     found = {
         "job": job.name,
         "parameters": plain(parameters),
@@ -226,10 +226,12 @@ def wrong_number(job: Job, paths: Sequence[str | Path]) -> UserError:
     listed = [f"{name} = {path}" for name, path in given]
     listed += [f"{name} is missing" for name in missing] + [f"{path} is one too many" for path in rest]
     ins, outs = len(job.arrays), len(file_names(job)) - len(job.arrays)
+    hint = job.option_hint(job.arrays[-1]) if missing and job.kind == "map" and ins > 1 else None
     return UserError(
         f"job {job.name} takes {counted(ins, 'input')} and writes {counted(outs, 'output')}",
         got=f"{counted(len(paths), 'file')}: {'; '.join(listed)}",
         expected=" ".join(file_names(job)),
+        hint=hint,
     )
 
 

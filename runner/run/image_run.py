@@ -72,6 +72,7 @@ class FolderRun:
             "result": {"shape": [len(self.folder.images)], "dtype": None},
             "overlap": False,
             "fused": asdict(run.fusion) if run.fusion else None,
+            "split_dependent": run.job.split_dependent,
             "verify": proof,
             "plan": None,
             "stream": details,

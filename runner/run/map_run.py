@@ -8,9 +8,10 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.fusing import fused, warn_of_whole_axes, with_inferred_halo
+from runner.pipeline.fusing import fused, with_inferred_halo
 from runner.pipeline.in_memory import BlockDoesNotFit, Pipeline
 from runner.pipeline.load import load_blocks
+from runner.pipeline.split_probe.probe import check_split
 from runner.pipeline.store import store_of
 from runner.pipeline.streamed.chunk_agreement import file_chunks, in_chunks
 from runner.plan.chunking import Files, has_own_grid, streamed_grid
@@ -102,7 +103,7 @@ def _in_chunks(run: RunContext, task: Task) -> Record:
         blocks = replace(blocks, results=task.results, kernel=task.kernel)
     elif task.kernel is not None:
         blocks = fuse(run, blocks)
-    warn_of_whole_axes(world, blocks, chunks=True)
+    check_split(world, blocks)
     from runner.pipeline.streamed.streaming import StreamedRun
 
     streamed = StreamedRun(
@@ -194,7 +195,7 @@ def _beside_plan(run: RunContext, task: Task, wall: float, streamed: bool, files
 def _in_one_piece(run: RunContext, task: Task) -> Record:
     world, options = run.world, run.options
     check_nothing_unfinished(run)
-    warn_of_whole_axes(world, task)
+    check_split(world, task)
     # If the result types are known, disk space is allocated before the computation.
     known = create_outputs(run, task) if task.results else None
     overlap = world.backend.asynchronous if options.overlap is None else options.overlap
@@ -254,6 +255,8 @@ def describe_task(task: Task, run: RunContext) -> Record:
         "halo": [list(width) for width in task.widths],
         "boundary": task.boundary,
         "fused": asdict(run.fusion) if run.fusion else None,
+        "split_dependent": task.job.split_dependent,
+        "stages": run.stages,
         "result": type_record(task.known[0]),
         "results": [type_record(known) for known in task.known],  # `execute` adds them to "outputs"
     }

@@ -296,7 +296,8 @@ def must_fuse(job: Job, options: Options) -> bool:
 class RunContext:
     """Context that the functions of one run share: world, job, files, options, transaction and progress.
 
-    argument: INPUT as it was given, for a job that opens it itself."""
+    argument: INPUT as it was given, for a job that opens it itself. stages: of a run of steps, see
+    `runner.pipeline.fusing.stage_lines`."""
 
     world: World
     job: Job
@@ -312,6 +313,7 @@ class RunContext:
     inputs: Inputs = field(default_factory=Inputs)
     stepped: OnSteps = no_progress
     fusion: Fusion | None = None
+    stages: list[int] | None = None
     argument: str = ""
 
     @property

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
-from runner.pipeline.fusing import warn_of_whole_axes
+from runner.pipeline.fusing import stage_lines
 from runner.pipeline.load import load_blocks
+from runner.pipeline.split_probe.probe import check_split
 from runner.pipeline.steps.checkpoints import Checkpoints, KeepsState, find_state
 from runner.pipeline.steps.frames import FrameContent, Frames, open_frames
 from runner.pipeline.steps.fused_steps import most_fused_steps
@@ -256,7 +257,8 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     task = known_results(world, fuse(run, task, steps.steps), run.sources)
     world.collective_call(lambda: check_feeds(task))
     once = _in_memory_once(run, task, additions)
-    warn_of_whole_axes(world, task, chunks=once is None)
+    check_split(world, task)
+    run.stages = world.on_root(lambda: stage_lines(replace(task, kernel=None))) or None
     if once is None:
         return run_in_passes(run, task, steps.steps)
     checkpoints = _checkpoints(run, task, additions.kept if additions else ())

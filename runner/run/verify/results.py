@@ -426,7 +426,10 @@ def mismatch_error(world: World, task: Task, mismatch: Mismatch, redo: Redo | No
         place = [task.partition.owner(axis, i * length // n) for axis, (i, n, length) in axes]
         place += [0] * (len(task.shape) - len(place))
         by += f", computed by [{world.ranks[task.partition.rank(place)]}],"
-    return failure(mismatch, by)
+    error = failure(mismatch, by)
+    if task.job.split_dependent:
+        error.hint = "no --verify: it computes other blocks, and the job says split_dependent=True"
+    return error
 
 
 def failure(mismatch: Mismatch, place: str) -> RunError:

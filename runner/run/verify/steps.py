@@ -22,7 +22,7 @@ import numpy as np
 
 from runner.pipeline.in_memory import OnProgress, no_progress
 from runner.pipeline.streamed.dispatch import threads_of
-from runner.plan.sampling import box_shape, cover, sample
+from runner.plan.sampling import box_shape, cover, cut_elsewhere, sample
 from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.run.verify.results import (
@@ -52,12 +52,13 @@ class PlainLoop:
 
     Each pass takes several steps on one tile after the other, with its data in a processor's cache, and gives
     a range of cells from a larger one. A team shares the tiles. nbytes: of memory, for inputs and results.
+    tiles: that the box was cut into in the last step.
     """
 
     def __init__(self, task: Task, box: Region, steps: int) -> None:
         self._task, self.box, self._steps = task, box, steps
         self._cells = Region(*needed(task, box.start, box.stop, steps))
-        self.nbytes = 0
+        self.nbytes = self.tiles = 0
         start, stop = self._cells.start, self._cells.stop
         self._fields = [
             self._placed(*of_field(task, place, start, stop), field.dtype)
@@ -79,7 +80,8 @@ class PlainLoop:
         task, fields, results = self._task, list(self._fields), list(self._results)
         for number, file in enumerate(files):
             self._read(file, number, team)
-        each, shape = _pass_of(task, self._cells.shape, team.tile_bytes())
+        each, shape = _pass_of(task, self.box.shape, self._cells.shape, team.tile_bytes())
+        self.tiles = len(list(cover(self.box.shape, shape)))
         start, left = self._cells.start, self._steps
         written: list[Placed] = []
         while left:
@@ -134,10 +136,19 @@ def _tiles(
         yield Tile(tuple(fields), tuple(results), start, stop, steps)
 
 
-def _pass_of(task: Task, shape: Shape, tile_bytes: int) -> tuple[int, Shape]:
-    """Return the number of steps of a pass over so many cells, and the shape of its tiles."""
+def _pass_of(task: Task, box: Shape, shape: Shape, tile_bytes: int) -> tuple[int, Shape]:
+    """Return the number of steps of a pass over so many cells for a box, and the shape of its tiles.
+
+    The box has two tiles or more along each axis that a run may cut.
+    """
     largest = max(one.dtype.itemsize * math.prod(one.shape[task.leading :]) for one in task.fields)
-    tile = list(shape)
+    most = tuple(max(2 * n // 3, 1) for n in box)
+    tile = [
+        m if cut else n
+        for n, m, cut in zip(
+            shape, cut_elsewhere(task.partition, most, task.cut_axes), task.cut_axes, strict=True
+        )
+    ]
     while math.prod(tile[: task.leading]) * largest > tile_bytes:
         longest, _, axis = max((n, -axis, axis) for axis, n in enumerate(tile) if task.cut_axes[axis])
         if longest == 1:
@@ -188,7 +199,7 @@ def verify_steps(
             done += box.size
             progress(done, total)
     error = None if wrong is None else mismatch_error(world, task, wrong)
-    proof = gather_proof(world, mode, AGAINST, begin, (error, len(boxes), done))
+    proof = gather_proof(world, mode, AGAINST, begin, (error, sum(loop.tiles for loop in loops), done))
     teams = world.control.allgather((team.processes, team.reason))
     reason = next((reason for _, reason in teams if reason is not None), None)
     return {**proof, "processes": sum(count for count, _ in teams), "processes_reason": reason}

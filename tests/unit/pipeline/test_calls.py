@@ -1,4 +1,4 @@
-"""How often a job's function is called on each row: once, besides one trial on zeros."""
+"""How often a job's function is called on each row: once, besides trials on other cells."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ class Counted:
             if self.refuses_zeros:
                 raise ValueError("zeros")
         else:
+            if self.refuses_zeros and (own != own[:, :1]).any():  # cells of a trial
+                raise ValueError("no rows")
             self.calls.update(int(n) - 1 for n in own.reshape(len(own), -1)[:, 0])
         print("called")
         return own.astype(np.float64)
@@ -39,7 +41,9 @@ class Counted:
         def counted(block: Any) -> Any:
             return self(block)
 
-        return meshrun.map_blocks(halo=((self.halo, self.halo), (0, 0)), boundary="nearest")(counted)
+        return meshrun.map_blocks(
+            halo=((self.halo, self.halo), (0, 0)), boundary="nearest", split_dependent=True
+        )(counted)
 
 
 def numbered(first: int = 0, rows: int = ROWS) -> Any:

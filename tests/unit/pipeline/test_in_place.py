@@ -164,7 +164,7 @@ def test_no_cell_is_computed_twice(source: Path, devices: bool, overlap: bool) -
     """Nor is what a function prints there twice."""
     cells = []
 
-    @meshrun.map_blocks(halo=HALO)
+    @meshrun.map_blocks(halo=HALO, split_dependent=True)
     def counted(block: Any, *, here: meshrun.BlockContext) -> Any:
         cells.append(np.prod(here.block))
         return sums(block)

@@ -92,7 +92,7 @@ def test_an_input_that_changes_while_it_is_reduced_is_refused(
         run_on(2, total, source, None)
 
 
-@meshrun.map_blocks
+@meshrun.map_blocks(split_dependent=True)
 def changing(block: Any, *, factors: Path) -> Any:
     result = block + np.load(factors)
     np.save(factors, np.full(3, 5.0))

@@ -121,7 +121,7 @@ def test_the_summary_names_every_file_that_was_written(tmp_path: Path) -> None:
     outputs = [tmp_path / "a.npy", tmp_path / "b.npy"]
     record = on_ranks(1, wave, saved(tmp_path, *np.ones((2, 5, 4))), outputs, verify="full")
     assert f"wrote {outputs[0]}, {outputs[1]}\n" in render(record)
-    assert "20 cells in 1 box)" in render(record)
+    assert "20 cells in 4 boxes)" in render(record)
 
 
 def refused(job: Any, *paths: Any, **options: Any) -> str:
@@ -184,7 +184,7 @@ def test_a_wrong_number_of_results_is_named(tmp_path: Path) -> None:
 def test_a_wrong_cell_is_named_with_its_output(tmp_path: Path) -> None:
     calls = []
 
-    @meshrun.map_blocks(outputs=("plus", "minus"))
+    @meshrun.map_blocks(outputs=("plus", "minus"), split_dependent=True)
     def unsteady(block: Any) -> Any:
         calls.append(1)
         return block + 1, block - len(calls)
@@ -208,3 +208,33 @@ def test_a_wrong_cell_is_named_with_its_output(tmp_path: Path) -> None:
 def test_a_wrong_declaration_is_refused(outputs: Any, feeds: Any, said: str) -> None:
     with pytest.raises(meshrun.UserError, match=said):
         meshrun.map_blocks(outputs=outputs, feeds=feeds)(lambda now, before: (now, before))
+
+
+def test_a_number_before_the_star_is_said_to_be_an_input(tmp_path: Path) -> None:
+    @meshrun.map_blocks
+    def scaled(block: Any, rate: Any) -> Any:
+        return block * rate
+
+    hint = r"Try: `def scaled\(block, \*, rate\)`, if rate is a number: parameters before `\*` are inputs"
+    (path,) = saved(tmp_path, np.ones((4, 3)))
+    with pytest.raises(meshrun.UserError, match=hint):
+        scaled.run(path, tmp_path / "out.npy")
+    with pytest.raises(meshrun.UserError, match=hint):
+        scaled.run([path, path], tmp_path / "out.npy", rate=2.0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "index", "halo"),
+    [
+        ((8, 9), (slice(1, -1),), r"halo=\(1,\) .* along axis 1,"),
+        ((8, 9), (slice(None), slice(1, -1)), r"halo=\(0, 1\) .* along axis 0,"),
+        ((8, 9, 5), (slice(1, -1),), r"halo=\(1,\) .* along axes 1 and 2,"),
+        ((8, 9, 3), (slice(1, -1), slice(1, -1)), r"halo=\(1, 1\) .* along axis 2,"),
+    ],
+)
+def test_a_result_that_keeps_a_halo_names_the_axis(
+    tmp_path: Path, shape: tuple[int, ...], index: Any, halo: str
+) -> None:
+    job = meshrun.map_blocks(halo=1)(lambda block: block[index] * 2)
+    with pytest.raises(meshrun.RunError, match=f"the wrong shape: .* Try: {halo}"):
+        job(np.ones(shape))

@@ -67,7 +67,7 @@ import os
 import meshrun
 
 
-@meshrun.map_blocks
+@meshrun.map_blocks(split_dependent=True)
 def noisy(block):
     os.write(1, b"NCCL version 2.28.9\\n")  # as a library does
     print("hello")

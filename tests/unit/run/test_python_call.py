@@ -205,7 +205,7 @@ def test_steps_on_arrays_equal_calls_in_a_loop() -> None:
 def test_stages_are_yielded_every_so_many_steps_and_at_the_end() -> None:
     array, calls = np.arange(4.0), []
 
-    @meshrun.map_blocks(outputs=("next", "total"), feeds=("block", None))
+    @meshrun.map_blocks(outputs=("next", "total"), feeds=("block", None), split_dependent=True)
     def counts(block: Any) -> Any:
         calls.append(1)
         return block + 1, block * 10

@@ -118,7 +118,7 @@ def test_an_unfinished_run_can_be_resumed() -> None:
         out[...] = gain * block
 
     CALLS.clear()
-    job = meshrun.map_blocks(broken)
+    job = meshrun.map_blocks(split_dependent=True)(broken)
     with pytest.raises(ValueError, match="enough"):
         job.run("in.npy", "out.npy", chunk_bytes=2400, depth=1)
     with pytest.raises(UserError) as refused:

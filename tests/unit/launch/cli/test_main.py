@@ -732,3 +732,16 @@ def test_mutations_run_in_one_process(selftest: Selftest, calls: Calls, refused:
 def test_a_stall_timeout_is_a_number_of_seconds(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--stall-timeout", value, "jobs"]) == 2
     assert "--stall-timeout" in capsys.readouterr().err
+
+
+def test_an_option_that_is_an_input_says_how_it_becomes_one(
+    refused: Callable[..., str], job_file: Path
+) -> None:
+    job_file.write_text(
+        "import meshrun\n\n\n@meshrun.map_blocks\ndef scaled(block, rate):\n    return block * rate\n"
+    )
+    said = refused("run", "edges.py:scaled", "in.npy", "out.npy", "--rate", "2")
+    assert said.startswith(
+        "meshrun: --rate is an input of this job, not an option. Write `def scaled(block, *, rate)`, "
+        "if rate is a number: parameters before `*` are inputs"
+    )

@@ -391,7 +391,7 @@ def test_pictures_from_before_a_checkpoint_are_there_when_the_run_is_resumed(
     """The checkpoint after step 7 comes between a frame and the next one. The colours are the first run's."""
     FAILING[0] = True
 
-    @meshrun.map_blocks(halo=1, boundary="constant")
+    @meshrun.map_blocks(halo=1, boundary="constant", split_dependent=True)
     def fragile(block: Any) -> Any:
         if FAILING[0] and block.max() >= fail:
             raise ValueError("as if the power went")
@@ -424,7 +424,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_makes_its_frames_again(
     """`--resume` then starts from the beginning. Frames that the run does not make are another run's."""
     failing, first = [True], tmp_path / "film" / "frame-000000.png"
 
-    @meshrun.map_blocks(halo=1, boundary="constant")
+    @meshrun.map_blocks(halo=1, boundary="constant", split_dependent=True)
     def fragile(block: Any) -> Any:
         if failing[0] and block.max() >= 6:
             while not first.exists():  # frames that are not begun when a run fails are not made

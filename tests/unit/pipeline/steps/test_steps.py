@@ -210,7 +210,7 @@ def test_a_sample_costs_no_more_than_all_cells(tmp_path: Path, ranks: int) -> No
     start = np.arange(24 * 20, dtype=np.uint32).reshape(24, 20)
     job = meshrun.map_blocks(halo=1, boundary="wrap")(lambda block: block[2:, 1:-1] + block[:-2, 2:])
     _, record = stepped(tmp_path, job, [start], 50, ranks=ranks, verify="sample")
-    assert (record["verify"]["boxes"], record["verify"]["cells"]) == (1, start.size)
+    assert (record["verify"]["boxes"], record["verify"]["cells"]) == (4, start.size)
     large = np.zeros((700, 600), np.uint8)
     (tmp_path / "large").mkdir()
     _, record = stepped(tmp_path / "large", job, [large], 2, ranks=ranks, verify="sample")
@@ -387,7 +387,7 @@ def test_until_is_checked_at_the_first_step_after_a_checkpoint_too(tmp_path: Pat
     """Every tenth step; the run fails in that step, and is resumed from the one before."""
     CALLS.clear()
 
-    @meshrun.map_blocks(halo=1, boundary="constant")
+    @meshrun.map_blocks(halo=1, boundary="constant", split_dependent=True)
     def fragile(block: Any) -> Any:
         CALLS.append(1)
         if len(CALLS) == 12:  # two are trials before the first step
@@ -464,7 +464,7 @@ def checkpointed(folder: Path, text: str) -> Any:
 
 
 PROGRAM = """
-@meshrun.map_blocks
+@meshrun.map_blocks(split_dependent=True)
 def job(block, *, gain=2.0):
     test.CALLS.append(1)
     if test.FAILING[0] and len(test.CALLS) > 10:
@@ -957,7 +957,7 @@ def failing_after(count: int) -> Any:
     """A job whose function fails after so many calls."""
     calls: list[int] = []
 
-    @meshrun.map_blocks
+    @meshrun.map_blocks(split_dependent=True)
     def fails(block: Any) -> Any:
         calls.append(1)
         if len(calls) > count:

@@ -33,7 +33,7 @@ FAILING: set[int] = set()  # first rows of the chunks at which the function rais
 CALLED: list[int] = []  # first rows of those that it did
 
 
-@meshrun.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
+@meshrun.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap", split_dependent=True)
 def fragile(block: Any, *, out: Any, here: meshrun.BlockContext, gain: int = 3) -> None:
     if here.offset[0] in FAILING:
         raise ZeroDivisionError("fragile")

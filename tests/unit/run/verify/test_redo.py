@@ -22,7 +22,7 @@ from runner.world.world import Rank
 ROWS, COLUMNS = 48, 5
 
 
-@meshrun.map_blocks(halo=(1, 0))
+@meshrun.map_blocks(halo=(1, 0), split_dependent=True)
 def sums(block: Any, *, out: Any, here: Any, first: int = 0, last: int = ROWS, broken: str = "1") -> None:
     """Is wrong on the ranks `broken`, in rows `first` .. `last` - 1 of the array."""
     out[...] = block[:-2] + block[1:-1] + block[2:]

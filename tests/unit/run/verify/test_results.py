@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import meshrun
+from runner.comm.threads import run_ranks
 from runner.errors import RunError
 from runner.pipeline.store import Store
+from runner.plan.step_options import StepOptions
+from runner.run.execute import Options, run
+from runner.world.world import open_world
 
 BIG = 2**53
 
@@ -43,7 +47,7 @@ def test_an_integer_above_2_to_the_53_that_is_one_off_is_refused(
 
     large.run(tmp_path / "in.npy", tmp_path / "out.npy", verify="full", device="cpu")
     written_wrong(monkeypatch, 2, 1)  # to an odd number, which float64 rounds back
-    with pytest.raises(RunError, match=r"cell \[1, 0\].* is wrong on disk \(1 of 8 cells") as caught:
+    with pytest.raises(RunError, match=r"cell \[1, 0\].* is wrong on disk \(1 of 4 cells") as caught:
         large.run(tmp_path / "in.npy", tmp_path / "out.npy", verify="full", device="cpu")
     assert (caught.value.got, caught.value.expected) == (BIG + 5, str(BIG + 4))
 
@@ -126,6 +130,30 @@ def test_cells_that_the_function_leaves_unwritten_are_refused(
     def alternate(block: Any, *, out: Any) -> None:
         out[:, ::2] = block[:, ::2]
 
-    with pytest.raises(RunError, match=r"cell \[0, 1\].* is wrong on disk \(12 of 24 cells"):
+    with pytest.raises(RunError, match=r"cell \[0, 1\].* is wrong on disk \((12 of 24|6 of 12) cells"):
         alternate.run(tmp_path / "in.npy", tmp_path / "out.npy", verify="full", device="cpu", steps=steps)
     assert not (tmp_path / "out.npy").exists()
+
+
+def first_row_of_each_block(block: Any) -> Any:
+    after = block[1:-1] + 0
+    after[0] = 1
+    return after
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("steps", [None, 1, 5])
+def test_a_result_that_depends_on_the_blocks_is_not_verified(
+    tmp_path: Path, ranks: int, steps: int | None
+) -> None:
+    """Boxes are cut elsewhere than the run's blocks, also where an array fits one box."""
+    job = meshrun.map_blocks(halo=(1,), split_dependent=True)(first_row_of_each_block)
+    np.save(tmp_path / "in.npy", np.zeros((12, 6)))
+    options = Options(verify="full", steps=StepOptions(steps))
+
+    def rank(control: Any) -> None:
+        world = open_world("cpu", control=control)
+        run(job, tmp_path / "in.npy", tmp_path / "out.npy", options=options, world=world)
+
+    with pytest.raises(meshrun.RunError, match="verification failed: cell"):
+        run_ranks(ranks, rank)
