@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -64,7 +65,8 @@ def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:
     and is C-contiguous. Raises UserError for an axis that the array does not have, and RunError, on the rank
     that fails, if the file cannot be read.
     """
-    partition = split_along(source.shape, split, world.size) if isinstance(split, int) else split
+    along = hasattr(split, "__index__")
+    partition = split_along(source.shape, operator.index(split), world.size) if along else split
     block = world.backend.empty(partition[world.rank].shape, source.dtype)
     _read_part(world, source, partition, block, world.phases)
     return block
