@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from runner.comm.api import Control
 from runner.errors import UserError
 from runner.pipeline.load import stages
-from runner.plan.grid import Parts, split_along
+from runner.plan.grid import Parts, parts_of
 from runner.plan.task import ArrayType, Task
 from runner.region import Array, HostArray, Region, Shape, packed
 from runner.report.phases import Phases
@@ -102,8 +101,7 @@ def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) 
     Raises UserError for an axis that the array does not have and, on every rank, for a block of another shape
     or dtype; RunError if the file cannot be written.
     """
-    along = hasattr(split, "__index__")
-    partition = split_along(sink.shape, operator.index(split), world.size) if along else split
+    partition = parts_of(sink.shape, split, world.size)
     part = partition[world.rank]
     world.collective_call(lambda: _check_block(block, part, sink))
     store = Store(world, sink, partition.__getitem__, (sink.shape, sink.dtype), world.phases)

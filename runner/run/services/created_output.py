@@ -133,4 +133,5 @@ def _element(job: str, value: Any) -> np.dtype[Any]:
         raise UserError(
             f"job {job}: create got a dtype that is none of numbers", got=repr(value), expected="such as 'f8'"
         )
-    return found.newbyteorder("=")
+    native: np.dtype[Any] = found.newbyteorder("=")
+    return native
