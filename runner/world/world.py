@@ -81,7 +81,7 @@ class World(Group):
     def __exit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the world. An error that only this rank of several has ends all ranks, which may wait for it."""
+        """Close the world. An error of this rank alone ends all ranks, which may be waiting for it."""
         if failure is None or self.size == 1 or is_met_by_all(failure):
             self.close()
         elif isinstance(failure, Exception):

@@ -563,8 +563,12 @@ def test_a_collective_call_gives_each_rank_its_own_value() -> None:
 
 
 def test_a_world_is_closed_at_the_end_of_its_block_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = []
-    monkeypatch.setattr(ThreadComm, "close", lambda self: closed.append(self))
+    closed: list[ThreadComm] = []
+
+    def close(self: ThreadComm) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ThreadComm, "close", close)
     with open_world("cpu", control=ThreadComm()) as opened:
         assert opened.size == 1
         assert closed == []
@@ -597,7 +601,7 @@ def test_an_error_of_all_ranks_in_a_block_is_raised_on_all(capsys: pytest.Captur
             pytest.raises(UserError, match="no axis") as caught,
             open_world("cpu", control=control) as opened,
         ):
-            opened.collective_call(lambda: refuse())
+            opened.collective_call(refuse)
         return str(caught.value)
 
     def refuse() -> None:
