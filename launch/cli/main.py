@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runner.system.launcher import DetectedLauncher
 
 HELP = ("--help", "-h")
+DEBUG = {"--debug", "--run-debug"}  # the latter for a job with a parameter of this name
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
@@ -102,7 +103,7 @@ def command(
                 ranks,
                 words,
                 terminal_columns(),
-                debug="--debug" in words,
+                debug=not DEBUG.isdisjoint(words),
                 conclude=partial(conclude, words),
                 restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
@@ -198,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if completion.VARIABLE in os.environ and arguments is None:
         return completion.answer(command)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    debug = "--debug" in words
+    debug = not DEBUG.isdisjoint(words)
     try:
         check_shadowing()
         with command.make_context("meshrun", words.copy()) as ctx:

@@ -27,6 +27,7 @@ from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.report.units import counted
+from runner.run.declare import renamed_options
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
 from runner.run.record.forecast_record import type_record
@@ -258,8 +259,11 @@ def _check_files(
         ("--timeline", options.stream.timeline),
         ("--frames", options.steps.frames),
     )
+    renamed = renamed_options(job)
     of_job = {
-        f"--{one.name.replace('_', '-')}": Path(parameters[one.name])
+        (f"parameter {one.name}" if one.name in renamed else f"--{one.name.replace('_', '-')}"): Path(
+            parameters[one.name]
+        )
         for one in job.parameters
         if one.type is Path and parameters[one.name] is not None
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -119,7 +120,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _invalid(name: str, what: str) -> UserError:
-    return UserError(f"Invalid value for {name!r}: {what}")
+    return UserError(f"Invalid value for '--{name.replace('_', '-')}': {what}")
 
 
 def whole_number(value: Any) -> int | None:
@@ -193,9 +194,22 @@ def _dtype(name: str, value: Any) -> str:
         raise _invalid(name, f"{value!r} is not a dtype") from None
 
 
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise _invalid(name, f"{value!r} is not a path")
+    return os.fspath(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _invalid(name, f"{value!r} is not a text")
+    return value
+
+
 AS_TEXT = ("grid", "input_shape", "input_dtype")  # texts of these are parsed later
 READERS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys((*FILES, "gpu"), lambda name, value: str(value)),
+    **dict.fromkeys(FILES, _path),
+    **dict.fromkeys(("gpu", "frame_field"), _text),
     **dict.fromkeys(SIZES, _size),
     **dict.fromkeys(COUNTS, _count),
     **dict.fromkeys(("ranks", "hosts"), partial(_count, most=RANKS_MOST)),
@@ -258,31 +272,61 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
+def rename_options(text: str, renamed: Mapping[str, str]) -> str:
+    """Return a message with the run's options as the command of a job has them.
+
+    renamed: options with another name for this job, such as run_depth for depth: `--depth` becomes
+    `--run-depth`.
+    """
+
+    def flag(match: re.Match[str]) -> str:
+        no, words = match.groups()
+        name = words.replace("-", "_")
+        return f"--{no or ''}{renamed.get(name, name).replace('_', '-')}"
+
+    return re.sub(r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)", flag, text) if renamed else text
+
+
+def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
+    """Apply `rename_options` to the sentence of an error."""
+    for part in ("what", "got", "expected", "hint") if isinstance(failure, MeshrunError) else ():
+        if isinstance(text := getattr(failure, part), str):
+            setattr(failure, part, rename_options(text, renamed))
+
+
+def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[str, str]) -> None:
     """Replace command-line options in `failure` by the keywords of a Python call.
 
     `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
-    resume=True. A hint to type a command goes. names: all option names.
+    resume=True. A hint to type a command goes. names: all option names. renamed: those with another name
+    for this job, by the usual name.
     """
     if str(failure.hint).startswith("meshrun run "):
         failure.hint = None
+    usual = {new: name for name, new in renamed.items()}
+
+    def quoted(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return f"'{renamed.get(name, name)}'"
 
     def keyword(found: re.Match[str]) -> str:
         no, words, value = found.groups()
-        name = words.replace("-", "_")
+        name = usual.get(words.replace("-", "_"), words.replace("-", "_"))
         name = name if name in names else f"input_{name}"
         if name not in names:
             return found[0]
+        here = renamed.get(name, name)
         if name in FLAGS:
-            assigned = name if name == "overlap" and not no else f"{name}={not no}"
+            assigned = here if name == "overlap" and not no else f"{here}={not no}"
             return assigned + (f" {value}" if value else "")
         if value and value.isalpha() and value not in CHOICES.get(name, ()):
-            return f"{name} {value}"  # the next word of the sentence
-        return f"{name}={value if value.isdecimal() else repr(value)}" if value else name
+            return f"{here} {value}"  # the next word of the sentence
+        return f"{here}={value if value.isdecimal() else repr(value)}" if value else here
 
     for part in ("what", "got", "expected", "hint"):
         text = getattr(failure, part)
         if isinstance(text, str):
+            text = re.sub(r"'--([a-z-]+)'", quoted, text)
             replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
             setattr(failure, part, replaced)
 

@@ -63,7 +63,9 @@ def check_ranks(ranks: Any) -> int | None:
         return None
     number = whole_number(ranks)
     if number is None or number < 1:
-        raise UserError("Invalid value for 'ranks'", got=repr(ranks), expected="a number of ranks, 1 or more")
+        raise UserError(
+            "Invalid value for '--ranks'", got=repr(ranks), expected="a number of ranks, 1 or more"
+        )
     detected = detect_launcher()
     if detected is not None and detected.size is not None and detected.size != number:
         raise UserError(

@@ -275,7 +275,7 @@ def test_a_plan_shows_itself_as_the_command_does(tmp_path: Path) -> None:
         ({"ranks": 0}, "Invalid value for 'ranks': 0 is not in the range 1<=x<=131072"),
         ({"ranks": "2"}, "Invalid value for 'ranks': '2' is not a valid integer"),
         ({"hosts": 0}, "Invalid value for 'hosts': 0 is not in the range"),
-        ({"gpu": 5}, "unknown GPU: got 5"),
+        ({"gpu": 5}, "Invalid value for 'gpu': 5 is not a text"),
         ({"depth": 0}, "Invalid value for 'depth': 0 is not in the range"),
         ({"cval": "a"}, "Invalid value for 'cval': 'a' is not a valid float"),
         ({"steps": 0}, "Invalid value for 'steps': 0 is not in the range"),

@@ -219,7 +219,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("matmul --shape 3x4, --dtype f4 --ranks 2", "--shape does not parse"),
         ("laplacian --shape 5x5,6x6 --input-dtype f4 --ranks 2", "number of inputs: got 2, expected 1"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
-        ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
+        ("mine.py:clash in.npy --ranks 2 --run-hosts 3", "--run-hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
         ("mine.py:spread in.npy --ranks 2 --steps 0", "'--steps': 0 is not in the range"),
         (
