@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from runner.job.signature import Parameter
 
 OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
+REPLACES = (
+    "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only with "
+    "--overwrite-input."
+)
 VERIFY = CHECKSUM = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
 
@@ -298,6 +302,7 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
         *grid_options(),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
+        click.Option(["--overwrite-input"], is_flag=True, help="Let an output replace an input."),
         input_option(
             "shape",
             taken,
@@ -459,7 +464,10 @@ def depth_option() -> click.Option:
 
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
+    from runner.run.execute import writes_files
+
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:
         text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)
-    return "\n\n".join(f"\b\n{part}" for part in text.split("\n\n") if part.strip())
+    parts = [f"\b\n{part}" for part in text.split("\n\n") if part.strip()]
+    return "\n\n".join([*parts, *([REPLACES] if writes_files(job) or job.whole_rows else [])])

@@ -146,6 +146,9 @@ def run() -> None:
     JOB is the name of an installed job (meshrun jobs lists them), a function in your own
     file, FILE.py:NAME, or in a module that is installed or in the working directory,
     package.MODULE:NAME. meshrun run JOB --help describes it and its options.
+
+    An existing OUTPUT is replaced when the new one is complete. An OUTPUT that is also an
+    INPUT is refused without --overwrite-input.
     """
 
 

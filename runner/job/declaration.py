@@ -52,6 +52,11 @@ class Job:
     whole_rows: bool = False
     fuse: str = "auto"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        from runner.job.pickling import reduced_job  # help needs none of it
+
+        return reduced_job(self)
+
     @property
     def takes_steps(self) -> bool:
         """Return whether the options of time steps apply."""

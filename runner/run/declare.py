@@ -104,6 +104,7 @@ class DeclaredJob(Job):
         fuse: Literal["auto", "require", "off"] | None = None,
         fuse_math: Literal["strict", "fast"] = "strict",
         oversubscribe: bool = False,
+        overwrite_input: bool = False,
         input_shape: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
         input_dtype: Any = None,
         input_order: Literal["C", "F"] | None = None,
@@ -133,8 +134,8 @@ class DeclaredJob(Job):
         """Run on files or arrays over every rank of this program; collective. Returns the run's record.
 
         input, output: a path or an array, or a sequence with one for each of the job's inputs and outputs.
-        An output's array is filled. Arrays can be passed only by a program of one rank, which may start ranks
-        with `ranks`.
+        An output's array is filled; an existing output file is replaced. Arrays can be passed only by a
+        program of one rank, which may start ranks with `ranks`.
 
         The keywords are the options of `meshrun run` and the job's own parameters. A name of both is the
         job's parameter; the option is then called run_NAME, such as run_depth. Raises UserError for values
@@ -153,6 +154,7 @@ class DeclaredJob(Job):
             None: as the job declares.
         fuse_math: "fast" lets that kernel contract a * b + c, which changes the last bits.
         oversubscribe: let ranks share a GPU.
+        overwrite_input: let an output replace an input: the same file, or an array with the same memory.
         input_shape, input_dtype, input_order: for an input without a header: "1000x512" or (1000, 512); a
             dtype or its name; "C" or "F". Lists describe several inputs. Also shape, dtype and order, if
             the job has no such parameter.
@@ -197,7 +199,7 @@ class DeclaredJob(Job):
             options, started = read_options(keywords, rates_file()), check_ranks(ranks)
             launched = detect_launcher()
             alone = launched is None or launched.size == 1
-            with files_of(self, _each(input), _each(output), alone=alone) as (inputs, outputs):
+            with files_of(self, _each(input), _each(output), options, alone=alone) as (inputs, outputs):
                 if started is None:
                     return RunRecord(run(self, inputs, outputs, parameters, options))
                 return RunRecord(call_on_ranks(self, inputs, outputs, parameters, options, started))

@@ -56,7 +56,7 @@ CHOICES = {
     "halo": HALOS,
     "copies": COPIES,
 }
-FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
+FLAGS = ("overlap", "oversubscribe", "overwrite_input", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
 FILES = ("json", "timeline", "frames")
 COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
@@ -67,9 +67,9 @@ RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
 class Options:
     """Values of the command's options with the same names.
 
-    overlap: None: chosen by device. boundary, cval, fuse: None: the job's own. form: declared form of inputs
-    without a header, one for all or one for each. stream, steps: options of streamed runs, and of runs that
-    take steps. rates: file of this machine's measured rates.
+    overlap: None: chosen by device. overwrite_input: an output may replace an input. boundary, cval, fuse:
+    None: the job's own. form: declared form of inputs without a header, one for all or one for each. stream,
+    steps: options of streamed runs, and of runs that take steps. rates: file of this machine's rates.
     """
 
     device: DeviceChoice = "auto"
@@ -83,6 +83,7 @@ class Options:
     fuse: str | None = None
     fuse_math: str = "strict"
     oversubscribe: bool = False
+    overwrite_input: bool = False
     debug: bool = False
     form: Form | tuple[Form, ...] | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)

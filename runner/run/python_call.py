@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
@@ -37,20 +40,19 @@ from runner.system.launcher import detect_launcher
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
-CALL, RECORD, ERROR = "call.pickle", "record.json", "error.pickle"
+CALL, PATH, RECORD, ERROR = "call.pickle", "path.json", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
 
 @dataclass(frozen=True)
 class PythonCall:
-    """The call that each rank runs. path: the import path of the calling program."""
+    """The call that each rank runs."""
 
     job: Job
     inputs: list[str]
     outputs: list[str]
     parameters: dict[str, Any]
     options: Options
-    path: list[str]
 
 
 def is_array(value: Any) -> bool:
@@ -78,12 +80,12 @@ def check_ranks(ranks: Any) -> int | None:
 
 @contextlib.contextmanager
 def files_of(
-    job: Job, inputs: Arguments, outputs: Arguments, *, alone: bool
+    job: Job, inputs: Arguments, outputs: Arguments, options: Options, *, alone: bool
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield paths for inputs and outputs: arrays are saved before, and filled from the results afterwards.
 
-    alone: this program is the only rank. Raises UserError if arrays are passed by several ranks, or if an
-    array does not fit its result.
+    options: of the run. alone: this program is the only rank. Raises UserError if arrays are passed by
+    several ranks, if an array does not fit its result, or if it shares memory with an input.
     """
     arrays = [value for value in (*inputs, *outputs) if is_array(value)]
     if not arrays:
@@ -91,15 +93,13 @@ def files_of(
         return
     if not alone:
         raise UserError("arrays cannot be passed to a run of several programs", hint="paths of .npy files")
+    if not options.overwrite_input:
+        _check_apart(job, inputs, outputs)
     for name, value in zip(job.output_names, outputs, strict=False):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UserError(f"job {job.name}: the array for the result {name} is read-only")
     for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
-        if (
-            isinstance(first, np.ndarray)
-            and isinstance(second, np.ndarray)
-            and np.shares_memory(first, second)
-        ):
+        if is_array(first) and is_array(second) and share_memory(first, second):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
     with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
         ins, outs = [], []
@@ -121,6 +121,45 @@ def files_of(
             _check_fits(job, name, value, result)
         for _, value, result in filled:
             _fill(value, result)
+
+
+def _check_apart(job: Job, inputs: Arguments, outputs: Arguments) -> None:
+    """Raise UserError for a result's array that has memory of an input's."""
+    for (name, array), (result, filled) in product(
+        zip(job.arrays, inputs, strict=False), zip(job.output_names, outputs, strict=False)
+    ):
+        if is_array(array) and is_array(filled) and share_memory(array, filled):
+            raise UserError(
+                f"job {job.name}: the array for the result {result} shares memory with the input {name}, "
+                "which the run would replace",
+                hint="another array, or --overwrite-input",
+            )
+
+
+def share_memory(one: Any, other: Any) -> bool:
+    """Return whether two arrays share memory: exactly for NumPy's, by their range of addresses for others."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(np.shares_memory(one, other))
+    kinds = [hasattr(array, "__cuda_array_interface__") for array in (one, other)]
+    if kinds[0] != kinds[1]:
+        return False
+    if not kinds[0]:
+        return bool(np.shares_memory(np.asarray(one), np.asarray(other)))
+    (first, stop), (other_first, other_stop) = map(_device_bytes, (one, other))
+    return first < other_stop and other_first < stop
+
+
+def _device_bytes(array: Any) -> tuple[int, int]:
+    """Return the addresses of a device array's first byte and of the one after its last."""
+    described = array.__cuda_array_interface__
+    address, shape = int(described["data"][0]), tuple(described["shape"])
+    size = np.dtype(described["typestr"]).itemsize
+    if 0 in shape:
+        return address, address
+    dense = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = described.get("strides") or dense
+    reach = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    return address + sum(n for n in reach if n < 0), address + sum(n for n in reach if n > 0) + size
 
 
 def _check_fits(job: Job, name: str, array: Any, result: Any) -> None:
@@ -162,15 +201,9 @@ def call_on_ranks(
     Raises the error that ended the ranks. Their messages are written to this process's stderr.
     """
     with _folder(0) as folder:
-        call = PythonCall(job, list(inputs), list(outputs), parameters, options, sys.path)
-        try:
-            (folder / CALL).write_bytes(dumps(call))
-        except (TypeError, pickle.PicklingError, AttributeError) as reason:
-            raise UserError(
-                f"job {job.name} cannot be sent to other ranks",
-                got=describe(reason),
-                hint="define everything that it uses inside the function, or in a file that it imports",
-            ) from reason
+        call = PythonCall(job, list(inputs), list(outputs), parameters, options)
+        (folder / PATH).write_text(json.dumps([os.path.abspath(place) for place in sys.path]))
+        (folder / CALL).write_bytes(_pickled(call))
         command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
         with subprocess.Popen(
             command,
@@ -195,6 +228,30 @@ def call_on_ranks(
         raise _error(folder, status, lines)
 
 
+def _pickled(call: PythonCall) -> bytes:
+    """Return the call as bytes: the functions of the job's module with their globals as they are now; if some
+    of these cannot be sent, the ranks import the module."""
+    module = sys.modules.get(getattr(call.job.function, "__module__", None) or "")
+    for modules in ([module], []) if module is not None and not _is_installed(module) else ([],):
+        try:
+            return dumps(call, *modules)
+        except Exception as failure:  # an object may raise anything when it is pickled
+            reason = failure
+    raise UserError(
+        f"job {call.job.name} cannot be sent to other ranks",
+        got=describe(reason),
+        hint="define everything that it uses inside the function, or in a file that it imports",
+    ) from reason
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Return whether a module is of a package that is installed, such as this one."""
+    file = getattr(module, "__file__", None)
+    places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    ours = module.__name__.partition(".")[0] in ("runner", "jobs", "meshrun")
+    return ours or (file is not None and any(Path(file).is_relative_to(place) for place in places))
+
+
 def _forward(stream: Any, lines: list[str]) -> None:
     """Keep the ranks' lines and write them to stderr, to the end, as ranks wait for their reader."""
     for line in stream:
@@ -216,8 +273,9 @@ def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
 
 def read_call(folder: Path) -> PythonCall:
     """Read the call, on a rank. folder: made by `call_on_ranks`; the call is unpickled."""
+    path = json.loads((folder / PATH).read_text())
+    sys.path[:] = [*dict.fromkeys([*sys.path, *path])]  # before the call's functions import their modules
     call: PythonCall = cloudpickle.loads((folder / CALL).read_bytes())
-    sys.path[:] = [*dict.fromkeys([*sys.path, *call.path])]
     return call
 
 

@@ -298,6 +298,13 @@ def names(path: Path) -> list[str]:
         return found
 
 
+def is_same_dataset(path: Path, name: str, other: str) -> bool:
+    """Return whether two names in a file are those of one object."""
+    with _opened(path) as file:
+        found = file.get(name)
+        return found is not None and bool(found == file.get(other))
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:

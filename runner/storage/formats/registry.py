@@ -292,6 +292,14 @@ def array_at(path: Path) -> tuple[Path, str | None]:
     return (file, name or _format(file).NAME) if suffix(file) in CONTAINERS else (file, None)
 
 
+def is_same_array(file: Path, name: str, other: str) -> bool:
+    """Return whether two names in a container are those of one array, for example by a link."""
+    if suffix(file) in FOLDERS:
+        return (file / name).exists() and (file / name).resolve() == (file / other).resolve()
+    same: bool = name == other or _format(file).is_same_dataset(file, name, other)
+    return same
+
+
 def check_output(path: Path, *, alone: bool = False) -> None:
     """Refuse an output that could not be written, before any work is done.
 
