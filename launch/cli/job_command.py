@@ -388,9 +388,10 @@ def step_options() -> list[click.Option]:
         ),
         copies_option(),
         click.Option(
-            ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",
-            help="Stop when no cell changes by more than this in a step, checked every 10 or --every steps; "
-            "or when a flow is steady.",
+            ["--until"], type=ParsedText("TOLERANCE", parse_until),
+            metavar="TOLERANCE[:FIELD,...]|steady[:TOLERANCE]",
+            help="Stop when no cell, of the fields named or of any, changes by more than this in a step, "
+            "checked every 10 or --every steps; or when a flow is steady.",
         ),
         click.Option(
             ["--check-finite"], type=count, metavar="N",

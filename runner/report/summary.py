@@ -117,10 +117,14 @@ def _until_notes(until: Record) -> list[str]:
     """Say whether the run ended before its last step."""
     change, tolerance = until["change"], f"{until['tolerance']:.3g}"
     if "field" not in until:
+        names = ", ".join(until["fields"])
         if change is None:
-            return [f"  not known whether a step changes at most {tolerance}: none was checked (--every N)"]
+            return [
+                f"  not known whether a step changes {names} by at most {tolerance}: none was checked "
+                "(--every N)"
+            ]
         verdict = "reached" if until["reached"] else "not reached"
-        return [f"  largest change {change:.3g} in a step: {tolerance} {verdict}"]
+        return [f"  largest change of {names} {change:.3g} in a step: {tolerance} {verdict}"]
     over, name = counted(until["over"], "step"), until["field"]
     if change is None:
         return [f"  not known to be steady: the {name} is compared every {over}; take more steps"]

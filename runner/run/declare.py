@@ -119,7 +119,7 @@ class DeclaredJob(Job):
         steps_per_exchange: int | None = None,
         halo: Literal["auto", "nccl", "direct"] = "auto",
         copies: Literal["auto", "one", "two"] = "auto",
-        until: float | str | None = None,
+        until: float | str | tuple[float, str | Sequence[str]] | None = None,
         check_finite: int | None = None,
         every: int | None = None,
         frames: str | Path | None = None,
@@ -170,8 +170,9 @@ class DeclaredJob(Job):
         halo: how GPUs exchange halos: by messages ("nccl"), or by storing into each other's memory
             ("direct").
         copies: of the fields in memory: "two", or "one", which takes half the bytes.
-        until: stop when no cell changes by more than this in a step; or, of a flow, "steady" or
-            "steady:1e-6": when its velocity changes by no more than this part of itself.
+        until: stop when no cell changes by more than this in a step: 1e-6 for every field that steps change,
+            "1e-6:u,v" or (1e-6, ("u", "v")) for those fields. Or, of a flow, "steady" or "steady:1e-6": when
+            its velocity changes by no more than this part of itself.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.
         frames: a folder of PNGs, a .gif, .webp, .png or .mp4, or a .npy or .zarr with a time axis.

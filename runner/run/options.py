@@ -162,7 +162,8 @@ def _count(name: str, value: Any, most: int = STEPS_MOST) -> int:
 
 def _parsed(name: str, value: Any) -> Any:
     """Parse the text of an option by its function in TEXTS; other values are converted to text first."""
-    text = ":".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    text = ":".join(",".join(map(str, one)) if isinstance(one, (tuple, list)) else str(one) for one in parts)
     try:
         return TEXTS[name](text)
     except UserError as reason:

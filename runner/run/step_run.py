@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
+from runner.job.declaration import Job
 from runner.pipeline.fusing import warn_of_whole_axes
 from runner.pipeline.load import load_blocks
 from runner.pipeline.steps.checkpoints import Checkpoints, KeepsState, find_state
@@ -25,7 +26,7 @@ from runner.pipeline.streamed.chunk_agreement import (
     serial_file,
 )
 from runner.plan.chunking import not_streamed
-from runner.plan.step_options import EVERY, Steady, StepOptions
+from runner.plan.step_options import EVERY, FieldChange, Steady, StepOptions
 from runner.plan.steps import fields_memory, step_memory
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
@@ -188,7 +189,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     checkpoints = _checkpoints(run, task)
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = _frames(run, task, checkpoints, state)
-    until = _until_change(options.steps)
+    until = _until_change(run)
     whole = world.collective_call(lambda: planned(run, 1, None))
     whole = replace(whole, results=task.results, kernel=task.kernel)
     sinks = create_outputs(run, task)
@@ -286,7 +287,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
-    until = _until(steps, additions.steady if additions else None, state)
+    until = _until(run, additions.steady if additions else None, state)
     observers = _observers(steps, additions, frames, until, checkpoints)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
@@ -420,6 +421,8 @@ def _check_options(run: RunContext, additions: Additions | None) -> None:
     timeline = run.options.stream.timeline
     if timeline is not None:
         raise UserError("--timeline does not apply to time steps", got=timeline)
+    if isinstance(run.options.steps.until, FieldChange):
+        run.options.steps.until.check(_changing(run.job))
     if isinstance(run.options.steps.until, Steady) and (additions is None or additions.steady is None):
         raise UserError(
             "--until steady applies to a flow, as of job airflow",
@@ -429,18 +432,28 @@ def _check_options(run: RunContext, additions: Additions | None) -> None:
         )
 
 
-def _until(steps: StepOptions, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
+def _until(run: RunContext, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
     """Return what stops the run before its last step; None if nothing does."""
-    if not isinstance(steps.until, Steady):
-        return _until_change(steps)
+    until = run.options.steps.until
+    if not isinstance(until, Steady):
+        return _until_change(run)
     assert steady is not None  # see _check_options
-    return UntilSteady(steady, steps.until.tolerance or steady.tolerance, state.fields if state else {})
+    return UntilSteady(steady, until.tolerance or steady.tolerance, state.fields if state else {})
 
 
-def _until_change(steps: StepOptions) -> Until | None:
+def _until_change(run: RunContext) -> Until | None:
+    steps = run.options.steps
     if steps.until is None or isinstance(steps.until, Steady):
         return None
-    return Until(steps.until, steps.every or EVERY)
+    every = steps.every or EVERY
+    if isinstance(steps.until, FieldChange):
+        return Until(steps.until.tolerance, every, steps.until.fields)
+    return Until(steps.until, every, _changing(run.job))
+
+
+def _changing(job: Job) -> list[str]:
+    """Return the inputs that steps change, in the job's order."""
+    return [name for name in job.arrays if name in job.feeds]
 
 
 def _observers(
