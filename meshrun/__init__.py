@@ -75,7 +75,11 @@ def __getattr__(name: str) -> Any:
 
         return version("meshrun")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'meshrun' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, _MODULE_OF, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise AttributeError(f"module 'meshrun' has no attribute {name!r}{meant}", name=name)
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 

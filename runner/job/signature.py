@@ -194,7 +194,7 @@ def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) 
         return typing.get_type_hints(options, inspect.unwrap(function).__globals__)
     except NameError as reason:
         raise UserError(
-            f"job {function.__name__}: the type of an option is not known", got=reason
+            f"job {function.__name__}: the type of an option is not known", why=reason
         ) from reason
 
 

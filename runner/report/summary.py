@@ -21,10 +21,18 @@ def render(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show_result(result: dict[str, Any], stream: TextIO) -> None:
-    """Write a job's result, one `name: value` per line."""
+def show_result(result: Any, stream: TextIO) -> None:
+    """Write a job's result."""
     with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe (`| head -1`)
-        show("".join(f"{name}: {value}\n" for name, value in result.items()), stream)
+        show(result_text(result), stream)
+
+
+def result_text(result: Any) -> str:
+    """Return a job's result, one `name: value` per line; a value without a name is the `result`."""
+    if result is None:
+        return ""
+    named = result if isinstance(result, dict) else {"result": result}
+    return "".join(f"{name}: {value}\n" for name, value in named.items())
 
 
 def _headline(record: Record) -> str:

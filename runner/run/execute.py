@@ -412,10 +412,9 @@ def _result(run: RunContext) -> Record:
         value = in_own_byte_order(value)
         _write_array(run, value)
         value = type_record((value.shape, value.dtype))
-    result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None, **(simulate.details or {} if simulate else {})}
-    return {**cut, "verify": proof, "result": plain(result), "results": results}
+    return {**cut, "verify": proof, "result": plain(value), "results": results}
 
 
 def _write_array(run: RunContext, value: Any) -> None:

@@ -266,7 +266,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     try:
         np.empty((0,) * len(lengths))
     except ValueError as reason:  # NumPy's message has the largest number of axes
-        raise UserError("--shape has more axes than an array can have", got=reason) from None
+        raise UserError("--shape has more axes than an array can have", why=reason) from None
     if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
         raise UserError(
             "--shape is larger than any array", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
@@ -291,7 +291,7 @@ def rename_options(text: str, renamed: Mapping[str, str]) -> str:
 
 def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
     """Apply `rename_options` to the sentence of an error."""
-    for part in ("what", "got", "expected", "hint") if isinstance(failure, MeshrunError) else ():
+    for part in ("what", "why", "got", "expected", "hint") if isinstance(failure, MeshrunError) else ():
         if isinstance(text := getattr(failure, part), str):
             setattr(failure, part, rename_options(text, renamed))
 
@@ -325,7 +325,7 @@ def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[
             return f"{here} {value}"  # the next word of the sentence
         return f"{here}={value if value.isdecimal() else repr(value)}" if value else here
 
-    for part in ("what", "got", "expected", "hint"):
+    for part in ("what", "why", "got", "expected", "hint"):
         text = getattr(failure, part)
         if isinstance(text, str):
             text = re.sub(r"'--([a-z-]+)'", quoted, text)

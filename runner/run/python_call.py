@@ -239,7 +239,7 @@ def _pickled(call: PythonCall) -> bytes:
             reason = failure
     raise UserError(
         f"job {call.job.name} cannot be sent to other ranks",
-        got=describe(reason),
+        why=describe(reason),
         hint="define everything that it uses inside the function, or in a file that it imports",
     ) from reason
 

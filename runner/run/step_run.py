@@ -89,7 +89,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
         what = f"{named} does not apply to steps in chunks"
         if options.named is None:
             reason = "a block that does not fit the memory of its rank"
-            raise UserError(what, got=reason, hint="more ranks", everywhere=True)
+            raise UserError(what, why=reason, hint="more ranks", everywhere=True)
         raise UserError(what, got=options.named, hint=f"leave {options.named} out", everywhere=True)
     if options.named is not None and serial is not None:
         raise not_streamed(options.named, serial)
@@ -292,6 +292,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
     begin, beside = time.perf_counter(), _seconds_beside(run)
+    filled = run.phases.seconds("exchange")  # before the first step: ranks wait for those that read longer
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
@@ -324,7 +325,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         "graph": stepper.graph,
         "graph_reason": stepper.graph_reason or None,
         "seconds": seconds,
-        "exchange_fraction": _exchange_fraction(run, seconds, by_kernel=stepper.exchanges_by_kernel),
+        "exchange_fraction": _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel),
         "passes": None,
         **_observed(until, checkpoints, frames),
         **_rates(world, task, stepper.taken, seconds),
@@ -482,16 +483,17 @@ def _observers(
     return found
 
 
-def _exchange_fraction(run: RunContext, seconds: float, *, by_kernel: bool) -> float | None:
-    """Return the fraction of the loop in which the slowest rank exchanged halos, even if it also computed.
+def _exchange_fraction(run: RunContext, before: float, seconds: float, *, by_kernel: bool) -> float | None:
+    """Return the largest fraction, of all ranks, of a rank's loop in which it exchanged halos. Collective.
 
-    None if the steps' kernel did, in a time of its own.
+    before: seconds of this rank's exchanges before the loop. seconds: of its loop. At most 1: on a GPU, the
+    seconds are an estimate from some of the exchanges. None if the steps' kernel exchanged, in its own time.
     """
     if by_kernel:
         return None
-    phase = run.phases.phases.get("exchange")
-    slowest = max(run.world.control.allgather(phase.seconds if phase else 0.0))
-    return slowest / seconds if seconds else 0.0
+    own = max(run.phases.seconds("exchange") - before, 0.0)
+    parts: list[float] = run.world.control.allgather(min(own / seconds, 1.0) if seconds > 0 else 0.0)
+    return max(parts)
 
 
 def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, Any]:

@@ -319,7 +319,7 @@ def find_ranks(expected: int | None) -> Control:
     except (ImportError, RuntimeError) as reason:
         raise UserError(
             f"{launched.launcher} started this process, but mpi4py cannot load an MPI library",
-            got=first_line(reason),
+            why=first_line(reason),
             hint="load the site's MPI module, or pip install 'meshrun[mpi]' if it has none",
         ) from reason
     check_singleton(launched, comm.size)

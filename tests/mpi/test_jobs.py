@@ -145,7 +145,7 @@ def test_a_reduction_knows_its_tiles_places(world: World, folder: Path) -> None:
     array = np.random.default_rng(3).integers(0, 999, (5_003, 1_001), np.int32)  # each value in every tile
     source = put(world, folder / "in.npy", array)
     record = run(argmax, source, None, {}, Options(verify="full"), world=world)
-    assert record["result"]["result"] == [998, array.argmax()]
+    assert record["result"] == [998, array.argmax()]
 
 
 @pytest.mark.mpi_library

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import meshrun
+from runner.report.summary import show_result
 from runner.run.record.run_record import RunRecord
 from runner.system import launcher
 
@@ -73,7 +74,7 @@ np.testing.assert_array_equal(after, expected[0])
 np.testing.assert_array_equal(old, expected[1])
 np.save("a.npy", a)
 found = largest.run("a.npy", ranks=2, device="cpu")
-assert found["result"] == {"result": a.max()}, found["result"]
+assert found["result"] == a.max(), found["result"]
 for job, more in ((wave, {"grid": "5"}), (broken, {})):
     try:
         job.run([a, b][: len(job.arrays)], [after, old][: len(job.arrays)], ranks=2, device="cpu", **more)
@@ -306,3 +307,29 @@ def test_a_plan_that_cannot_be_made_says_why() -> None:
         job.plan(ranks=2, input_shape="4x4", input_dtype="f4", gian=2.0)
     with pytest.raises(meshrun.UserError, match="cannot be planned"):
         meshrun.reduce_blocks(lambda block: 0, combine=max).plan(ranks=2, input_shape="4x4", input_dtype="f4")
+
+
+@pytest.mark.parametrize(
+    ("returned", "result", "text"),
+    [
+        (3.5, 3.5, "result: 3.5\n"),
+        (np.float32(2), 2.0, "result: 2.0\n"),
+        (np.arange(2), [0, 1], "result: [0, 1]\n"),
+        ({"low": 1, "high": 2}, {"low": 1, "high": 2}, "low: 1\nhigh: 2\n"),
+        (None, None, "\n"),
+    ],
+)
+def test_the_result_is_what_the_job_returned(
+    tmp_path: Path, returned: Any, result: Any, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", np.zeros(3))
+
+    @meshrun.job
+    def returns(world: Any, input: Any) -> Any:
+        return returned
+
+    record = returns.run(tmp_path / "in.npy")
+    assert record["result"] == result
+    assert str(record).endswith(text)
+    show_result(record["result"], sys.stdout)
+    assert capsys.readouterr().out == text.lstrip("\n")

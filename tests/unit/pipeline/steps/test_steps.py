@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from runner.plan.halo import BOUNDARIES
 from runner.plan.step_options import SaveInterval, StepOptions, parse_until
 from runner.plan.stream_options import StreamOptions
 from runner.report.summary import render
+from runner.run import step_run
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
@@ -325,6 +327,23 @@ def test_fields_are_named_by_a_text_or_a_pair(tmp_path: Path, until: Any) -> Non
 def test_other_texts_are_refused(until: Any) -> None:
     with pytest.raises(meshrun.UserError, match=r"'until'|until names '3'"):
         timed.run([np.zeros((9, 8))] * 3, [np.zeros((9, 8)) for _ in range(3)], steps=10, until=until)
+
+
+def test_exchanges_take_at_most_all_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, the other ranks wait in an exchange for the rank that reads longer."""
+    load = step_run.load_blocks
+
+    def slow(world: Any, *arguments: Any) -> Any:
+        found = load(world, *arguments)
+        if world.rank == 1:
+            time.sleep(0.5)
+        return found
+
+    monkeypatch.setattr(step_run, "load_blocks", slow)
+    _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 3, ranks=2)
+    assert record["steps"]["exchanges"] > 0
+    assert 0 < record["steps"]["exchange_fraction"] <= 1
+    assert record["phases"]["exchange"]["seconds"] > record["steps"]["seconds"], "or nothing was tested"
 
 
 def test_fields_without_cells_keep_their_own_types(tmp_path: Path) -> None:
