@@ -219,11 +219,13 @@ class Importing:
     ) -> None:
         if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
             return
-        if isinstance(failure, SyntaxError):
-            line = f", line {failure.lineno}" if failure.lineno else ""
-            file = _shown(failure.filename) if failure.filename and failure.lineno else self.what
-            raise UserError(f"syntax error in {file}{line}", why=failure.msg) from failure
         what, hint = f"{self.what} cannot be imported", "--debug for the traceback"
+        if isinstance(failure, SyntaxError):
+            file = _shown(failure.filename) if failure.filename and failure.lineno else self.what
+            place = f"{file}, line {failure.lineno}" if failure.lineno else file
+            if file == _shown(self.what):
+                raise UserError(f"syntax error in {place}", why=failure.msg) from failure
+            raise UserError(what, why=f"syntax error in {place}: {failure.msg}") from failure
         if isinstance(failure, ImportError):
             place = _place(failure)
             why = f"{' '.join(str(failure).split())}{f' ({place})' if place else ''}"
@@ -231,9 +233,6 @@ class Importing:
             hint = f"install the package that has {missing}, or correct the name" if missing else hint
             raise UserError(what, why=why, hint=hint) from failure
         if isinstance(failure, SystemExit):
-            what, hint = (
-                f"{self.what} ends the program when it is imported",
-                'call what exits under if __name__ == "__main__":',
-            )
-            raise UserError(what, why=_in_words(failure), hint=hint) from failure
+            hint = 'call what exits under if __name__ == "__main__":'
+            raise UserError(what, why=f"it ends the program, {_in_words(failure)}", hint=hint) from failure
         raise UserError(what, why=_in_words(failure), hint=hint) from failure

@@ -134,8 +134,8 @@ class DeclaredJob(Job):
         """Run on files or arrays over every rank of this program; collective. Returns the run's record.
 
         input, output: a path or an array, or a sequence with one for each of the job's inputs and outputs.
-        An output's array is filled; an existing output file is replaced. Arrays can be passed only by a
-        program of one rank, which may start ranks with `ranks`.
+        An output's array is filled; an existing output file is replaced. If an MPI launcher has started this
+        program, each rank passes the same arrays, and the output is filled on each.
 
         The keywords are the options of `meshrun run` and the job's own parameters. A name of both is the
         job's parameter; the option is then called run_NAME, such as run_depth. Raises UserError for values
@@ -187,9 +187,8 @@ class DeclaredJob(Job):
         from runner.plan.machine import rates_file
         from runner.run.execute import run
         from runner.run.options import as_keywords, read_options
-        from runner.run.python_call import call_on_ranks, check_ranks, files_of
+        from runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
         from runner.run.record.run_record import RunRecord
-        from runner.system.launcher import detect_launcher
 
         short = {name: parameters.pop(name) for name in FORM if name in parameters}
         parameters = _own(parameters)
@@ -198,11 +197,13 @@ class DeclaredJob(Job):
         try:
             self.complete(parameters, others=keywords)
             options, started = read_options(keywords, rates_file()), check_ranks(ranks)
-            launched = detect_launcher()
-            alone = launched is None or launched.size == 1
-            with files_of(self, _each(input), _each(output), options, alone=alone) as (inputs, outputs):
+            with (
+                calling_ranks(options) as world,
+                files_of(self, _each(input), _each(output), options, world) as (inputs, outputs),
+            ):
                 if started is None:
-                    return RunRecord(run(self, inputs, outputs, parameters, options))
+                    opened = world if world.size > 1 else None
+                    return RunRecord(run(self, inputs, outputs, parameters, options, world=opened))
                 return RunRecord(call_on_ranks(self, inputs, outputs, parameters, options, started))
         except MeshrunError as failure:
             as_keywords(failure, [*keywords, "ranks"], renamed_options(self))

@@ -8,6 +8,7 @@ The job, which may be a function in a notebook, is written to a temporary folder
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -28,15 +29,18 @@ import cloudpickle
 import numpy as np
 
 from runner import lock
+from runner.device.cpu import CpuBackend
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.job.pickling import dumps
 from runner.plan.task import check_numbers
+from runner.region import HostArray
 from runner.report.record import Record
 from runner.run.array_call import host_array
 from runner.run.options import Options, whole_number
 from runner.system.host_memory import memory_folder
 from runner.system.launcher import detect_launcher
+from runner.world.world import World, open_world, single_rank_world
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
@@ -78,21 +82,52 @@ def check_ranks(ranks: Any) -> int | None:
     return None if detected is not None or number == 1 else number
 
 
+def calling_ranks(options: Options) -> World:
+    """Return the world of the ranks that an MPI launcher has started; without one, of this process alone,
+    for host arrays. To be used in a `with` block. Collective."""
+    launched = detect_launcher()
+    if launched is None or launched.size == 1:
+        return single_rank_world(CpuBackend())
+    return open_world(options.device, oversubscribe=options.oversubscribe)
+
+
 @contextlib.contextmanager
 def files_of(
-    job: Job, inputs: Arguments, outputs: Arguments, options: Options, *, alone: bool
+    job: Job, inputs: Arguments, outputs: Arguments, options: Options, world: World
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield paths for inputs and outputs: arrays are saved before, and filled from the results afterwards.
+    Collective.
 
-    options: of the run. alone: this program is the only rank. Raises UserError if arrays are passed by
-    several ranks, if an array does not fit its result, or if it shares memory with an input.
+    options: of the run. world: of the ranks that call this, each with the same arrays. Each rank's arrays are
+    filled. Raises UserError, on every rank, if the ranks' arrays differ, or if an array does not fit its
+    result, cannot be filled, or shares memory with another.
     """
-    arrays = [value for value in (*inputs, *outputs) if is_array(value)]
-    if not arrays:
+    given = [is_array(value) for value in (*inputs, *outputs)]
+    if not any(map(any, world.control.allgather(given))):
         yield [str(value) for value in inputs], [str(value) for value in outputs]
         return
-    if not alone:
-        raise UserError("arrays cannot be passed to a run of several programs", hint="paths of .npy files")
+    world.collective_call(lambda: _check_arrays(job, inputs, outputs, options))
+    _check_alike(world, job, inputs, outputs)
+    size = sum(int(value.nbytes) for value in (*inputs, *outputs) if is_array(value))
+    with _shared_folder(world, size) as folder:
+        names = zip((*job.arrays, *job.output_names), (*inputs, *outputs), strict=False)
+        paths = [str(folder / f"{name}.npy") if is_array(value) else str(value) for name, value in names]
+        ins, outs = paths[: len(inputs)], paths[len(inputs) :]
+        world.on_root(lambda: _save(inputs, ins))
+        yield ins, outs
+        filled = [
+            (name, value, path)
+            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
+            if is_array(value)
+        ]
+        world.collective_call(lambda: _fill_all(job, filled))
+
+
+def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Options) -> None:
+    """Raise UserError for arrays that a run cannot read or fill."""
+    for name, value in zip(job.arrays, inputs, strict=False):
+        if is_array(value):
+            check_numbers(name, len(job.arrays), np.dtype(value.dtype))
     if not options.overwrite_input:
         _check_apart(job, inputs, outputs)
     for name, value in zip(job.output_names, outputs, strict=False):
@@ -101,26 +136,90 @@ def files_of(
     for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
         if is_array(first) and is_array(second) and share_memory(first, second):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
-    with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
-        ins, outs = [], []
-        for name, value in zip(job.arrays, inputs, strict=False):
-            ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
-            if is_array(value):
-                array = value.get() if hasattr(value, "get") else host_array(value)
-                check_numbers(name, len(job.arrays), array.dtype)
-                np.save(ins[-1], array)
-        for name, value in zip(job.output_names, outputs, strict=False):
-            outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
-        yield ins + [str(value) for value in inputs[len(ins) :]], outs
-        filled = [
-            (name, value, np.load(path, mmap_mode="r"))
-            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
-            if is_array(value)
-        ]
-        for name, value, result in filled:
-            _check_fits(job, name, value, result)
-        for _, value, result in filled:
-            _fill(value, result)
+
+
+def _check_alike(world: World, job: Job, inputs: Arguments, outputs: Arguments) -> None:
+    """Raise UserError on every rank if the ranks pass different arrays. Collective."""
+    if world.size == 1:
+        return
+    mine = world.collective_call(
+        lambda: [_described(value, cells=True) for value in inputs] + [_described(value) for value in outputs]
+    )
+    first, *others = world.control.allgather(mine)
+    for rank, other in enumerate(others, 1):
+        for name, one, another in zip((*job.arrays, *job.output_names), first, other, strict=False):
+            if one != another:
+                raise UserError(
+                    f"job {job.name}: the ranks pass different arrays for {name}",
+                    got=f"{one} on rank 0, {another} on rank {rank}",
+                    expected="the same array on every rank",
+                    everywhere=True,
+                )
+        if len(other) != len(first):
+            raise UserError(
+                f"job {job.name}: the ranks pass different numbers of arrays",
+                got=f"{len(first)} on rank 0, {len(other)} on rank {rank}",
+                everywhere=True,
+            )
+
+
+def _described(value: Any, *, cells: bool = False) -> str:
+    """Return dtype and shape of an array; with a checksum of its `cells`, if they count."""
+    if not is_array(value):
+        return str(value)
+    text = f"{value.dtype} of shape {tuple(value.shape)}"
+    if not cells:
+        return text
+    values: Any = np.ascontiguousarray(_on_host(value)).reshape(-1).view(np.uint8)
+    return f"{text} with checksum {hashlib.blake2b(values, digest_size=8).hexdigest()}"
+
+
+def _on_host(value: Any) -> HostArray:
+    array: HostArray = value.get() if hasattr(value, "get") else host_array(value)
+    return array
+
+
+def _save(arrays: Arguments, paths: Sequence[str]) -> None:
+    for value, path in zip(arrays, paths, strict=True):
+        if is_array(value):
+            np.save(path, _on_host(value))
+
+
+def _fill_all(job: Job, arrays: Sequence[tuple[str, Any, str]]) -> None:
+    """Fill the arrays of results from files. arrays: names, arrays, paths; none is filled unless all fit."""
+    results = [np.load(path, mmap_mode="r") for _, _, path in arrays]
+    for (name, value, _), result in zip(arrays, results, strict=True):
+        _check_fits(job, name, value, result)
+    for (_, value, _), result in zip(arrays, results, strict=True):
+        _fill(value, result)
+
+
+@contextlib.contextmanager
+def _shared_folder(world: World, size: int) -> Iterator[Path]:
+    """Yield a temporary folder that all ranks see, for arrays of `size` bytes. Collective.
+
+    In memory if there is room and one host; else in the working directory, which several hosts may share.
+    """
+    alone = len(world.hosts) == 1
+
+    def make() -> Path:
+        return lock.private_folder("call", memory_folder(COPIES * size) if alone else Path.cwd())
+
+    folder = world.on_root(make)
+    try:
+        world.collective_call(lambda: _check_seen(folder))
+        yield folder
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_seen(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(
+            f"arrays pass between hosts through files in {folder.parent}, which this host does not share",
+            hint="start in a folder that all hosts share, or paths of .npy files",
+        )
 
 
 def _check_apart(job: Job, inputs: Arguments, outputs: Arguments) -> None:

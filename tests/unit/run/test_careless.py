@@ -171,7 +171,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("run mine.py:same circle.npy out.npy",
          "INPUT cannot be used: got circle.npy: Too many levels of symbolic links"),
         ("run mine.py:same in.npy circle.npy", "OUTPUT cannot be used: got circle.npy: Too many levels of"),
-        (f"{RUN} --json circle.npy", "the record's name cannot be used: got Too many levels of symbolic"),
+        (f"{RUN} --json circle.npy", "the record's name cannot be used: Too many levels of symbolic"),
         (f"{PLAN} --json circle.npy", "--json cannot be used: got circle.npy: Too many levels of symbolic"),
         ("plan mine.py:same circle.npy --ranks 2", "INPUT cannot be used: got circle.npy: Too many levels"),
         ("doctor --json circle.npy", "cannot be used: got circle.npy: Too many levels of symbolic links"),
@@ -186,7 +186,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
          "--verify: job size has no reference to compare with. Try: without --verify; a job of your own "
          "takes reference= or verify= in its decorator"),
         (f"run mine.py:same raw.raw out.npy --shape {'x'.join('1' * 65)} --dtype f4",
-         "--shape has more axes than an array can have: got maximum supported dimension"),
+         "--shape has more axes than an array can have: maximum supported dimension"),
         ("run mine.py:same -- in.npy out.npy --verify", "unexpected extra argument (--verify)"),
         ("selftest --mutate --device cuda", "--mutate runs its ranks on the CPU; remove --device"),
         ("run mine.py:shortened in.npy out.npy",

@@ -179,7 +179,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("laplacian --shape 5y5 --input-dtype int8 --ranks 2", "--shape does not parse"),
         ("laplacian --shape 5x5 --input-dtype float31 --ranks 2", "unknown --input-dtype: got float31"),
         ("laplacian --shape 5x5 --input-dtype complex64 --ranks 2", "cannot work on elements of this type"),
-        ("laplacian none.npy --ranks 2", "cannot read none.npy"),
+        ("laplacian none.npy --ranks 2", "none.npy does not exist"),
         ("laplacian mine.py --ranks 2", "unknown file format"),
         ("laplacian in.npy --ranks 2 --grid 3x1", "--grid does not use every rank"),
         ("laplacian in.npy --ranks 2 --json no/plan.json", "the plan's folder does not exist"),
