@@ -181,6 +181,13 @@ def _in_words(failure: BaseException) -> str:
     return f"{type(failure).__name__}{': ' + words if words else ''}{f' ({place})' if place else ''}"
 
 
+def is_of_the_runner(failure: BaseException) -> bool:
+    """Whether the runner raised an error, rather than a job: of an option, it means the run's."""
+    frames = [frame for frame, _ in traceback.walk_tb(failure.__traceback__)]
+    rooms = f"{Path(__file__).resolve().parent}{os.sep}"
+    return not frames or frames[-1].f_code.co_filename.startswith(rooms)
+
+
 def _place(failure: BaseException) -> str:
     """The file and line that raised an error: the last one that is in no library, else the last one."""
     lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]

@@ -132,7 +132,7 @@ def _until_notes(until: Record) -> list[str]:
                 "(--every N)"
             ]
         verdict = "reached" if until["reached"] else "not reached"
-        return [f"  largest change of {names} {change:.3g} in a step: {tolerance} {verdict}"]
+        return [f"  largest change {change:.3g} in a step, of {names}: {tolerance} {verdict}"]
     over, name = counted(until["over"], "step"), until["field"]
     if change is None:
         return [f"  not known to be steady: the {name} is compared every {over}; take more steps"]

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from runner.comm.checksum.checked import Checksum
-from runner.errors import MeshrunError, UserError
+from runner.errors import MeshrunError, UserError, is_of_the_runner
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
 from runner.pipeline.fusing import Fusion
@@ -290,8 +290,9 @@ def rename_options(text: str, renamed: Mapping[str, str]) -> str:
 
 
 def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
-    """Apply `rename_options` to the sentence of an error."""
-    for part in ("what", "why", "got", "expected", "hint") if isinstance(failure, MeshrunError) else ():
+    """Apply `rename_options` to the sentence of an error of the runner; a job's error is about its own."""
+    ours = isinstance(failure, MeshrunError) and is_of_the_runner(failure)
+    for part in ("what", "why", "got", "expected", "hint") if ours else ():
         if isinstance(text := getattr(failure, part), str):
             setattr(failure, part, rename_options(text, renamed))
 
@@ -305,6 +306,7 @@ def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[
     """
     if str(failure.hint).startswith("meshrun run "):
         failure.hint = None
+    renamed = renamed if is_of_the_runner(failure) else {}
     usual = {new: name for name, new in renamed.items()}
 
     def quoted(found: re.Match[str]) -> str:

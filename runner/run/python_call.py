@@ -373,7 +373,8 @@ def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
 def read_call(folder: Path) -> PythonCall:
     """Read the call, on a rank. folder: made by `call_on_ranks`; the call is unpickled."""
     path = json.loads((folder / PATH).read_text())
-    sys.path[:] = [*dict.fromkeys([*sys.path, *path])]  # before the call's functions import their modules
+    # Before the call's functions import their modules: the program's order, in which it found them.
+    sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
     call: PythonCall = cloudpickle.loads((folder / CALL).read_bytes())
     return call
 

@@ -146,6 +146,20 @@ def test_a_parameter_has_its_value_even_if_that_is_the_options_default() -> None
     assert np.load("out.npy").max() == 0
 
 
+def test_an_error_of_the_job_is_about_its_own_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("checked.py").write_text(
+        "import meshrun\n"
+        "def check(shape, dtype, *, depth):\n"
+        "    raise meshrun.UserError('--depth is too small', hint='--depth 5')\n"
+        "@meshrun.map_blocks(check=check)\n"
+        "def f(block, *, depth: int = 1): return block\n"
+    )
+    assert main(["run", "checked.py", "in.npy", "out.npy"]) == 2
+    assert capsys.readouterr().err == "meshrun: --depth is too small. Try: --depth 5\n"
+    assert main(["plan", "checked.py", "in.npy", "--ranks", "2"]) == 2
+    assert capsys.readouterr().err == "meshrun: --depth is too small. Try: --depth 5\n"
+
+
 def test_errors_of_a_program_name_the_keyword() -> None:
     with pytest.raises(UserError, match=r"run_grid does not use every rank.*Try: run_grid='0x0'"):
         job_with(grid=1).run("in.npy", "out.npy", run_grid="2x2")

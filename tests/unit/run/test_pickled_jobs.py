@@ -68,10 +68,10 @@ def python(folder: Path, *words: str) -> None:
 
 
 def test_ranks_run_a_job_that_calls_a_function_of_its_module(tmp_path: Path) -> None:
-    """The module is beside a script that is started from another folder, and ranks cannot import it."""
+    """The modules are beside a script that is started elsewhere; one has the name of one of ours."""
     (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "myhelpers.py").write_text(HELPER)
-    (tmp_path / "code" / "myjobs.py").write_text(JOBS.format(helpers="myhelpers"))
+    (tmp_path / "code" / "jobs.py").write_text(HELPER)
+    (tmp_path / "code" / "myjobs.py").write_text(JOBS.format(helpers="jobs"))
     (tmp_path / "code" / "main.py").write_text(RUN.format(jobs="myjobs"))
     python(tmp_path, "code/main.py")
 
