@@ -254,7 +254,7 @@ def _full(failure: OSError) -> str:
     from runner.errors import RunError
 
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-        return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), got=failure.strerror))
+        return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), why=failure.strerror))
     return _described(failure)
 
 

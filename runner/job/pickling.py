@@ -6,7 +6,6 @@ of jobs that was loaded by its path: of these, functions travel by value.
 
 from __future__ import annotations
 
-import copyreg
 import importlib
 import io
 import sys
@@ -57,7 +56,7 @@ def _job_at(module: str, name: str) -> Any:
 
 
 def _reduced_by_value(job: Job) -> tuple[Any, ...]:
-    return copyreg.__newobj__, (type(job),), vars(job)  # type: ignore[attr-defined]
+    return object.__new__, (type(job),), vars(job)
 
 
 def _reduced_code(code: CodeType) -> tuple[Any, ...]:

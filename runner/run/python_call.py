@@ -44,6 +44,17 @@ from runner.world.world import World, open_world, single_rank_world
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
+# Raised by objects that cannot be pickled, or by the modules that have them.
+UNPICKLABLE = (
+    pickle.PicklingError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    OSError,
+    ImportError,
+)
 CALL, PATH, RECORD, ERROR = "call.pickle", "path.json", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
@@ -334,7 +345,7 @@ def _pickled(call: PythonCall) -> bytes:
     for modules in ([module], []) if module is not None and not _is_installed(module) else ([],):
         try:
             return dumps(call, *modules)
-        except Exception as failure:  # an object may raise anything when it is pickled
+        except UNPICKLABLE as failure:
             reason = failure
     raise UserError(
         f"job {call.job.name} cannot be sent to other ranks",
