@@ -217,12 +217,12 @@ def with_free_names(ours: list[click.Option], own: list[click.Option]) -> list[c
 
     taken = {_name_of(flag) for option in own for flag in (*option.opts, *option.secondary_opts)}
     for option in ours:
-        names = [run_name(_name_of(flag), taken) for flag in option.opts]
-        if option.secondary_opts:  # --overlap/--no-overlap
-            if _name_of(option.secondary_opts[0]) in taken:
-                names = [run_name(f"run_{option.name!s}", taken)]
-            option.secondary_opts = [f"--no-{names[0].replace('_', '-')}"]
-        option.opts = [f"--{name.replace('_', '-')}" for name in names]
+        clash = {_name_of(flag) for flag in (*option.opts, *option.secondary_opts)} & taken
+        if clash and option.secondary_opts:  # --overlap/--no-overlap
+            flag = _flag(run_name(f"run_{option.name}", taken))
+            option.opts, option.secondary_opts = [flag], [f"--no-{flag[2:]}"]
+        elif clash:
+            option.opts = [_flag(run_name(_name_of(flag), taken)) for flag in option.opts]
     if renamed := _renamed(ours):
         from runner.run.options import rename_options
 
@@ -235,6 +235,10 @@ def _renamed(ours: list[click.Option]) -> dict[str, str]:
     """Return the options that do not have their usual name: that name, and theirs."""
     names = {str(option.name): _name_of(option.opts[0]) for option in ours}
     return {name: new for name, new in names.items() if new != name}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _name_of(flag: str) -> str:
@@ -250,7 +254,7 @@ def _usual(word: str, flags: Container[str]) -> str:
 
 def job_option(parameter: Parameter) -> click.Option:
     """The option for one parameter of a job: `--bin-count` for bin_count, `--x/--no-x` for a bool."""
-    flag = "--" + parameter.name.replace("_", "-")
+    flag = _flag(parameter.name)
     if parameter.type is bool:
         flag += "/--no-" + flag[2:]
     # For click, None is a default too, which a required option must not have.
