@@ -11,6 +11,7 @@
     kernel                             a CUDA kernel of a .cu file, compiled for this rank's GPU
     MeshrunError, UserError, RunError, BadResult
                                        any error; a mistake in what was asked for; a failure; a wrong result
+    __version__                        of the installed package, such as "1.2.0"
 
 Each name is loaded when it is first used, so that `import meshrun` costs nothing.
 """
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from runner.world.world import World as World
     from runner.world.world import open_world as open_world
 
+    __version__: str
+
 _MODULE_OF = {
     "map_blocks": "runner.run.declare",
     "reduce_blocks": "runner.run.declare",
@@ -67,10 +70,18 @@ __all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("meshrun")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'meshrun' has no attribute {name!r}")
+        from difflib import get_close_matches
+
+        close = get_close_matches(name, _MODULE_OF, 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise AttributeError(f"module 'meshrun' has no attribute {name!r}{meant}", name=name)
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, "__version__"])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
+import sysconfig
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -24,6 +27,7 @@ class MeshrunError(Exception):
     Parameters
     ----------
     what: what was being done to what, and how it failed.
+    why: what went wrong, in words of its own, such as those of the operating system.
     got, expected: the offending value and what would have been right.
     hint: what to type or change; printed after "Try:".
     everywhere: true when every rank raises this same error at the same step,
@@ -36,24 +40,25 @@ class MeshrunError(Exception):
         self,
         what: str,
         *,
+        why: object = None,
         got: object = None,
         expected: object = None,
         hint: str | None = None,
         everywhere: bool = False,
     ) -> None:
         super().__init__(what)
-        self.what, self.got, self.expected, self.hint = what, got, expected, hint
+        self.what, self.why, self.got, self.expected, self.hint = what, why, got, expected, hint
         self.everywhere = everywhere
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions pickle by their positional arguments; this one travels between ranks whole, its
         # values as text, because an offending value may be something that does not pickle.
-        values = {"got": self.got, "expected": self.expected}
+        values = {"why": self.why, "got": self.got, "expected": self.expected}
         texts = {name: None if value is None else str(value) for name, value in values.items()}
         return (type(self), (self.what,), {**self.__dict__, **texts})
 
     def __str__(self) -> str:
-        details = []
+        details = [] if self.why is None else [str(self.why).rstrip(".")]
         if self.got is not None:
             details.append(f"got {self.got if str(self.got) else repr('')}")
         if self.expected is not None:
@@ -152,7 +157,7 @@ def show(text: str, stream: TextIO) -> None:
     except BrokenPipeError:  # for the caller to ignore, or to end the command
         raise
     except OSError as reason:
-        raise RunError("cannot write to the standard output", got=reason.strerror or reason) from reason
+        raise RunError("cannot write to the standard output", why=reason.strerror or reason) from reason
 
 
 def describe(failure: BaseException) -> str:
@@ -163,15 +168,46 @@ def describe(failure: BaseException) -> str:
         return str(met)
     if isinstance(failure, MemoryError):
         return f"out of memory: {str(failure) or 'an allocation failed'}. Try: more ranks, or a smaller array"
-    trace = failure.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace else ""
+    return f"{_in_words(failure)}. Try: --debug for the traceback"
+
+
+def _in_words(failure: BaseException) -> str:
+    """The kind of an error of others, what it says, and the line of the user's file that it comes from."""
+    place = _place(failure)
     try:
         words = " ".join(str(failure).split())  # one line, whatever a library makes of it
     except UNPRINTABLE:
         words = ""
-    return f"{type(failure).__name__}{': ' + words if words else ''}{place}. Try: --debug for the traceback"
+    return f"{type(failure).__name__}{': ' + words if words else ''}{f' ({place})' if place else ''}"
+
+
+def is_of_the_runner(failure: BaseException) -> bool:
+    """Whether the runner raised an error, rather than a job: of an option, it means the run's."""
+    frames = [frame for frame, _ in traceback.walk_tb(failure.__traceback__)]
+    rooms = f"{Path(__file__).resolve().parent}{os.sep}"
+    return not frames or frames[-1].f_code.co_filename.startswith(rooms)
+
+
+def _place(failure: BaseException) -> str:
+    """The file and line that raised an error: the last one that is in no library, else the last one."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
+    users = [place for place in lines if not place[0].startswith(("<frozen ", *_libraries()))]
+    return "{}:{}".format(*(users or lines)[-1]) if lines else ""
+
+
+def _shown(path: str) -> str:
+    """A path from the working directory if it is in it."""
+    with contextlib.suppress(OSError):
+        return path.removeprefix(f"{os.getcwd()}{os.sep}")
+    return path
+
+
+def _libraries() -> list[str]:
+    """The folders of Python's library, of installed packages and of our own rooms."""
+    home = Path(__file__).resolve().parents[1]
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    ours = {str(home / room) for room in ("runner", "launch", "meshrun")}
+    return [f"{folder}{os.sep}" for folder in {*folders, *ours}]
 
 
 @dataclass
@@ -190,8 +226,20 @@ class Importing:
     ) -> None:
         if failure is None or isinstance(failure, (MeshrunError, KeyboardInterrupt)):
             return
-        if isinstance(failure, (ImportError, SyntaxError)):
-            raise UserError(
-                f"{self.what} cannot be imported: {type(failure).__name__}", got=failure
-            ) from failure
-        raise UserError(f"{self.what} cannot be imported", got=describe(failure)) from failure
+        what, hint = f"{self.what} cannot be imported", "--debug for the traceback"
+        if isinstance(failure, SyntaxError):
+            file = _shown(failure.filename) if failure.filename and failure.lineno else self.what
+            place = f"{file}, line {failure.lineno}" if failure.lineno else file
+            if file == _shown(self.what):
+                raise UserError(f"syntax error in {place}", why=failure.msg) from failure
+            raise UserError(what, why=f"syntax error in {place}: {failure.msg}") from failure
+        if isinstance(failure, ImportError):
+            place = _place(failure)
+            why = f"{' '.join(str(failure).split())}{f' ({place})' if place else ''}"
+            missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
+            hint = f"install the package that has {missing}, or correct the name" if missing else hint
+            raise UserError(what, why=why, hint=hint) from failure
+        if isinstance(failure, SystemExit):
+            hint = 'call what exits under if __name__ == "__main__":'
+            raise UserError(what, why=f"it ends the program, {_in_words(failure)}", hint=hint) from failure
+        raise UserError(what, why=_in_words(failure), hint=hint) from failure

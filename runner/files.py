@@ -14,11 +14,14 @@ import os
 import pwd
 import shutil
 import stat
+from difflib import get_close_matches
 from pathlib import Path
 from typing import BinaryIO
 
 from runner.errors import UserError
 
+VIRTUAL = (Path("/proc"), Path("/sys"))
+NEAR = 0.8  # least similarity of a name that is suggested
 LONGEST = 255  # bytes of a name, where the file system does not say
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # file systems without hard links
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of renameat2(2)
@@ -97,6 +100,44 @@ def check_writable(path: Path) -> None:
     temporary = _beside(path)
     open_new(temporary).close()
     temporary.unlink()
+
+
+def check_exists(path: Path) -> None:
+    """Raise UserError for a path at which there is nothing: it says what is missing, and a name like it."""
+    if path.exists():
+        return
+    if path.is_symlink():
+        raise UserError(f"{path} is a link to {os.readlink(path)}, which does not exist")
+    above = next(one for one in path.parents if one.exists())
+    if not above.is_dir():
+        raise UserError(f"{path} does not exist", why=f"{above} is a file")
+    missing = path if above == path.parent else [one for one in path.parents if not one.exists()][-1]
+    why = None if missing == path else f"there is no folder {missing}"
+    raise UserError(f"{path} does not exist", why=why, hint=_like(missing))
+
+
+def _like(path: Path) -> str | None:
+    """Return the path of what has a similar name in the same folder; None if nothing has."""
+    try:
+        names = {name.lower(): name for name in os.listdir(path.parent) if not name.startswith(".")}
+    except OSError:
+        return None
+    close = get_close_matches(path.name.lower(), names, 1, NEAR)
+    return str(path.parent / names[close[0]]) if close else None
+
+
+def no_folder(what: str, folder: Path) -> UserError:
+    """Build the error for a file that is to be written in a folder that does not exist. what: the file."""
+    above = next(one for one in (folder, *folder.parents) if one.exists())
+    can_be_made = above.is_dir() and os.access(above, os.W_OK | os.X_OK) and not is_virtual(above)
+    hint = f"mkdir -p {folder}" if can_be_made else "another folder"
+    return UserError(f"the {what}'s folder does not exist", got=folder, hint=hint)
+
+
+def is_virtual(folder: Path) -> bool:
+    """Return whether a folder shows the system's state, so that nothing can be created in it."""
+    resolved = folder.resolve()
+    return any(one in VIRTUAL for one in (resolved, *resolved.parents))
 
 
 def remove_path(path: Path) -> None:

@@ -86,7 +86,7 @@ def hold(output: Path) -> Callable[[], None]:
             if reason.errno not in UNLOCKABLE:
                 os.close(file)
                 raise UserError(
-                    f"cannot lock {path}", got=reason.strerror, hint="an output on another file system"
+                    f"cannot lock {path}", why=reason.strerror, hint="an output on another file system"
                 ) from reason
             _release(path, file)
             return _claim(output)
@@ -108,9 +108,7 @@ def _open(path: Path) -> int:
             file = os.open(path, (flags & ~os.O_CREAT) | os.O_RDONLY)
     except FileNotFoundError as reason:
         files.working_directory()  # UserError if that has been removed
-        raise UserError(
-            "the output's folder does not exist", got=path.parent, hint=f"mkdir -p {path.parent}"
-        ) from reason
+        raise files.no_folder("output", path.parent) from reason
     except OSError as reason:
         raise _cannot_lock(path, reason) from reason
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -181,7 +179,7 @@ def _created(path: Path, claim: dict[str, Any]) -> bool:
     try:
         return files.create(path, json.dumps(claim) + "\n")
     except OSError as reason:
-        raise UserError(f"cannot write {path}", got=reason.strerror, hint="another output") from reason
+        raise UserError(f"cannot write {path}", why=reason.strerror, hint="another output") from reason
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -96,7 +96,7 @@ def write_csv(history: History, path: Path) -> None:
     try:
         write_file(path, text.getvalue())
     except OSError as reason:
-        raise UserError(f"cannot write {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot write {path}", why=reason.strerror or reason) from reason
 
 
 def plot(history: History, path: Path, title: str) -> None:

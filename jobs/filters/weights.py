@@ -96,7 +96,7 @@ def _load(path: str) -> np.ndarray[Any, Any]:
 def _unusable(kernel: str, why: str) -> UserError:
     return UserError(
         f"the kernel {kernel!r} cannot be used",
-        got=why,
+        why=why,
         expected="numbers in rows, or a .npy file of real numbers",
         hint='--kernel "1 2 1; 2 4 2; 1 2 1"',
     )

@@ -45,7 +45,7 @@ def check(target: str | Path) -> None:
         importlib.import_module("matplotlib.figure")
     except ImportError as reason:
         raise UserError(
-            "plots need matplotlib", got=str(reason), hint="pip install 'meshrun[plot]'"
+            "plots need matplotlib", why=str(reason), hint="pip install 'meshrun[plot]'"
         ) from reason
     date = environment().get("SOURCE_DATE_EPOCH")
     if date and suffix != ".png":  # matplotlib reads it to lay out an SVG, which keeps no date here
@@ -119,7 +119,7 @@ def save(draw: Callable[[Figure], None], target: Path, title: str, sheets: Itera
     try:
         write_file(target, image)
     except OSError as reason:
-        raise UserError(f"cannot write {target}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot write {target}", why=reason.strerror or reason) from reason
 
 
 def _render(draw: Callable[[Figure], None], title: str, form: str) -> bytes:

@@ -70,7 +70,7 @@ class RecordFile:
         except OSError as reason:
             if self._path.is_file() and self._path.stat().st_size == 0:  # as `create_record` made it
                 self._path.unlink()
-            raise RunError(f"cannot write {self._path}", got=reason.strerror or reason) from reason
+            raise RunError(f"cannot write {self._path}", why=reason.strerror or reason) from reason
         end = time.monotonic()
         self._due = end + (end - begin) / WRITING_SHARE
 
@@ -107,7 +107,7 @@ def create_record(path: str | Path) -> str:
         except FileExistsError:
             name, number = f"{path}.{number}", number + 1
         except OSError as reason:
-            raise UserError(f"cannot write {name}", got=reason.strerror or reason) from reason
+            raise UserError(f"cannot write {name}", why=reason.strerror or reason) from reason
 
 
 def open_record(world: World, path: str | None, announce: Callable[[str], None]) -> RecordFile:
@@ -140,7 +140,7 @@ def print_table(text: str, stream: TextIO) -> None:
     try:
         show(text, stream)
     except BrokenPipeError as reason:
-        raise RunError("cannot write to the standard output", got=reason.strerror) from reason
+        raise RunError("cannot write to the standard output", why=reason.strerror) from reason
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -148,4 +148,4 @@ def refuse_unwritable(path: Path) -> None:
     try:
         check_writable(path)
     except OSError as reason:
-        raise UserError(f"cannot write {path}", got=reason.strerror) from reason
+        raise UserError(f"cannot write {path}", why=reason.strerror) from reason

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from runner.job.declaration import Job
     from runner.job.signature import Parameter
 
+OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
+REPLACES = (
+    "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only with "
+    "--overwrite-input."
+)
 VERIFY = CHECKSUM = ("off", "sample", "full")
 FORM = ("shape", "dtype", "order")
 
@@ -44,6 +49,7 @@ def job_command(name: str) -> click.Command:
 
     job = find(name)
     own = [job_option(parameter) for parameter in job.parameters]
+    ours = runner_options({parameter.name for parameter in job.parameters}, steps=job.takes_steps)
     several = takes_several(job)
 
     def run(files: tuple[str, ...] = (), **values: Any) -> int:
@@ -61,7 +67,7 @@ def job_command(name: str) -> click.Command:
             inputs = [values.pop("input")]
             output = values.pop("output")
             outputs = [] if output is None else [output]
-        parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
+        parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
         values["form"] = form_of(*(values.pop(f"input_{name}") for name in FORM))
         values["rates"] = rates_file()
         values["stream"] = StreamOptions(
@@ -85,11 +91,7 @@ def job_command(name: str) -> click.Command:
     return JobCommand(
         name,
         callback=run,
-        params=[
-            *files_of(job),
-            *own,
-            *runner_options({parameter.name for parameter in job.parameters}, steps=job.takes_steps),
-        ],
+        params=[*files_of(job), *own, *with_free_names(ours, own)],
         help=_help_text(job),
         short_help=job.summary,
         own=len(own),
@@ -119,19 +121,16 @@ def files_of(job: Job) -> list[click.Argument]:
 class JobsShown(Jobs):
     """Every job as a command that shows something of it without running it, for inputs or their shape.
 
-    problem: says of a job that it cannot, because an option has the name of a parameter. about: what is
-    shown, after the job's summary. options: besides the job's own and the input's. show: called with the job,
-    the inputs, the job's parameters and the values of the options.
+    about: what is shown, after the job's summary. options: besides the job's own and the input's. show:
+    called with the job, the inputs, the job's parameters and the values of the options.
     """
 
-    problem: str
     about: str
     options: Callable[[Job], list[click.Option]]
     show: Callable[..., None]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """The command for a job. Raises UserError if there is no such job or it cannot be loaded."""
-        from runner.errors import UserError
         from runner.job.discover import find
 
         job = find(cmd_name)
@@ -147,18 +146,26 @@ class JobsShown(Jobs):
             debug_option(),
         ]
         takes = " ".join(name.upper() for name in job.arrays) if len(job.arrays) > 1 else "INPUT"
-        if twice := {str(option.name) for option in own} & {str(option.name) for option in ours}:
-            hint = "rename the job's parameter"
-            raise UserError(self.problem.format(cmd_name), got=", ".join(sorted(twice)), hint=hint)
 
         def run(inputs: tuple[str, ...], debug: bool, **values: Any) -> None:
-            parameters = {parameter.name: values.pop(parameter.name) for parameter in job.parameters}
-            self.show(job, inputs, parameters, **values)
+            from runner.errors import MeshrunError
+            from runner.run.options import as_options
+
+            parameters = {parameter.name: values.pop(OWN + parameter.name) for parameter in job.parameters}
+            try:
+                self.show(job, inputs, parameters, **values)
+            except MeshrunError as failure:
+                as_options(failure, _renamed(ours))
+                raise
 
         return JobCommand(
             cmd_name,
             callback=run,
-            params=[click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"), *own, *ours],
+            params=[
+                click.Argument(["inputs"], nargs=-1, metavar=f"[{takes}]"),
+                *own,
+                *with_free_names(ours, own),
+            ],
             help=f"{job.summary}\n\n{self.about.format(cmd_name)}",
             short_help=job.summary,
             own=len(own),
@@ -179,12 +186,16 @@ class JobCommand(click.Command):
         self.own, self.input_hint = own, input_hint
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # In `--verify INPUT OUTPUT`, click would take INPUT as the value.
+        options = [one for one in self.params if isinstance(one, click.Option)]
+        flags = {flag for one in options for flag in (*one.opts, *one.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
+        args = [*(_usual(word, flags) for word in args[:end]), *args[end:]]
+        verify = next((one.opts[0] for one in options[self.own :] if one.name == "verify"), None)
+        # In `--verify INPUT OUTPUT`, click would take INPUT as the value.
         following = [*args, ""][1:]
         pairs = enumerate(zip(args, following, strict=True))
-        valueless = [word == "--verify" and after not in VERIFY and at < end for at, (word, after) in pairs]
-        words = ["--verify=sample" if bare else word for word, bare in zip(args, valueless, strict=True)]
+        valueless = [word == verify and after not in VERIFY and at < end for at, (word, after) in pairs]
+        words = [f"{verify}=sample" if bare else word for word, bare in zip(args, valueless, strict=True)]
         try:
             rest = super().parse_args(ctx, words)
         except click.NoSuchOption as reason:
@@ -196,9 +207,8 @@ class JobCommand(click.Command):
         except click.UsageError as reason:
             after = next((after for after, bare in zip(following, valueless, strict=True) if bare), "")
             if after and f"extra argument ({after})" in reason.message:
-                raise click.UsageError(f"--verify: got {after!r}, expected sample or full", ctx) from reason
+                raise click.UsageError(f"{verify}: got {after!r}, expected sample or full", ctx) from reason
             raise
-        options = [one for one in self.params if isinstance(one, click.Option)]
         for option in options[self.own :]:
             if ctx.params[option.name or ""] == "":
                 raise click.UsageError(f"empty argument after {option.opts[0]}: is a variable not set?", ctx)
@@ -213,15 +223,56 @@ class JobCommand(click.Command):
                     formatter.write_dl(section)
 
 
+def with_free_names(ours: list[click.Option], own: list[click.Option]) -> list[click.Option]:
+    """Rename the flags of the runner's options that are flags of the job's: --depth becomes --run-depth."""
+    from runner.job.signature import run_name
+
+    taken = {_name_of(flag) for option in own for flag in (*option.opts, *option.secondary_opts)}
+    for option in ours:
+        clash = {_name_of(flag) for flag in (*option.opts, *option.secondary_opts)} & taken
+        if clash and option.secondary_opts:  # --overlap/--no-overlap
+            flag = _flag(run_name(f"run_{option.name}", taken))
+            option.opts, option.secondary_opts = [flag], [f"--no-{flag[2:]}"]
+        elif clash:
+            option.opts = [_flag(run_name(_name_of(flag), taken)) for flag in option.opts]
+    if renamed := _renamed(ours):
+        from runner.run.options import rename_options
+
+        for option in ours:
+            option.help = option.help and rename_options(option.help, renamed)
+    return ours
+
+
+def _renamed(ours: list[click.Option]) -> dict[str, str]:
+    """Return the options that do not have their usual name: that name, and theirs."""
+    names = {str(option.name): _name_of(option.opts[0]) for option in ours}
+    return {name: new for name, new in names.items() if new != name}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _name_of(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _usual(word: str, flags: Container[str]) -> str:
+    """Return --depth for --run-depth, which every job's command takes, unless it is called that here."""
+    flag, *value = word.split("=", 1)
+    usual = f"--{flag.removeprefix('--run-')}"
+    return "=".join([usual, *value]) if flag not in flags and usual in flags else word
+
+
 def job_option(parameter: Parameter) -> click.Option:
     """The option for one parameter of a job: `--bin-count` for bin_count, `--x/--no-x` for a bool."""
-    flag = "--" + parameter.name.replace("_", "-")
+    flag = _flag(parameter.name)
     if parameter.type is bool:
         flag += "/--no-" + flag[2:]
     # For click, None is a default too, which a required option must not have.
     default = {} if parameter.required else {"default": parameter.default}
     return click.Option(
-        [flag, parameter.name],
+        [flag, OWN + parameter.name],
         **default,
         type=_click_type(parameter.type),
         required=parameter.required,
@@ -267,6 +318,7 @@ def runner_options(taken: Container[str] = (), *, steps: bool) -> list[click.Opt
         *grid_options(),
         click.Option(["--overlap/--no-overlap"], default=None, help="Compute while data is in transfer."),
         click.Option(["--oversubscribe"], is_flag=True, help="Let ranks share a GPU."),
+        click.Option(["--overwrite-input"], is_flag=True, help="Let an output replace an input."),
         input_option(
             "shape",
             taken,
@@ -352,9 +404,10 @@ def step_options() -> list[click.Option]:
         ),
         copies_option(),
         click.Option(
-            ["--until"], type=ParsedText("TOLERANCE", parse_until), metavar="TOLERANCE|steady[:TOLERANCE]",
-            help="Stop when no cell changes by more than this in a step, checked every 10 or --every steps; "
-            "or when a flow is steady.",
+            ["--until"], type=ParsedText("TOLERANCE", parse_until),
+            metavar="TOLERANCE[:FIELD,...]|steady[:TOLERANCE]",
+            help="Stop when no cell, of the fields named or of any, changes by more than this in a step, "
+            "checked every 10 or --every steps; or when a flow is steady.",
         ),
         click.Option(
             ["--check-finite"], type=count, metavar="N",
@@ -428,7 +481,10 @@ def depth_option() -> click.Option:
 
 def _help_text(job: Job) -> str:
     """The job's docstring without its parameters, which are options; click must not rewrap its lines."""
+    from runner.run.execute import writes_files
+
     text = inspect.getdoc(job.function) or ""
     for parameter in job.parameters:
         text = re.sub(rf"^ *{parameter.name}: .+(\n {{2,}}.+)*\n?", "", text, flags=re.MULTILINE)
-    return "\n\n".join(f"\b\n{part}" for part in text.split("\n\n") if part.strip())
+    parts = [f"\b\n{part}" for part in text.split("\n\n") if part.strip()]
+    return "\n\n".join([*parts, *([REPLACES] if writes_files(job) or job.whole_rows else [])])

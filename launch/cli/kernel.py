@@ -50,7 +50,6 @@ def show(
 class Kernels(JobsShown):
     """A command that prints the kernel, for every job."""
 
-    problem = "the kernel of job {} cannot be shown: meshrun kernel has options with the same names"
     about = "Prints the kernel of meshrun run {}."
     show = staticmethod(show)
 

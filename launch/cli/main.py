@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runner.system.launcher import DetectedLauncher
 
 HELP = ("--help", "-h")
+DEBUG = {"--debug", "--run-debug"}  # the latter for a job with a parameter of this name
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
@@ -102,7 +103,7 @@ def command(
                 ranks,
                 words,
                 terminal_columns(),
-                debug="--debug" in words,
+                debug=not DEBUG.isdisjoint(words),
                 conclude=partial(conclude, words),
                 restarts=restarts(on_failure, max_restarts, words),
                 start_timeout=start_timeout,
@@ -145,6 +146,9 @@ def run() -> None:
     JOB is the name of an installed job (meshrun jobs lists them), a function in your own
     file, FILE.py:NAME, or in a module that is installed or in the working directory,
     package.MODULE:NAME. meshrun run JOB --help describes it and its options.
+
+    An existing OUTPUT is replaced when the new one is complete. An OUTPUT that is also an
+    INPUT is refused without --overwrite-input.
     """
 
 
@@ -198,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if completion.VARIABLE in os.environ and arguments is None:
         return completion.answer(command)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    debug = "--debug" in words
+    debug = not DEBUG.isdisjoint(words)
     try:
         check_shadowing()
         with command.make_context("meshrun", words.copy()) as ctx:
@@ -250,7 +254,7 @@ def _full(failure: OSError) -> str:
     from runner.errors import RunError
 
     if failure.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-        return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), got=failure.strerror))
+        return str(RunError(f"cannot write {failure.filename or ''}".rstrip(), why=failure.strerror))
     return _described(failure)
 
 

@@ -73,7 +73,6 @@ def calibrate_machine(folder: Path) -> int:
 class Plans(JobsShown):
     """A planning command for every job."""
 
-    problem = "job {} cannot be planned: meshrun plan has options with the same names"
     about = "Predicts what meshrun run {} will take."
     show = staticmethod(forecast)
 

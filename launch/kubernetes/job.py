@@ -189,7 +189,7 @@ class _Followed:
         except NoAnswer as reason:
             raise RunError(
                 f"{self.job} may still exist" + (f"; {self.fault}" if self.fault else ""),
-                got=str(reason),
+                why=str(reason),
                 hint=f"kubectl delete {self.job}",
             ) from reason
 
@@ -209,7 +209,7 @@ class _Followed:
         if time.monotonic() - self._answered > ANSWER_TIMEOUT:
             raise RunError(
                 f"no answer from the cluster for {ANSWER_TIMEOUT:g} s; {self.job} continues unobserved",
-                got=str(reason),
+                why=str(reason),
                 hint=f"kubectl cluster-info; kubectl delete {self.job}",
             )
 

@@ -44,7 +44,7 @@ class ClusterJob:
             lacking = UNKNOWN_KIND in str(reason)
             raise UserError(
                 f"the cluster rejected {self}",
-                got=str(reason),
+                why=str(reason),
                 hint="install the MPI operator (github.com/kubeflow/mpi-operator), or -j 1xN for a plain Job"
                 if lacking
                 else "kubectl config current-context, kubectl auth can-i create "

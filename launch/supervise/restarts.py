@@ -8,7 +8,7 @@ from dataclasses import replace
 from launch.spec import LaunchSpec
 from launch.supervise.supervisor import LossError
 
-RESUME = "--resume"
+RESUME = "--run-resume"  # its name for every job
 
 
 def with_restarts(start: Callable[[LaunchSpec, bool], int], spec: LaunchSpec, restarts: int) -> int:

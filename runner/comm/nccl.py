@@ -47,7 +47,7 @@ def load() -> Any:
     except ImportError as reason:
         raise UserError(
             "device data crosses ranks through NCCL, and nccl4py is not installed",
-            got=first_line(reason),
+            why=first_line(reason),
             hint=hint,
         ) from reason
     try:
@@ -55,7 +55,7 @@ def load() -> Any:
     except (RuntimeError, nccl.NCCLError) as reason:
         raise UserError(
             "device data crosses ranks through NCCL, and no libnccl was found",
-            got=first_line(reason),
+            why=first_line(reason),
             expected="libnccl.so.2",
             hint=hint,
         ) from reason

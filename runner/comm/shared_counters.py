@@ -35,7 +35,7 @@ class MpiCounters:
         except mpi.Exception as reason:
             raise RunError(
                 "MPI has no one-sided communication between these ranks",
-                got=first_line(reason),
+                why=first_line(reason),
                 hint="Open MPI 5, or --static; Open MPI 4 over TCP needs MPI4PY_RC_THREAD_LEVEL=serialized",
                 everywhere=True,
             ) from reason

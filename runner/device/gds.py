@@ -70,4 +70,4 @@ class DirectFile:
         try:
             yield
         except (OSError, RuntimeError) as reason:
-            raise RunError(self._cannot(verb), got=first_line(reason)) from reason
+            raise RunError(self._cannot(verb), why=first_line(reason)) from reason

@@ -20,7 +20,7 @@ def kernel(path: Path, name: str, options: tuple[str, ...] = ()) -> Callable[...
     except ImportError as reason:
         raise UserError(
             "a CUDA kernel needs CuPy, which cannot be imported",
-            got=first_line(reason),
+            why=first_line(reason),
             hint="pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13",
         ) from reason
     return cuda.kernel(path, name, options)

@@ -54,6 +54,11 @@ class Job:
     fuse: str = "auto"
     split_dependent: bool = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        from runner.job.pickling import reduced_job  # help needs none of it
+
+        return reduced_job(self)
+
     @property
     def takes_steps(self) -> bool:
         """Return whether the options of time steps apply."""

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +21,7 @@ from runner.errors import Importing, UserError
 from runner.job.declaration import Job
 
 ENTRY_POINTS = "meshrun.jobs"
+LISTED = 5  # functions of a file without a job
 USER_FILE = "meshrun_user_"  # begin of the name of a module that `load_file` has made: nothing can import it
 
 
@@ -88,17 +89,37 @@ def _job_of(module: types.ModuleType, attribute: str, name: str, place: str, hin
     jobs = {key: value for key, value in vars(module).items() if isinstance(value, Job)}
     if not attribute and len(jobs) == 1:
         return next(iter(jobs.values()))
-    if attribute not in jobs:
-        what = f"{place} declares no job {attribute!r}" if attribute else f"{place}: name one of its jobs"
-        close = difflib.get_close_matches(attribute, jobs, 1)
-        hint = f"{name}:{close[0]}" if close else hint
-        raise UserError(
-            what,
-            got=f"jobs: {', '.join(jobs) or 'none'}",
-            expected=f"{name}:NAME, a function under @meshrun.map_blocks, reduce_blocks or job",
-            hint=hint,
-        )
-    return jobs[attribute]
+    if attribute in jobs:
+        return jobs[attribute]
+    if not attribute and jobs:
+        listed = ", ".join(f"{name}:{key}" for key in jobs)
+        raise UserError(f"{place} declares {len(jobs)} jobs", expected=f"one of {listed}", hint=hint)
+    why, advice = _instead(module, attribute, jobs)
+    close = difflib.get_close_matches(attribute, jobs, 1)
+    raise UserError(
+        f"{place} declares no job{f' {attribute!r}' if attribute else ''}",
+        why=why,
+        hint=f"{name}:{close[0]}" if close else hint or advice,
+    )
+
+
+def _instead(module: types.ModuleType, attribute: str, jobs: Collection[str]) -> tuple[str, str | None]:
+    """Say what a module has in place of the job `attribute`, "" for any job, and what to do."""
+    own = vars(module)
+    if attribute in own and not isinstance(own[attribute], types.FunctionType):
+        return f"`{attribute}` is an object of {type(own[attribute]).__name__}", None
+    if jobs and attribute not in own:
+        return f"its {'jobs are' if len(jobs) > 1 else 'job is'} {', '.join(jobs)}", None
+    functions = [key for key, value in own.items() if isinstance(value, types.FunctionType)]
+    plain = [attribute] if attribute in own else [
+        key for key in functions if own[key].__module__ == module.__name__ and not key.startswith("_")
+    ]  # fmt: skip
+    if len(plain) == 1:
+        return f"function `{plain[0]}` has no decorator", "put @meshrun.map_blocks above it"
+    if not plain:
+        return "it has no function", "a function under @meshrun.map_blocks, reduce_blocks or job"
+    listed = ", ".join(f"`{key}`" for key in plain[:LISTED]) + (", ..." if len(plain) > LISTED else "")
+    return f"functions {listed} have no decorator", "put @meshrun.map_blocks above one of them"
 
 
 def _is_module_name(text: str) -> bool:
@@ -151,13 +172,12 @@ def load_file(path: Path) -> types.ModuleType:
     path, a neighbour called `jobs` or `runner`, or like a module of the standard library, shadows nothing.
     """
     if not path.is_file():
-        if not path.is_absolute():
-            from runner.files import working_directory  # help needs none of it
+        from runner.files import check_exists, working_directory  # help needs none of it
 
+        if not path.is_absolute():
             working_directory()  # raises UserError if it is gone with the file
-        raise UserError(
-            "the job's file does not exist", got=path, expected="FILE.py:NAME", hint="meshrun jobs"
-        )
+        check_exists(path)
+        raise UserError(f"{path} is no file", expected="FILE.py:NAME")
     _append_to_path(str(path.resolve().parent))
     module_name = USER_FILE + re.sub(r"\W", "_", path.stem)
     spec = importlib.util.spec_from_file_location(module_name, path)

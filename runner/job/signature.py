@@ -25,6 +25,7 @@ OFFERS: dict[Kind, frozenset[str]] = {
         {"world", "input", "inputs", "output", "create", "memory", "xp", "argument", "simulate"}
     ),
 }
+HELP = "help"  # the one name of an option that a job's parameter cannot have
 SERVICES = frozenset().union(*OFFERS.values())
 FORM = ("shape", "dtype", "order")  # --input-shape, ...; also --shape, ... if the job has no such parameter
 
@@ -108,12 +109,17 @@ class Signature:
     services: frozenset[str]
 
 
-def read_signature(function: Callable[..., Any], kind: Kind, reserved: Collection[str]) -> Signature:
+def run_name(name: str, own: Collection[str]) -> str:
+    """Return the name of an option of the run for a job with the parameters `own`: `run_depth` instead of
+    `depth` if one of them is called depth."""
+    return run_name(f"run_{name}", own) if name in own else name
+
+
+def read_signature(function: Callable[..., Any], kind: Kind) -> Signature:
     """Sort a function's parameters by role; raises UserError for parameters that cannot have any.
 
     Arrays come first: the first parameter and, for kind "map", those after it without a default, an option's
-    annotation or a service's name. An option's help is its line `name: text` in the docstring. reserved:
-    names that options cannot have.
+    annotation or a service's name. An option's help is its line `name: text` in the docstring.
     """
     # Continuation lines are indented more than the name.
     found = re.findall(r"^( *)(\w+): +(.+(?:\n\1 +.+)*)", inspect.getdoc(function) or "", re.MULTILINE)
@@ -136,10 +142,10 @@ def read_signature(function: Callable[..., Any], kind: Kind, reserved: Collectio
                 expected=", ".join(sorted(OFFERS[kind])),
                 hint="another name, if it is an option",
             )
-        if parameter.name in reserved:
+        if parameter.name == HELP:
             raise UserError(
-                f"job {function.__name__}: a parameter has the name of one of the command's own options",
-                got=parameter.name,
+                f"job {function.__name__}: a parameter cannot be called {HELP}, because --{HELP} shows the "
+                "job's options",
                 hint="another name",
             )
         if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
@@ -151,6 +157,13 @@ def read_signature(function: Callable[..., Any], kind: Kind, reserved: Collectio
         accepted = _option_type(function.__name__, parameter.name, hints.get(parameter.name), default)
         text = " ".join(helps.get(parameter.name, "").split())
         options.append(Parameter(parameter.name, accepted, default, required, text))
+    names = {one.name for one in options}
+    if twice := [one.name for one in options if one.type is bool and f"no_{one.name}" in names]:
+        raise UserError(
+            f"job {function.__name__}: parameters {twice[0]} and no_{twice[0]} would both be the option "
+            f"--no-{twice[0].replace('_', '-')}",
+            hint="another name for one of them",
+        )
     arrays = tuple(p.name for p in parameters[:first])
     return Signature(arrays, tuple(options), frozenset(p.name for p in declared if p.name in SERVICES))
 
@@ -181,7 +194,7 @@ def _hints(function: Callable[..., Any], declared: Sequence[inspect.Parameter]) 
         return typing.get_type_hints(options, inspect.unwrap(function).__globals__)
     except NameError as reason:
         raise UserError(
-            f"job {function.__name__}: the type of an option is not known", got=reason
+            f"job {function.__name__}: the type of an option is not known", why=reason
         ) from reason
 
 
@@ -215,7 +228,7 @@ GIVEN = {
 }
 
 
-INPUT_DTYPE = "input_dtype"  # parameter of a reference: the first input's dtype; never an option of a job
+INPUT_DTYPE = "input_dtype"  # parameter of a reference: the first input's dtype, unless it is the job's
 
 
 def fitted(
@@ -245,8 +258,9 @@ def fitted(
             f"job {job}: {role} cannot be called with {given}", got=f"{role}{signature}"
         ) from None
     free = [p for p in signature.parameters.values() if p.name not in taken]
+    unasked = {INPUT_DTYPE} - {*options}  # passed on only to a reference that names it
     if role == "reference":
-        options = [*options, INPUT_DTYPE]
+        options = [*options, *unasked]
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for parameter in free:
         known = parameter.name in options and parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
@@ -262,7 +276,7 @@ def fitted(
 
     @functools.wraps(function)
     def call(*given: Any, **parameters: Any) -> Any:
-        rest = {n for n in parameters if n not in taken and n != INPUT_DTYPE} if everything else set()
+        rest = {n for n in parameters if n not in taken and n not in unasked} if everything else set()
         wanted = {n: v for n, v in parameters.items() if n in named or n in rest}
         return function(*given, **wanted)
 

@@ -240,8 +240,8 @@ def naming(path: Path, hint: str | None = None, error: type[MeshrunError] = RunE
         yield
     except MeshrunError as failure:
         what = failure.what if str(path) in failure.what else f"{path}: {failure.what}"
-        failure_with_name = error(what, got=failure.got, expected=failure.expected, hint=failure.hint or hint)
-        raise failure_with_name from failure
+        why, got, expected = failure.why, failure.got, failure.expected
+        raise error(what, why=why, got=got, expected=expected, hint=failure.hint or hint) from failure
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as failure:  # a user's function may raise anything

@@ -186,4 +186,4 @@ def _seen(path: Path, folders: bool = True, *, linked: Collection[Path]) -> Stat
         state = state_of(path)
         return state._replace(touched=state.changed) if path.resolve() in linked else state
     except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason

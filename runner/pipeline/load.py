@@ -9,7 +9,7 @@ import numpy as np
 from runner.device.api import Backend
 from runner.pipeline.block_layout import Allocator
 from runner.pipeline.halo.exchange import HaloPlan
-from runner.plan.grid import Partition, Parts, split_along
+from runner.plan.grid import Partition, Parts, parts_of
 from runner.plan.task import Task
 from runner.region import Array, HostArray, Region
 from runner.report.phases import Phases
@@ -64,7 +64,7 @@ def read_block(world: World, source: Source, split: int | Parts = 0) -> Array:
     and is C-contiguous. Raises UserError for an axis that the array does not have, and RunError, on the rank
     that fails, if the file cannot be read.
     """
-    partition = split_along(source.shape, split, world.size) if isinstance(split, int) else split
+    partition = parts_of(source.shape, split, world.size)
     block = world.backend.empty(partition[world.rank].shape, source.dtype)
     _read_part(world, source, partition, block, world.phases)
     return block

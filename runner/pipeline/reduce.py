@@ -231,6 +231,10 @@ def reduce_array(world: World, job: Job, parameters: dict[str, Any], tiles: Tile
         return job.function(block, **wanted, **parameters)
 
     partial = tiles.reduce(apply, job.combine)
+    if partial is None and 0 not in tiles.shape:
+        raise UserError(
+            f"job {job.name} returned nothing for a block", hint="return a partial result", everywhere=True
+        )
     if partial is None:
         raise UserError(
             f"{tiles.source.path} has no values to reduce", got=f"shape {tiles.shape}", everywhere=True

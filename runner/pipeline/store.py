@@ -9,7 +9,7 @@ import numpy as np
 from runner.comm.api import Control
 from runner.errors import UserError
 from runner.pipeline.load import stages
-from runner.plan.grid import Parts, split_along
+from runner.plan.grid import Parts, parts_of
 from runner.plan.task import ArrayType, Task
 from runner.region import Array, HostArray, Region, Shape, packed
 from runner.report.phases import Phases
@@ -101,7 +101,7 @@ def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) 
     Raises UserError for an axis that the array does not have and, on every rank, for a block of another shape
     or dtype; RunError if the file cannot be written.
     """
-    partition = split_along(sink.shape, split, world.size) if isinstance(split, int) else split
+    partition = parts_of(sink.shape, split, world.size)
     part = partition[world.rank]
     world.collective_call(lambda: _check_block(block, part, sink))
     store = Store(world, sink, partition.__getitem__, (sink.shape, sink.dtype), world.phases)
@@ -111,6 +111,8 @@ def write_block(world: World, block: Array, sink: Sink, split: int | Parts = 0) 
 
 
 def _check_block(block: Array, part: Region, sink: Sink) -> None:
+    if not hasattr(block, "shape") or not hasattr(block, "dtype"):
+        raise UserError("a block is not an array", got=type(block).__name__, hint="world.xp.asarray(block)")
     if tuple(block.shape) != part.shape or np.dtype(block.dtype) != sink.dtype:
         raise UserError(
             f"a block does not fit its part {part} of {sink.path}",

@@ -8,10 +8,11 @@ empty (more blocks than elements). Ranks number the blocks in C order, the last 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 from runner.errors import UserError
 from runner.region import Region, Shape
@@ -106,6 +107,11 @@ def split_along(shape: Shape, axis: int, parts: int) -> Partition:
         )
     axis %= len(shape)
     return Partition(shape, tuple(parts if n == axis else 1 for n in range(len(shape))))
+
+
+def parts_of(shape: Shape, split: SupportsIndex | Parts, parts: int) -> Parts:
+    """Return the partition along an axis, or the one that is given as `split`."""
+    return split_along(shape, operator.index(split), parts) if isinstance(split, SupportsIndex) else split
 
 
 def is_length(word: str) -> bool:

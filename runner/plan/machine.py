@@ -165,7 +165,7 @@ def save(machine: Machine, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
-        raise UserError(f"cannot make the folder {path.parent}", got=reason.strerror) from reason
+        raise UserError(f"cannot make the folder {path.parent}", why=reason.strerror) from reason
     rates = {name: rate.value for name, rate in machine.rates.items()}
     write_json(path, "rates", SCHEMA, {**asdict(replace(machine, rates={})), "rates": rates})
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal, get_args
 
 from runner.errors import UserError
@@ -27,6 +29,24 @@ class SaveInterval:
 
 
 @dataclass(frozen=True)
+class FieldChange:
+    """Stop when no cell of some fields changes by more than `tolerance` in a step. fields: their names."""
+
+    tolerance: float
+    fields: tuple[str, ...]
+
+    def check(self, changing: Sequence[str]) -> None:
+        """Raise UserError for a name that is none of `changing`, the inputs that become new in a step."""
+        for name in self.fields:
+            if name not in changing:
+                raise UserError(
+                    f"--until names {name!r}, which no step changes",
+                    expected=f"some of {', '.join(changing)}",
+                    hint=next(iter(get_close_matches(name, changing, 1)), None),
+                )
+
+
+@dataclass(frozen=True)
 class Steady:
     """Stop when the state is steady. tolerance: greatest relative change; None: as the job declares."""
 
@@ -39,17 +59,18 @@ class StepOptions:
 
     steps_per_exchange: steps between two halo exchanges; None: as many as one kernel takes. halo: how GPUs
     exchange them. copies: of the fields in memory; auto: one, if two do not fit and they cannot pass through
-    in chunks. until: largest change at which the run stops, or Steady. check_finite: steps between two checks
-    for values that are not finite. every: steps between two frames, and between two checks of `until`.
-    frames: file or folder for the frames; frame_field: the input that they show; frame_range: values of the
-    first and the last colour; frame_colors: name of the colour map. checkpoint: interval between checkpoints.
+    in chunks. until: largest change of any field at which the run stops, or FieldChange or Steady.
+    check_finite: steps between two checks for values that are not finite. every: steps between two frames,
+    and between two checks of `until`. frames: file or folder for the frames; frame_field: the input that they
+    show; frame_range: values of the first and the last colour; frame_colors: name of the colour map.
+    checkpoint: interval between checkpoints.
     """
 
     steps: int | None = None
     steps_per_exchange: int | None = None
     halo: HaloChoice = "auto"
     copies: Copies = "auto"
-    until: float | Steady | None = None
+    until: float | FieldChange | Steady | None = None
     check_finite: int | None = None
     every: int | None = None
     frames: str | None = None
@@ -112,25 +133,32 @@ def parse_interval(text: str) -> SaveInterval:
     )
 
 
-def parse_until(text: str) -> float | Steady:
-    """Parse when to stop: 1e-6 (a change in a step), steady or steady:1e-6; raises UserError."""
-    word, colon, number = text.strip().partition(":")
+def parse_until(text: str) -> float | FieldChange | Steady:
+    """Parse when to stop: 1e-6 (a change in a step), 1e-6:u,v (of some fields), steady or steady:1e-6.
+
+    Raises UserError for other texts.
+    """
+    word, colon, rest = text.strip().partition(":")
     steady = word == "steady"
     if steady and not colon:
         return Steady()
     try:
-        tolerance = float(number if steady else text)
+        tolerance = float(rest if steady else word)
     except ValueError:
         tolerance = math.nan
     if steady and 0 < tolerance < 1:
         return Steady(tolerance)
-    if not steady and tolerance >= 0:
-        return tolerance
     if steady:
         raise UserError(f"{text!r} has no tolerance", expected="a number between 0 and 1: steady:1e-6")
-    raise UserError(
-        f"{text!r} is no tolerance", expected="0 or more, steady, or a tolerance as in steady:1e-6"
-    )
+    if not tolerance >= 0:
+        raise UserError(
+            f"{text!r} is no tolerance",
+            expected="0 or more, as in 1e-6 or 1e-6:FIELD, or steady, or a tolerance as in steady:1e-6",
+        )
+    names = tuple(name.strip() for name in rest.split(","))
+    if colon and not all(names):
+        raise UserError(f"{text!r} names no field", expected="names of fields, as in 1e-6:u or 1e-6:u,v")
+    return FieldChange(tolerance, tuple(dict.fromkeys(names))) if colon else tolerance
 
 
 def parse_range(text: str) -> tuple[float, float]:

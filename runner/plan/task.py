@@ -227,8 +227,13 @@ class Task:
             return tuple((leading + known[self.leading :], dtype) for known, dtype in self.known)
         if job.out is not None:
             found = job.out(shape, self.dtype, **self.parameters)
-            pairs = [found] if len(job.output_names) == 1 else found
-            return tuple((tuple(shape), np.dtype(dtype).newbyteorder("=")) for shape, dtype in pairs)
+            try:
+                pairs = [found] if len(job.output_names) == 1 else found
+                return tuple((tuple(shape), np.dtype(dtype).newbyteorder("=")) for shape, dtype in pairs)
+            except (TypeError, ValueError):
+                raise UserError(
+                    f"job {job.name}: out did not return {_pairs(len(job.output_names))}", got=repr(found)
+                ) from None
         if not self.fills:
             return None
         return tuple(self._like_input(name, shape) for name in job.feeds or (None,))
@@ -375,6 +380,11 @@ def check_unmasked(what: str, result: Any) -> None:
             got=counted(int(np.ma.getmaskarray(result).sum()), "masked cell"),
             hint="return result.filled(value)",
         )
+
+
+def _pairs(outputs: int) -> str:
+    each = "a shape and a dtype, such as (shape, 'float32')"
+    return each if outputs == 1 else f"{outputs} pairs, for each output {each}"
 
 
 def check_numbers(name: str, inputs: int, dtype: np.dtype[Any]) -> None:

@@ -17,7 +17,7 @@ from runner import files
 from runner.errors import RunError, show
 
 Record = dict[str, Any]
-SCHEMA = 1  # of a run's record
+SCHEMA = 2  # of a run's record
 STDOUT = "-"  # the name under which a record goes to standard output
 _RESERVED: list[TextIO] = []
 
@@ -77,7 +77,7 @@ def write_json(path: Path, kind: str, version: int, payload: Mapping[str, Any]) 
     try:
         files.write_file(path, json_text(kind, version, payload))
     except OSError as reason:
-        raise RunError(f"cannot write the record {path}", got=reason.strerror or reason) from reason
+        raise RunError(f"cannot write the record {path}", why=reason.strerror or reason) from reason
 
 
 def plain(value: Any, *, texts: bool = True) -> Any:

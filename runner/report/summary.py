@@ -21,10 +21,18 @@ def render(record: Record) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show_result(result: dict[str, Any], stream: TextIO) -> None:
-    """Write a job's result, one `name: value` per line."""
+def show_result(result: Any, stream: TextIO) -> None:
+    """Write a job's result."""
     with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe (`| head -1`)
-        show("".join(f"{name}: {value}\n" for name, value in result.items()), stream)
+        show(result_text(result), stream)
+
+
+def result_text(result: Any) -> str:
+    """Return a job's result, one `name: value` per line; a value without a name is the `result`."""
+    if result is None:
+        return ""
+    named = result if isinstance(result, dict) else {"result": result}
+    return "".join(f"{name}: {value}\n" for name, value in named.items())
 
 
 def _headline(record: Record) -> str:
@@ -117,10 +125,14 @@ def _until_notes(until: Record) -> list[str]:
     """Say whether the run ended before its last step."""
     change, tolerance = until["change"], f"{until['tolerance']:.3g}"
     if "field" not in until:
+        names = ", ".join(until["fields"])
         if change is None:
-            return [f"  not known whether a step changes at most {tolerance}: none was checked (--every N)"]
+            return [
+                f"  not known whether a step changes {names} by at most {tolerance}: none was checked "
+                "(--every N)"
+            ]
         verdict = "reached" if until["reached"] else "not reached"
-        return [f"  largest change {change:.3g} in a step: {tolerance} {verdict}"]
+        return [f"  largest change {change:.3g} in a step, of {names}: {tolerance} {verdict}"]
     over, name = counted(until["over"], "step"), until["field"]
     if change is None:
         return [f"  not known to be steady: the {name} is compared every {over}; take more steps"]

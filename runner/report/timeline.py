@@ -97,7 +97,7 @@ def write_timeline(path: Path, lanes: Sequence[Lane], about: dict[str, Any]) -> 
     try:
         files.write_file(path, text)
     except OSError as reason:
-        raise RunError(f"cannot write the timeline {path}", got=reason.strerror or reason) from reason
+        raise RunError(f"cannot write the timeline {path}", why=reason.strerror or reason) from reason
 
 
 def rows(lanes: Sequence[Lane]) -> list[list[BarRow]]:

@@ -7,23 +7,67 @@ partition the array, and keep the function itself callable: `edges.function(bloc
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
 
 from runner.errors import MeshrunError, UserError
 from runner.job.declaration import FUSE, Halo, Job, Trials
-from runner.job.signature import FORM, Kind, fitted, read_signature
+from runner.job.signature import FORM, Kind, fitted, read_signature, run_name
 from runner.plan.halo import BOUNDARIES, Boundary
-from runner.plan.step_options import Copies, StepOptions
+from runner.plan.step_options import Copies
 
 if TYPE_CHECKING:
     from runner.report.record import Record
     from runner.run.record.run_record import PlanRecord
     from runner.world.binding import DeviceChoice
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OWN = "parameter "  # before a parameter's name among the keywords of a method with options
+
+
+def own_parameters_first(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Wrap a method of a job so that a keyword is the job's parameter, if it has one of that name.
+
+    The method's own option is `run_NAME` then; that name is accepted for other jobs, too. The method gets a
+    parameter's value under its name with OWN before it.
+    """
+    options = {
+        name: parameter
+        for name, parameter in inspect.signature(method).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+    @functools.wraps(method)
+    def call(self: Any, *arguments: P.args, **keywords: P.kwargs) -> R:
+        own = {parameter.name for parameter in self.parameters}
+        passed: dict[str, Any] = {OWN + name: keywords.pop(name) for name in own & {*keywords}}
+        for name, option in options.items():
+            called = run_name(name, own)
+            for alias in (called, run_name(f"run_{name}", own)):
+                if alias not in keywords:
+                    continue
+                if name in passed:
+                    raise UserError(f"{called} and {alias} are the same option of job {self.name}")
+                passed[name] = keywords.pop(alias)
+            if option.default is option.empty and name not in passed and called != name:
+                raise UserError(
+                    f"job {self.name} needs {called}: {name} is a parameter of its own", hint=f"{called}=..."
+                )
+        return method(self, *arguments, **keywords, **passed)
+
+    return cast("Callable[Concatenate[Any, P], R]", call)
+
+
+def _own(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the job's parameters as the job calls them."""
+    return {name.removeprefix(OWN): value for name, value in parameters.items()}
 
 
 class DeclaredJob(Job):
@@ -42,6 +86,7 @@ class DeclaredJob(Job):
 
         return apply(self, arrays, parameters)
 
+    @own_parameters_first
     def run(
         self,
         /,
@@ -59,6 +104,7 @@ class DeclaredJob(Job):
         fuse: Literal["auto", "require", "off"] | None = None,
         fuse_math: Literal["strict", "fast"] = "strict",
         oversubscribe: bool = False,
+        overwrite_input: bool = False,
         input_shape: str | Sequence[int] | Sequence[Sequence[int]] | None = None,
         input_dtype: Any = None,
         input_order: Literal["C", "F"] | None = None,
@@ -73,7 +119,7 @@ class DeclaredJob(Job):
         steps_per_exchange: int | None = None,
         halo: Literal["auto", "nccl", "direct"] = "auto",
         copies: Literal["auto", "one", "two"] = "auto",
-        until: float | str | None = None,
+        until: float | str | tuple[float, str | Sequence[str]] | None = None,
         check_finite: int | None = None,
         every: int | None = None,
         frames: str | Path | None = None,
@@ -88,11 +134,12 @@ class DeclaredJob(Job):
         """Run on files or arrays over every rank of this program; collective. Returns the run's record.
 
         input, output: a path or an array, or a sequence with one for each of the job's inputs and outputs.
-        An output's array is filled. Arrays can be passed only by a program of one rank, which may start ranks
-        with `ranks`.
+        An output's array is filled; an existing output file is replaced. If an MPI launcher has started this
+        program, each rank passes the same arrays, and the output is filled on each.
 
-        The keywords are the options of `meshrun run` and the job's own parameters. Raises UserError for
-        values that the command refuses, and RunError if the run fails.
+        The keywords are the options of `meshrun run` and the job's own parameters. A name of both is the
+        job's parameter; the option is then called run_NAME, such as run_depth. Raises UserError for values
+        that the command refuses, and RunError if the run fails.
 
         Parameters
         ----------
@@ -107,6 +154,7 @@ class DeclaredJob(Job):
             None: as the job declares.
         fuse_math: "fast" lets that kernel contract a * b + c, which changes the last bits.
         oversubscribe: let ranks share a GPU.
+        overwrite_input: let an output replace an input: the same file, or an array with the same memory.
         input_shape, input_dtype, input_order: for an input without a header: "1000x512" or (1000, 512); a
             dtype or its name; "C" or "F". Lists describe several inputs. Also shape, dtype and order, if
             the job has no such parameter.
@@ -122,8 +170,9 @@ class DeclaredJob(Job):
         halo: how GPUs exchange halos: by messages ("nccl"), or by storing into each other's memory
             ("direct").
         copies: of the fields in memory: "two", or "one", which takes half the bytes.
-        until: stop when no cell changes by more than this in a step; or, of a flow, "steady" or
-            "steady:1e-6": when its velocity changes by no more than this part of itself.
+        until: stop when no cell changes by more than this in a step: 1e-6 for every field that steps change,
+            "1e-6:u,v" or (1e-6, ("u", "v")) for those fields. Or, of a flow, "steady" or "steady:1e-6": when
+            its velocity changes by no more than this part of itself.
         check_finite: fail if a value is not finite, checked every so many steps.
         every: steps between two frames, or two checks of `until`.
         frames: a folder of PNGs, a .gif, .webp, .png or .mp4, or a .npy or .zarr with a time axis.
@@ -138,27 +187,29 @@ class DeclaredJob(Job):
         from runner.plan.machine import rates_file
         from runner.run.execute import run
         from runner.run.options import as_keywords, read_options
-        from runner.run.python_call import call_on_ranks, check_ranks, files_of
+        from runner.run.python_call import call_on_ranks, calling_ranks, check_ranks, files_of
         from runner.run.record.run_record import RunRecord
-        from runner.system.launcher import detect_launcher
 
-        own = {parameter.name for parameter in self.parameters}
-        short = {name: parameters.pop(name) for name in FORM if name in parameters and name not in own}
+        short = {name: parameters.pop(name) for name in FORM if name in parameters}
+        parameters = _own(parameters)
         for name, value in (("shape", input_shape), ("dtype", input_dtype), ("order", input_order)):
             keywords[f"input_{name}"] = short.get(name) if value is None else value
         try:
             self.complete(parameters, others=keywords)
             options, started = read_options(keywords, rates_file()), check_ranks(ranks)
-            launched = detect_launcher()
-            alone = launched is None or launched.size == 1
-            with files_of(self, _each(input), _each(output), alone=alone) as (inputs, outputs):
+            with (
+                calling_ranks(options) as world,
+                files_of(self, _each(input), _each(output), options, world) as (inputs, outputs),
+            ):
                 if started is None:
-                    return RunRecord(run(self, inputs, outputs, parameters, options))
+                    opened = world if world.size > 1 else None
+                    return RunRecord(run(self, inputs, outputs, parameters, options, world=opened))
                 return RunRecord(call_on_ranks(self, inputs, outputs, parameters, options, started))
         except MeshrunError as failure:
-            as_keywords(failure, [*keywords, "ranks"])
+            as_keywords(failure, [*keywords, "ranks"], renamed_options(self))
             raise
 
+    @own_parameters_first
     def plan(
         self,
         /,
@@ -197,6 +248,7 @@ class DeclaredJob(Job):
             "depth": depth, "chunk_bytes": chunk_bytes, "host_memory": host_memory,
             "device_memory": device_memory, "copies": copies, "steps": steps,
         }  # fmt: skip
+        parameters = _own(parameters)
         self.complete(parameters)
         if others := [type(one).__name__ for one in inputs if not isinstance(one, str | os.PathLike)]:
             hint = "input_shape=array.shape, input_dtype=array.dtype"
@@ -205,10 +257,11 @@ class DeclaredJob(Job):
             options = {name: checked(name, value) for name, value in keywords.items()}
             return PlanRecord(plan_record(self, [str(path) for path in inputs], parameters, **options))
         except MeshrunError as failure:
-            as_keywords(failure, keywords)
+            as_keywords(failure, keywords, renamed_options(self, DeclaredJob.plan))
             raise
 
-    def iterate(self, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
+    @own_parameters_first
+    def iterate(self, /, *arrays: Any, steps: int, every: int | None = None, **parameters: Any) -> Any:
         """Take steps on whole arrays in this process. Returns the results of the last step.
 
         steps: how many; each result becomes an input of the next step, according to the job's `feeds`. every:
@@ -217,19 +270,20 @@ class DeclaredJob(Job):
         """
         from runner.run.array_call import iterate
 
-        return iterate(self, arrays, parameters, steps, every)
+        return iterate(self, arrays, _own(parameters), steps, every)
 
 
-def run_keywords() -> list[str]:
-    """Return the keywords of `DeclaredJob.run`: the options of `meshrun run`, by name."""
-    parameters = inspect.signature(DeclaredJob.run).parameters.values()
+def run_keywords(method: Callable[..., Any] = DeclaredJob.run) -> list[str]:
+    """Return the keywords of `DeclaredJob.run`: the options of `meshrun run`, by name; or those of `plan`."""
+    parameters = inspect.signature(method).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
 
-def reserved_names(takes_steps: bool) -> set[str]:
-    """Return the names that parameters of a job cannot have: those of the command's options for it."""
-    others = set() if takes_steps else {"fuse", "fuse_math", *StepOptions.__dataclass_fields__}
-    return {*run_keywords(), "help"} - others
+def renamed_options(job: Job, method: Callable[..., Any] = DeclaredJob.run) -> dict[str, str]:
+    """Return the options of a run whose names a job's own parameters have: their names for this job."""
+    own = {parameter.name for parameter in job.parameters}
+    renamed = {name: run_name(name, own) for name in run_keywords(method) if name in own}
+    return renamed | {name: run_name(f"input_{name}", own) for name in FORM if name in own}
 
 
 def _describe(job: Job) -> str:
@@ -248,6 +302,8 @@ def _describe(job: Job) -> str:
     if job.parameters:
         lines += ["", "Options"]
         lines += [f"  {one.name}: {one.help or 'no description'}" for one in job.parameters]
+    if renamed := renamed_options(job):
+        lines += ["", f"Options of a run with another name for this job: {', '.join(renamed.values())}"]
     return "\n".join(lines)
 
 
@@ -472,8 +528,7 @@ def _declare(
     function: Callable[..., Any], kind: Kind, name: str | None, **beside: Callable[..., Any] | None
 ) -> DeclaredJob:
     """Build the job. beside: its auxiliary functions, which are called with the job's parameters."""
-    takes_steps = kind == "map" or "simulate" in inspect.signature(function).parameters
-    found = read_signature(function, kind, reserved_names(takes_steps))
+    found = read_signature(function, kind)
     chosen, options = name or function.__name__, [parameter.name for parameter in found.options]
     fitting: dict[str, Any] = {
         role: fitted(chosen, role, one, options, max(len(found.arrays), 1))

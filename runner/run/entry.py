@@ -12,7 +12,9 @@ from runner.report.progress import ProgressBar
 from runner.report.record import STDOUT, plain, stdout_for
 from runner.report.stream_progress import StreamProgress
 from runner.report.summary import render, show_result
+from runner.run.declare import renamed_options
 from runner.run.execute import Options, execute
+from runner.run.options import as_options, rename_options
 from runner.system.launcher import BY_HAND, Started
 from runner.world.failure import FailureHandler
 from runner.world.rank_process import run_as_rank
@@ -41,6 +43,10 @@ def main(
         try:
             return run(world, handler)
         except BaseException as failure:
+            renamed = renamed_options(job)
+            as_options(failure, renamed)
+            if hint := handler.transaction.recovery_hint:
+                handler.transaction.set_recovery_hint(rename_options(hint, renamed))
             if on_error is not None:
                 on_error(failure)
             raise

@@ -27,6 +27,7 @@ from runner.region import Region
 from runner.report.record import SCHEMA, STDOUT, Record, envelope, plain, write_json
 from runner.report.stream_progress import OnStreamProgress, no_stream_progress
 from runner.report.units import counted
+from runner.run.declare import renamed_options
 from runner.run.map_run import run_map
 from runner.run.options import VERIFY, Options, RunContext, forms_of_inputs
 from runner.run.record.forecast_record import type_record
@@ -43,6 +44,7 @@ from runner.storage.formats.registry import (
     check_place,
     open_sink,
 )
+from runner.storage.overwrite import check_overwrites, same_file
 from runner.storage.paths import abandoned, job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
@@ -119,6 +121,7 @@ def execute(
     if folder is None:
         with phases("read"):
             sources = world.on_root(lambda: _open(opened, options))
+    world.on_root(lambda: _check_overwrites(job, parameters, paths, sources, options))
     run = RunContext(
         world,
         job,
@@ -260,11 +263,7 @@ def _check_files(
         ("--timeline", options.stream.timeline),
         ("--frames", options.steps.frames),
     )
-    of_job = {
-        f"--{one.name.replace('_', '-')}": Path(parameters[one.name])
-        for one in job.parameters
-        if one.type is Path and parameters[one.name] is not None
-    }
+    of_job = {name: file for name, (file, _) in _path_parameters(job, parameters).items()}
     read = ("INPUT", *of_job)
     given: list[tuple[str, Path | str]] = [
         *(("INPUT", path) for path in inputs),
@@ -283,7 +282,7 @@ def _check_files(
         if one == other == "OUTPUT":
             _check_two_outputs(Path(first), Path(second))
             continue
-        if split(named(one, first))[0].resolve() == split(named(other, second))[0].resolve():
+        if same_file(split(named(one, first))[0], split(named(other, second))[0]):
             raise UserError(f"{one} and {other} name the same file", got=second, expected="two files")
     if targets:
         transaction.lock(*(split(target)[0] for target in targets))
@@ -292,6 +291,36 @@ def _check_files(
                 with contextlib.suppress(OSError):
                     remove_path(left)
     return folder
+
+
+def _check_overwrites(
+    job: Job,
+    parameters: dict[str, Any],
+    paths: tuple[list[Path], list[Path]],
+    sources: Sequence[Source],
+    options: Options,
+) -> None:
+    """Refuse outputs that would replace an input. sources: the opened inputs; none of a folder."""
+    inputs, targets = paths
+    opened = [(source.path, source.name) for source in sources] or [split(path) for path in inputs]
+    check_overwrites(
+        [*zip(["INPUT"] * len(opened), opened, strict=True), *_path_parameters(job, parameters).items()],
+        targets,
+        whole=job.kind != "map",
+        allowed=options.overwrite_input,
+    )
+
+
+def _path_parameters(job: Job, parameters: dict[str, Any]) -> dict[str, tuple[Path, str | None]]:
+    """Return the files that a job's own parameters name, by their option."""
+    renamed = renamed_options(job)
+    return {
+        f"parameter {one.name}" if one.name in renamed else f"--{one.name.replace('_', '-')}": split(
+            Path(parameters[one.name])
+        )
+        for one in job.parameters
+        if one.type is Path and parameters[one.name] is not None
+    }
 
 
 def _check_target(job: Job, target: Path, folder: Folder | None) -> None:
@@ -385,10 +414,9 @@ def _result(run: RunContext) -> Record:
         value = in_own_byte_order(value)
         _write_array(run, value)
         value = type_record((value.shape, value.dtype))
-    result = value if isinstance(value, dict) else {"result": value}
     cut = {"grid": None, "halo": None, "boundary": None, "overlap": False}
     cut |= {"plan": None, "stream": None, **(simulate.details or {} if simulate else {})}
-    return {**cut, "verify": proof, "result": plain(result), "results": results}
+    return {**cut, "verify": proof, "result": plain(value), "results": results}
 
 
 def _write_array(run: RunContext, value: Any) -> None:

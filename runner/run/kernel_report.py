@@ -61,7 +61,7 @@ def kernel_report(task: Task, arithmetic: str, steps: int | None, *, cpu: bool) 
         stepping = step_kernel.build(program, feeds, task.boundary, task.cval, steps, chosen)
     except NotFusable as reason:
         raise UserError(
-            f"job {task.job.name}: {steps} steps cannot be one kernel", got=reason, hint="fewer --steps"
+            f"job {task.job.name}: {steps} steps cannot be one kernel", why=reason, hint="fewer --steps"
         ) from reason
     facts += [
         (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, get_args
 import numpy as np
 
 from runner.comm.checksum.checked import Checksum
-from runner.errors import MeshrunError, UserError
+from runner.errors import MeshrunError, UserError, is_of_the_runner
 from runner.job.declaration import FUSE, FUSE_MATH, Job
 from runner.job.signature import FORM
 from runner.pipeline.fusing import Fusion
@@ -55,7 +56,7 @@ CHOICES = {
     "halo": HALOS,
     "copies": COPIES,
 }
-FLAGS = ("overlap", "oversubscribe", "resume", "static", "debug")
+FLAGS = ("overlap", "oversubscribe", "overwrite_input", "resume", "static", "debug")
 SIZES = ("chunk_bytes", "host_memory", "device_memory")
 FILES = ("json", "timeline", "frames")
 COUNTS = ("steps", "steps_per_exchange", "check_finite", "every")
@@ -66,9 +67,9 @@ RANKS_MOST = 1 << 17  # of a plan, which visits every rank's block
 class Options:
     """Values of the command's options with the same names.
 
-    overlap: None: chosen by device. boundary, cval, fuse: None: the job's own. form: declared form of inputs
-    without a header, one for all or one for each. stream, steps: options of streamed runs, and of runs that
-    take steps. rates: file of this machine's measured rates.
+    overlap: None: chosen by device. overwrite_input: an output may replace an input. boundary, cval, fuse:
+    None: the job's own. form: declared form of inputs without a header, one for all or one for each. stream,
+    steps: options of streamed runs, and of runs that take steps. rates: file of this machine's rates.
     """
 
     device: DeviceChoice = "auto"
@@ -82,6 +83,7 @@ class Options:
     fuse: str | None = None
     fuse_math: str = "strict"
     oversubscribe: bool = False
+    overwrite_input: bool = False
     debug: bool = False
     form: Form | tuple[Form, ...] | None = None
     stream: StreamOptions = field(default_factory=StreamOptions)
@@ -119,7 +121,7 @@ def checked(name: str, value: Any) -> Any:
 
 
 def _invalid(name: str, what: str) -> UserError:
-    return UserError(f"Invalid value for {name!r}: {what}")
+    return UserError(f"Invalid value for '--{name.replace('_', '-')}': {what}")
 
 
 def whole_number(value: Any) -> int | None:
@@ -160,7 +162,8 @@ def _count(name: str, value: Any, most: int = STEPS_MOST) -> int:
 
 def _parsed(name: str, value: Any) -> Any:
     """Parse the text of an option by its function in TEXTS; other values are converted to text first."""
-    text = ":".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+    parts = value if isinstance(value, (tuple, list)) else [value]
+    text = ":".join(",".join(map(str, one)) if isinstance(one, (tuple, list)) else str(one) for one in parts)
     try:
         return TEXTS[name](text)
     except UserError as reason:
@@ -193,9 +196,22 @@ def _dtype(name: str, value: Any) -> str:
         raise _invalid(name, f"{value!r} is not a dtype") from None
 
 
+def _path(name: str, value: Any) -> str:
+    if not isinstance(value, str | os.PathLike):
+        raise _invalid(name, f"{value!r} is not a path")
+    return os.fspath(value)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _invalid(name, f"{value!r} is not a text")
+    return value
+
+
 AS_TEXT = ("grid", "input_shape", "input_dtype")  # texts of these are parsed later
 READERS: dict[str, Callable[[str, Any], Any]] = {
-    **dict.fromkeys((*FILES, "gpu"), lambda name, value: str(value)),
+    **dict.fromkeys(FILES, _path),
+    **dict.fromkeys(("gpu", "frame_field"), _text),
     **dict.fromkeys(SIZES, _size),
     **dict.fromkeys(COUNTS, _count),
     **dict.fromkeys(("ranks", "hosts"), partial(_count, most=RANKS_MOST)),
@@ -250,7 +266,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     try:
         np.empty((0,) * len(lengths))
     except ValueError as reason:  # NumPy's message has the largest number of axes
-        raise UserError("--shape has more axes than an array can have", got=reason) from None
+        raise UserError("--shape has more axes than an array can have", why=reason) from None
     if math.prod(length or 1 for length in lengths) > np.iinfo(np.int64).max:
         raise UserError(
             "--shape is larger than any array", got=text, expected=f"at most {np.iinfo(np.int64).max} cells"
@@ -258,31 +274,63 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return lengths
 
 
-def as_keywords(failure: MeshrunError, names: Container[str]) -> None:
+def rename_options(text: str, renamed: Mapping[str, str]) -> str:
+    """Return a message with the run's options as the command of a job has them.
+
+    renamed: options with another name for this job, such as run_depth for depth: `--depth` becomes
+    `--run-depth`.
+    """
+
+    def flag(match: re.Match[str]) -> str:
+        no, words = match.groups()
+        name = words.replace("-", "_")
+        return f"--{no or ''}{renamed.get(name, name).replace('_', '-')}"
+
+    return re.sub(r"(?<![\w-])--(no-)?([a-z]+(?:-[a-z]+)*)", flag, text) if renamed else text
+
+
+def as_options(failure: BaseException, renamed: Mapping[str, str]) -> None:
+    """Apply `rename_options` to the sentence of an error of the runner; a job's error is about its own."""
+    ours = isinstance(failure, MeshrunError) and is_of_the_runner(failure)
+    for part in ("what", "why", "got", "expected", "hint") if ours else ():
+        if isinstance(text := getattr(failure, part), str):
+            setattr(failure, part, rename_options(text, renamed))
+
+
+def as_keywords(failure: MeshrunError, names: Collection[str], renamed: Mapping[str, str]) -> None:
     """Replace command-line options in `failure` by the keywords of a Python call.
 
     `--chunk-bytes` becomes chunk_bytes, `--depth 1` depth=1, `--copies one` copies='one', `--resume`
-    resume=True. A hint to type a command goes. names: all option names.
+    resume=True. A hint to type a command goes. names: all option names. renamed: those with another name
+    for this job, by the usual name.
     """
     if str(failure.hint).startswith("meshrun run "):
         failure.hint = None
+    renamed = renamed if is_of_the_runner(failure) else {}
+    usual = {new: name for name, new in renamed.items()}
+
+    def quoted(found: re.Match[str]) -> str:
+        name = found[1].replace("-", "_")
+        return f"'{renamed.get(name, name)}'"
 
     def keyword(found: re.Match[str]) -> str:
         no, words, value = found.groups()
-        name = words.replace("-", "_")
+        name = usual.get(words.replace("-", "_"), words.replace("-", "_"))
         name = name if name in names else f"input_{name}"
         if name not in names:
             return found[0]
+        here = renamed.get(name, name)
         if name in FLAGS:
-            assigned = name if name == "overlap" and not no else f"{name}={not no}"
+            assigned = here if name == "overlap" and not no else f"{here}={not no}"
             return assigned + (f" {value}" if value else "")
         if value and value.isalpha() and value not in CHOICES.get(name, ()):
-            return f"{name} {value}"  # the next word of the sentence
-        return f"{name}={value if value.isdecimal() else repr(value)}" if value else name
+            return f"{here} {value}"  # the next word of the sentence
+        return f"{here}={value if value.isdecimal() else repr(value)}" if value else here
 
-    for part in ("what", "got", "expected", "hint"):
+    for part in ("what", "why", "got", "expected", "hint"):
         text = getattr(failure, part)
         if isinstance(text, str):
+            text = re.sub(r"'--([a-z-]+)'", quoted, text)
             replaced = re.sub(r"--(no-)?([a-z]+(?:-[a-z]+)*)(?: ([a-z]*\d[\dx]*|[a-z]+)\b)?", keyword, text)
             setattr(failure, part, replaced)
 

@@ -274,7 +274,7 @@ def _settled(task: Task) -> Task:
     except JOB_ERRORS as reason:  # in the job's own function
         raise UserError(
             f"job {task.job.name} fails when called on zeros to find its result type",
-            got=describe(reason).partition(". Try: ")[0],
+            why=describe(reason).partition(". Try: ")[0],
             hint="declare out= in its decorator; --debug shows the traceback",
         ) from reason
 

@@ -8,49 +8,66 @@ The job, which may be a function in a notebook, is written to a temporary folder
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import math
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
 from runner import lock
+from runner.device.cpu import CpuBackend
 from runner.errors import MeshrunError, RunError, UserError, describe
 from runner.job.declaration import Job
 from runner.job.pickling import dumps
 from runner.plan.task import check_numbers
+from runner.region import HostArray
 from runner.report.record import Record
 from runner.run.array_call import host_array
 from runner.run.options import Options, whole_number
 from runner.system.host_memory import memory_folder
 from runner.system.launcher import check_connected, detect_launcher
+from runner.world.world import World, open_world, single_rank_world
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve().parents[2] / "launch" / "__main__.py"))
 COPIES = 3  # of the arrays: the files, and the blocks and results of the ranks
-CALL, RECORD, ERROR = "call.pickle", "record.json", "error.pickle"
+# Raised by objects that cannot be pickled, or by the modules that have them.
+UNPICKLABLE = (
+    pickle.PicklingError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    OSError,
+    ImportError,
+)
+CALL, PATH, RECORD, ERROR = "call.pickle", "path.json", "record.json", "error.pickle"
 Arguments = Sequence[Any]  # paths, or arrays
 
 
 @dataclass(frozen=True)
 class PythonCall:
-    """The call that each rank runs. path: the import path of the calling program."""
+    """The call that each rank runs."""
 
     job: Job
     inputs: list[str]
     outputs: list[str]
     parameters: dict[str, Any]
     options: Options
-    path: list[str]
 
 
 def is_array(value: Any) -> bool:
@@ -63,7 +80,9 @@ def check_ranks(ranks: Any) -> int | None:
         return None
     number = whole_number(ranks)
     if number is None or number < 1:
-        raise UserError("Invalid value for 'ranks'", got=repr(ranks), expected="a number of ranks, 1 or more")
+        raise UserError(
+            "Invalid value for '--ranks'", got=repr(ranks), expected="a number of ranks, 1 or more"
+        )
     detected = detect_launcher()
     check_connected(detected)
     if detected is not None and detected.size is not None and detected.size != number:
@@ -75,51 +94,183 @@ def check_ranks(ranks: Any) -> int | None:
     return None if detected is not None or number == 1 else number
 
 
+def calling_ranks(options: Options) -> World:
+    """Return the world of the ranks that an MPI launcher has started; without one, of this process alone,
+    for host arrays. To be used in a `with` block. Collective."""
+    launched = detect_launcher()
+    if launched is None or launched.size == 1:
+        return single_rank_world(CpuBackend())
+    return open_world(options.device, oversubscribe=options.oversubscribe)
+
+
 @contextlib.contextmanager
 def files_of(
-    job: Job, inputs: Arguments, outputs: Arguments, *, alone: bool
+    job: Job, inputs: Arguments, outputs: Arguments, options: Options, world: World
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield paths for inputs and outputs: arrays are saved before, and filled from the results afterwards.
+    Collective.
 
-    alone: this program is the only rank. Raises UserError if arrays are passed by several ranks, or if an
-    array does not fit its result.
+    options: of the run. world: of the ranks that call this, each with the same arrays. Each rank's arrays are
+    filled. Raises UserError, on every rank, if the ranks' arrays differ, or if an array does not fit its
+    result, cannot be filled, or shares memory with another.
     """
-    arrays = [value for value in (*inputs, *outputs) if is_array(value)]
-    if not arrays:
+    given = [is_array(value) for value in (*inputs, *outputs)]
+    if not any(map(any, world.control.allgather(given))):
         yield [str(value) for value in inputs], [str(value) for value in outputs]
         return
-    if not alone:
-        raise UserError("arrays cannot be passed to a run of several programs", hint="paths of .npy files")
+    world.collective_call(lambda: _check_arrays(job, inputs, outputs, options))
+    _check_alike(world, job, inputs, outputs)
+    size = sum(int(value.nbytes) for value in (*inputs, *outputs) if is_array(value))
+    with _shared_folder(world, size) as folder:
+        names = zip((*job.arrays, *job.output_names), (*inputs, *outputs), strict=False)
+        paths = [str(folder / f"{name}.npy") if is_array(value) else str(value) for name, value in names]
+        ins, outs = paths[: len(inputs)], paths[len(inputs) :]
+        world.on_root(lambda: _save(inputs, ins))
+        yield ins, outs
+        filled = [
+            (name, value, path)
+            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
+            if is_array(value)
+        ]
+        world.collective_call(lambda: _fill_all(job, filled))
+
+
+def _check_arrays(job: Job, inputs: Arguments, outputs: Arguments, options: Options) -> None:
+    """Raise UserError for arrays that a run cannot read or fill."""
+    for name, value in zip(job.arrays, inputs, strict=False):
+        if is_array(value):
+            check_numbers(name, len(job.arrays), np.dtype(value.dtype))
+    if not options.overwrite_input:
+        _check_apart(job, inputs, outputs)
     for name, value in zip(job.output_names, outputs, strict=False):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
             raise UserError(f"job {job.name}: the array for the result {name} is read-only")
     for (one, first), (other, second) in combinations(zip(job.output_names, outputs, strict=False), 2):
-        if (
-            isinstance(first, np.ndarray)
-            and isinstance(second, np.ndarray)
-            and np.shares_memory(first, second)
-        ):
+        if is_array(first) and is_array(second) and share_memory(first, second):
             raise UserError(f"job {job.name}: the arrays for the results {one} and {other} share memory")
-    with _folder(sum(int(array.nbytes) for array in arrays)) as folder:
-        ins, outs = [], []
-        for name, value in zip(job.arrays, inputs, strict=False):
-            ins.append(str(folder / f"input-{name}.npy") if is_array(value) else str(value))
-            if is_array(value):
-                array = value.get() if hasattr(value, "get") else host_array(value)
-                check_numbers(name, len(job.arrays), array.dtype)
-                np.save(ins[-1], array)
-        for name, value in zip(job.output_names, outputs, strict=False):
-            outs.append(str(folder / f"output-{name}.npy") if is_array(value) else str(value))
-        yield ins + [str(value) for value in inputs[len(ins) :]], outs
-        filled = [
-            (name, value, np.load(path, mmap_mode="r"))
-            for name, value, path in zip(job.output_names, outputs, outs, strict=False)
-            if is_array(value)
-        ]
-        for name, value, result in filled:
-            _check_fits(job, name, value, result)
-        for _, value, result in filled:
-            _fill(value, result)
+
+
+def _check_alike(world: World, job: Job, inputs: Arguments, outputs: Arguments) -> None:
+    """Raise UserError on every rank if the ranks pass different arrays. Collective."""
+    if world.size == 1:
+        return
+    mine = world.collective_call(
+        lambda: [_described(value, cells=True) for value in inputs] + [_described(value) for value in outputs]
+    )
+    first, *others = world.control.allgather(mine)
+    for rank, other in enumerate(others, 1):
+        for name, one, another in zip((*job.arrays, *job.output_names), first, other, strict=False):
+            if one != another:
+                raise UserError(
+                    f"job {job.name}: the ranks pass different arrays for {name}",
+                    got=f"{one} on rank 0, {another} on rank {rank}",
+                    expected="the same array on every rank",
+                    everywhere=True,
+                )
+        if len(other) != len(first):
+            raise UserError(
+                f"job {job.name}: the ranks pass different numbers of arrays",
+                got=f"{len(first)} on rank 0, {len(other)} on rank {rank}",
+                everywhere=True,
+            )
+
+
+def _described(value: Any, *, cells: bool = False) -> str:
+    """Return dtype and shape of an array; with a checksum of its `cells`, if they count."""
+    if not is_array(value):
+        return str(value)
+    text = f"{value.dtype} of shape {tuple(value.shape)}"
+    if not cells:
+        return text
+    values: Any = np.ascontiguousarray(_on_host(value)).reshape(-1).view(np.uint8)
+    return f"{text} with checksum {hashlib.blake2b(values, digest_size=8).hexdigest()}"
+
+
+def _on_host(value: Any) -> HostArray:
+    array: HostArray = value.get() if hasattr(value, "get") else host_array(value)
+    return array
+
+
+def _save(arrays: Arguments, paths: Sequence[str]) -> None:
+    for value, path in zip(arrays, paths, strict=True):
+        if is_array(value):
+            np.save(path, _on_host(value))
+
+
+def _fill_all(job: Job, arrays: Sequence[tuple[str, Any, str]]) -> None:
+    """Fill the arrays of results from files. arrays: names, arrays, paths; none is filled unless all fit."""
+    results = [np.load(path, mmap_mode="r") for _, _, path in arrays]
+    for (name, value, _), result in zip(arrays, results, strict=True):
+        _check_fits(job, name, value, result)
+    for (_, value, _), result in zip(arrays, results, strict=True):
+        _fill(value, result)
+
+
+@contextlib.contextmanager
+def _shared_folder(world: World, size: int) -> Iterator[Path]:
+    """Yield a temporary folder that all ranks see, for arrays of `size` bytes. Collective.
+
+    In memory if there is room and one host; else in the working directory, which several hosts may share.
+    """
+    alone = len(world.hosts) == 1
+
+    def make() -> Path:
+        return lock.private_folder("call", memory_folder(COPIES * size) if alone else Path.cwd())
+
+    folder = world.on_root(make)
+    try:
+        world.collective_call(lambda: _check_seen(folder))
+        yield folder
+    finally:
+        if world.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_seen(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(
+            f"arrays pass between hosts through files in {folder.parent}, which this host does not share",
+            hint="start in a folder that all hosts share, or paths of .npy files",
+        )
+
+
+def _check_apart(job: Job, inputs: Arguments, outputs: Arguments) -> None:
+    """Raise UserError for a result's array that has memory of an input's."""
+    for (name, array), (result, filled) in product(
+        zip(job.arrays, inputs, strict=False), zip(job.output_names, outputs, strict=False)
+    ):
+        if is_array(array) and is_array(filled) and share_memory(array, filled):
+            raise UserError(
+                f"job {job.name}: the array for the result {result} shares memory with the input {name}, "
+                "which the run would replace",
+                hint="another array, or --overwrite-input",
+            )
+
+
+def share_memory(one: Any, other: Any) -> bool:
+    """Return whether two arrays share memory: exactly for NumPy's, by their range of addresses for others."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(np.shares_memory(one, other))
+    kinds = [hasattr(array, "__cuda_array_interface__") for array in (one, other)]
+    if kinds[0] != kinds[1]:
+        return False
+    if not kinds[0]:
+        return bool(np.shares_memory(np.asarray(one), np.asarray(other)))
+    (first, stop), (other_first, other_stop) = map(_device_bytes, (one, other))
+    return first < other_stop and other_first < stop
+
+
+def _device_bytes(array: Any) -> tuple[int, int]:
+    """Return the addresses of a device array's first byte and of the one after its last."""
+    described = array.__cuda_array_interface__
+    address, shape = int(described["data"][0]), tuple(described["shape"])
+    size = np.dtype(described["typestr"]).itemsize
+    if 0 in shape:
+        return address, address
+    dense = [size * math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = described.get("strides") or dense
+    reach = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+    return address + sum(n for n in reach if n < 0), address + sum(n for n in reach if n > 0) + size
 
 
 def _check_fits(job: Job, name: str, array: Any, result: Any) -> None:
@@ -161,15 +312,9 @@ def call_on_ranks(
     Raises the error that ended the ranks. Their messages are written to this process's stderr.
     """
     with _folder(0) as folder:
-        call = PythonCall(job, list(inputs), list(outputs), parameters, options, sys.path)
-        try:
-            (folder / CALL).write_bytes(dumps(call))
-        except (TypeError, pickle.PicklingError, AttributeError) as reason:
-            raise UserError(
-                f"job {job.name} cannot be sent to other ranks",
-                got=describe(reason),
-                hint="define everything that it uses inside the function, or in a file that it imports",
-            ) from reason
+        call = PythonCall(job, list(inputs), list(outputs), parameters, options)
+        (folder / PATH).write_text(json.dumps([os.path.abspath(place) for place in sys.path]))
+        (folder / CALL).write_bytes(_pickled(call))
         command = [*PROGRAM, "-n", str(ranks), "call", str(folder)]
         with subprocess.Popen(
             command,
@@ -194,6 +339,30 @@ def call_on_ranks(
         raise _error(folder, status, lines)
 
 
+def _pickled(call: PythonCall) -> bytes:
+    """Return the call as bytes: the functions of the job's module with their globals as they are now; if some
+    of these cannot be sent, the ranks import the module."""
+    module = sys.modules.get(getattr(call.job.function, "__module__", None) or "")
+    for modules in ([module], []) if module is not None and not _is_installed(module) else ([],):
+        try:
+            return dumps(call, *modules)
+        except UNPICKLABLE as failure:
+            reason = failure
+    raise UserError(
+        f"job {call.job.name} cannot be sent to other ranks",
+        why=describe(reason),
+        hint="define everything that it uses inside the function, or in a file that it imports",
+    ) from reason
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Return whether a module is of a package that is installed, such as this one."""
+    file = getattr(module, "__file__", None)
+    places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    ours = module.__name__.partition(".")[0] in ("runner", "jobs", "meshrun")
+    return ours or (file is not None and any(Path(file).is_relative_to(place) for place in places))
+
+
 def _forward(stream: Any, lines: list[str]) -> None:
     """Keep the ranks' lines and write them to stderr, to the end, as ranks wait for their reader."""
     for line in stream:
@@ -215,8 +384,10 @@ def _error(folder: Path, status: int, lines: Sequence[str]) -> MeshrunError:
 
 def read_call(folder: Path) -> PythonCall:
     """Read the call, on a rank. folder: made by `call_on_ranks`; the call is unpickled."""
+    path = json.loads((folder / PATH).read_text())
+    # Before the call's functions import their modules: the program's order, in which it found them.
+    sys.path[:] = [*dict.fromkeys([*path, *sys.path])]
     call: PythonCall = cloudpickle.loads((folder / CALL).read_bytes())
-    sys.path[:] = [*dict.fromkeys([*sys.path, *call.path])]
     return call
 
 

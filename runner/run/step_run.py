@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunError, UserError
+from runner.job.declaration import Job
 from runner.pipeline.fusing import stage_lines
 from runner.pipeline.load import load_blocks
 from runner.pipeline.split_probe.probe import check_split
@@ -26,7 +27,7 @@ from runner.pipeline.streamed.chunk_agreement import (
     serial_file,
 )
 from runner.plan.chunking import not_streamed
-from runner.plan.step_options import EVERY, Steady, StepOptions
+from runner.plan.step_options import EVERY, FieldChange, Steady, StepOptions
 from runner.plan.steps import fields_memory, step_memory
 from runner.plan.task import Task, check_feeds
 from runner.report.record import Record
@@ -89,7 +90,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
         what = f"{named} does not apply to steps in chunks"
         if options.named is None:
             reason = "a block that does not fit the memory of its rank"
-            raise UserError(what, got=reason, hint="more ranks", everywhere=True)
+            raise UserError(what, why=reason, hint="more ranks", everywhere=True)
         raise UserError(what, got=options.named, hint=f"leave {options.named} out", everywhere=True)
     if options.named is not None and serial is not None:
         raise not_streamed(options.named, serial)
@@ -189,7 +190,7 @@ def run_in_passes(run: RunContext, task: Task, steps: int) -> Record:
     checkpoints = _checkpoints(run, task)
     state = find_state(checkpoints, resume=options.stream.resume)
     frames = _frames(run, task, checkpoints, state)
-    until = _until_change(options.steps)
+    until = _until_change(run)
     whole = world.collective_call(lambda: planned(run, 1, None))
     whole = replace(whole, results=task.results, kernel=task.kernel)
     sinks = create_outputs(run, task)
@@ -288,11 +289,12 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     sources = _sources(task, run.sources, state.fields if state else {})
     stepper.start(load_blocks(world, sources, task, stepper.plans, run.phases, stepper))
     run.inputs.check(world)
-    until = _until(steps, additions.steady if additions else None, state)
+    until = _until(run, additions.steady if additions else None, state)
     observers = _observers(steps, additions, frames, until, checkpoints)
     if additions is not None and additions.before_step is not None:
         stepper.before_step = additions.before_step(stepper)
     begin, beside = time.perf_counter(), _seconds_beside(run)
+    filled = run.phases.seconds("exchange")  # before the first step: ranks wait for those that read longer
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
@@ -326,7 +328,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         "graph": stepper.graph,
         "graph_reason": stepper.graph_reason or None,
         "seconds": seconds,
-        "exchange_fraction": _exchange_fraction(run, seconds, by_kernel=stepper.exchanges_by_kernel),
+        "exchange_fraction": _exchange_fraction(run, filled, seconds, by_kernel=stepper.exchanges_by_kernel),
         "passes": None,
         **_observed(until, checkpoints, frames),
         **_rates(world, task, stepper.taken, seconds),
@@ -423,6 +425,8 @@ def _check_options(run: RunContext, additions: Additions | None) -> None:
     timeline = run.options.stream.timeline
     if timeline is not None:
         raise UserError("--timeline does not apply to time steps", got=timeline)
+    if isinstance(run.options.steps.until, FieldChange):
+        run.options.steps.until.check(_changing(run.job))
     if isinstance(run.options.steps.until, Steady) and (additions is None or additions.steady is None):
         raise UserError(
             "--until steady applies to a flow, as of job airflow",
@@ -432,18 +436,28 @@ def _check_options(run: RunContext, additions: Additions | None) -> None:
         )
 
 
-def _until(steps: StepOptions, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
+def _until(run: RunContext, steady: SteadyField | None, state: SavedState | None) -> UntilAny | None:
     """Return what stops the run before its last step; None if nothing does."""
-    if not isinstance(steps.until, Steady):
-        return _until_change(steps)
+    until = run.options.steps.until
+    if not isinstance(until, Steady):
+        return _until_change(run)
     assert steady is not None  # see _check_options
-    return UntilSteady(steady, steps.until.tolerance or steady.tolerance, state.fields if state else {})
+    return UntilSteady(steady, until.tolerance or steady.tolerance, state.fields if state else {})
 
 
-def _until_change(steps: StepOptions) -> Until | None:
+def _until_change(run: RunContext) -> Until | None:
+    steps = run.options.steps
     if steps.until is None or isinstance(steps.until, Steady):
         return None
-    return Until(steps.until, steps.every or EVERY)
+    every = steps.every or EVERY
+    if isinstance(steps.until, FieldChange):
+        return Until(steps.until.tolerance, every, steps.until.fields)
+    return Until(steps.until, every, _changing(run.job))
+
+
+def _changing(job: Job) -> list[str]:
+    """Return the inputs that steps change, in the job's order."""
+    return [name for name in job.arrays if name in job.feeds]
 
 
 def _observers(
@@ -472,16 +486,17 @@ def _observers(
     return found
 
 
-def _exchange_fraction(run: RunContext, seconds: float, *, by_kernel: bool) -> float | None:
-    """Return the fraction of the loop in which the slowest rank exchanged halos, even if it also computed.
+def _exchange_fraction(run: RunContext, before: float, seconds: float, *, by_kernel: bool) -> float | None:
+    """Return the largest fraction, of all ranks, of a rank's loop in which it exchanged halos. Collective.
 
-    None if the steps' kernel did, in a time of its own.
+    before: seconds of this rank's exchanges before the loop. seconds: of its loop. At most 1: on a GPU, the
+    seconds are an estimate from some of the exchanges. None if the steps' kernel exchanged, in its own time.
     """
     if by_kernel:
         return None
-    phase = run.phases.phases.get("exchange")
-    slowest = max(run.world.control.allgather(phase.seconds if phase else 0.0))
-    return slowest / seconds if seconds else 0.0
+    own = max(run.phases.seconds("exchange") - before, 0.0)
+    parts: list[float] = run.world.control.allgather(min(own / seconds, 1.0) if seconds > 0 else 0.0)
+    return max(parts)
 
 
 def _rates(world: World, task: Task, taken: int, seconds: float) -> dict[str, Any]:

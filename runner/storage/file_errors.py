@@ -54,12 +54,12 @@ def write_error(
     try:
         free = shutil.disk_usage(path.parent).free
     except OSError:
-        return RunError(f"cannot write {path}", got=detail)
+        return RunError(f"cannot write {path}", why=detail)
     expected = None if needed is None else f"{needed:,} bytes {what}".rstrip()
     goes_on = partial is not None and is_kept(partial) and reason.errno in FULL
     return RunError(
         f"cannot write {path}",
-        got=f"{detail}, {free:,} bytes free there",
+        why=f"{detail}, {free:,} bytes free there",
         expected=expected,
         hint="make room, then the same command with --resume" if goes_on else "an output on another disk",
     )
@@ -78,7 +78,7 @@ def not_shared(path: Path, reason: OSError) -> RunError:
     """Build the error for a file that rank 0 can open and this rank cannot."""
     return RunError(
         f"rank 0 has {path}, this rank cannot open it",
-        got=reason.strerror or reason,
+        why=reason.strerror or reason,
         hint="a file system that all hosts share, with the same path on each",
     )
 

@@ -309,4 +309,4 @@ def _told(verb: str, path: Path) -> Iterator[None]:
     except OSError as reason:
         full = reason.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "make room, then the command with --resume: finished chunks are kept" if full else None
-        raise RunError(f"cannot {verb} {path}", got=reason.strerror or reason, hint=hint) from reason
+        raise RunError(f"cannot {verb} {path}", why=reason.strerror or reason, hint=hint) from reason

@@ -47,7 +47,7 @@ def _without_cupy(reason: ImportError, required: bool) -> int:
     hint = "pip install 'meshrun[cuda12]' for a CUDA 12 driver, 'meshrun[cuda13]' for CUDA 13"
     words = first_line(reason)
     if required:
-        raise UserError("--device cuda, but CuPy cannot be imported", got=words, hint=hint) from reason
+        raise UserError("--device cuda, but CuPy cannot be imported", why=words, hint=hint) from reason
     if os.path.exists("/dev/nvidia0"):
         print(
             f"meshrun: there is a GPU, but CuPy cannot be imported ({words}): using the CPU. {hint}",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Literal, TypeVar
 
 from runner.comm.api import Control
@@ -17,7 +18,7 @@ from runner.comm.collectives.api import Collectives, NcclTuning
 from runner.comm.recorded import RecordedControl
 from runner.comm.threads import ThreadComm
 from runner.device.api import Backend, Device
-from runner.errors import UserError, first_line, tell
+from runner.errors import UserError, first_line, is_met_by_all, tell
 from runner.processes import boot_id
 from runner.recorder.process import remove_stale
 from runner.recorder.ring import NoRecorder, Recorder, file_of
@@ -69,9 +70,30 @@ class World(Group):
     recorder: Recorder | NoRecorder = field(default_factory=NoRecorder)
     checksums: Checksums | None = None
     phases: Phases = field(init=False)
+    _closed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.phases = self.new_phases()
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the world. An error of this rank alone ends all ranks, which may be waiting for it."""
+        if failure is None or self.size == 1 or is_met_by_all(failure):
+            self.close()
+        elif isinstance(failure, Exception):
+            from runner.world.failure import FailureHandler, Guard  # which import this module
+
+            Guard(self, FailureHandler(debug=True)).__exit__(kind, failure, trace)
+
+    def close(self) -> None:
+        """Free the communicators; a second call does nothing. Collective."""
+        if not self._closed:
+            self._closed = True
+            super().close()
 
     def new_phases(self) -> Phases:
         """Return phases of which none has begun."""
@@ -158,15 +180,28 @@ def open_world(
 ) -> World:
     """Find the ranks and bind this rank's device. Collective.
 
+    The world is closed by `close`, or at the end of a `with` block. An error that only one of several ranks
+    raises in the block is reported with its traceback and ends all ranks.
+
+    Parameters
+    ----------
     device: "cuda"; "cpu"; "auto": a GPU for each rank, or the CPU for all if no rank sees a GPU.
     oversubscribe: whether ranks may share a GPU; arrays between ranks then pass through host memory.
     expected_ranks: number of ranks that the user requested; None if unspecified.
-    control: communicator to use instead of MPI's. check: called on every rank before device communicators are
-    opened; returns warnings for the world. record: what the run does, to record the operations of this rank,
-    which must be a process; None to record nothing.
+    control: communicator to use instead of MPI's.
+    check: called on every rank before device communicators are opened; returns warnings for the world.
+    record: what the run does, to record the operations of this rank, which must be a process; None to record
+        nothing.
 
-    Raises UserError, on every rank if they can communicate, if the launcher's variables contradict MPI, if
-    there is no device for a rank, or if two ranks would share a GPU.
+    Raises
+    ------
+    UserError: on every rank if they can communicate, if the launcher's variables contradict MPI, if there is
+        no device for a rank, or if two ranks would share a GPU.
+
+    Examples
+    --------
+    >>> with meshrun.open_world("cpu") as world:
+    ...     total = world.all_reduce(np.ones(1))
     """
     control = control or find_ranks(expected_ranks)
     host, host_id = identify_host()
@@ -285,7 +320,7 @@ def find_ranks(expected: int | None) -> Control:
     except (ImportError, RuntimeError) as reason:
         raise UserError(
             f"{launched.launcher} started this process, but mpi4py cannot load an MPI library",
-            got=first_line(reason),
+            why=first_line(reason),
             hint="load the site's MPI module, or pip install 'meshrun[mpi]' if it has none",
         ) from reason
     check_singleton(launched, comm.size)

@@ -95,7 +95,7 @@ def test_a_bare_launcher_that_hangs_after_all_ranks_have_ended_is_not_meshruns(
 def test_a_warning_of_the_cause_is_not_enough(where: Site) -> None:
     case, warning = replace(BARE, fault="file size limit"), "meshrun: warning: no recorder: File too large"
     assert "no line of meshrun names the cause" in judged(where, replace(FAILED, errors=warning), case)
-    named = f"{warning}\nmeshrun: cannot write out.npy: got File too large"
+    named = f"{warning}\nmeshrun: cannot write out.npy: File too large"
     assert judged(where, replace(FAILED, errors=named), case) == ""
 
 

@@ -270,7 +270,7 @@ def test_a_checkpoint_larger_than_a_file_may_be(site: Site, states: list[np.ndar
     assert status == 1
     sentence, kept = lines
     assert f"cannot write {CHECKPOINTS}/" in sentence
-    assert "got File too large" in sentence
+    assert "File too large" in sentence
     assert kept == KEPT
     only_checkpoints_are_left(site, before)
     assert steps_kept(site.work) == [7]
@@ -291,7 +291,7 @@ def test_a_disk_that_a_checkpoint_fills(site: Site, disk: Path, states: list[np.
         assert status == 1
         sentence, kept = lines
         assert re.search(
-            rf"cannot write disk/{CHECKPOINTS}/\S+: got No space left on device, [\d,]+ bytes free there",
+            rf"cannot write disk/{CHECKPOINTS}/\S+: No space left on device, [\d,]+ bytes free there",
             sentence,
         )
         assert kept == KEPT

@@ -145,7 +145,7 @@ def test_a_reduction_knows_its_tiles_places(world: World, folder: Path) -> None:
     array = np.random.default_rng(3).integers(0, 999, (5_003, 1_001), np.int32)  # each value in every tile
     source = put(world, folder / "in.npy", array)
     record = run(argmax, source, None, {}, Options(verify="full"), world=world)
-    assert record["result"]["result"] == [998, array.argmax()]
+    assert record["result"] == [998, array.argmax()]
 
 
 @pytest.mark.mpi_library
@@ -170,3 +170,14 @@ def test_a_mistake_is_an_error_everywhere(world: World, folder: Path) -> None:
     assert caught.value.everywhere
     with pytest.raises(UserError, match="does not use every rank exactly once"):
         check(world, laplacian, PHOTOGRAPH, folder / "out.npy", {}, grid=str(world.size + 1))
+
+
+def test_each_rank_passes_the_same_array_and_gets_the_result(world: World) -> None:
+    array = np.random.default_rng(0).random((9, 7))
+    result = np.zeros_like(array)
+    record = laplacian.run(array, result, device="cpu")
+    assert record["ranks"] == world.size
+    np.testing.assert_array_equal(result, laplacian(array))
+    if world.size > 1:
+        with pytest.raises(UserError, match="the ranks pass different arrays"):
+            laplacian.run(array + world.rank, result, device="cpu")

@@ -34,7 +34,7 @@ def read(path: Path) -> Triangles:
     try:
         content = path.read_bytes()
     except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason
     corners = _parse(path, content).astype(np.float64)
     if not len(corners) or not np.isfinite(corners).all():
         got = "a coordinate that is not finite" if len(corners) else "no triangle"
@@ -57,7 +57,7 @@ def _parse(path: Path, content: bytes) -> HostArray:
         corners = np.array(found, dtype=np.float64).reshape(-1, 3, 3) if found else np.zeros((0, 3, 3))
     except ValueError as reason:
         raise UserError(
-            f"{path} is a broken STL file", got=reason, expected="three vertices a facet"
+            f"{path} is a broken STL file", why=reason, expected="three vertices a facet"
         ) from reason
     if facets != len(corners) or b"endsolid" not in content[-4096:].lower():
         got = f"{len(found):,} vertices and {facets:,} facets"

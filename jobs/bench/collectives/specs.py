@@ -52,7 +52,7 @@ def read_matrix(path: Path, scale: float, ranks: int) -> tuple[tuple[int, ...], 
             [float(word) for word in line.split()] for line in path.read_text().splitlines() if line.strip()
         ]
     except (OSError, ValueError) as reason:
-        raise UserError(f"the traffic matrix {path} cannot be read", got=reason) from reason
+        raise UserError(f"the traffic matrix {path} cannot be read", why=reason) from reason
     if not rows or any(len(row) != len(rows) for row in rows) or len(rows) < ranks:
         widths = sorted({len(row) for row in rows}) or [0]
         raise UserError(

@@ -153,7 +153,7 @@ def whole_numbers(values: Any) -> dict[str, int]:
 def broken(path: Path, reason: object) -> UserError:
     return UserError(
         f"the baseline {path} is broken",
-        got=reason,
+        why=reason,
         hint="a copy of it, or another file with --save-baseline",
     )
 
@@ -173,7 +173,7 @@ def newer(path: Path, version: object) -> UserError:
 
 def unreadable(path: Path, reason: OSError) -> UserError:
     hint = f"--save-baseline {path} first" if isinstance(reason, FileNotFoundError) else None
-    return UserError(f"cannot read the baseline {path}", got=reason.strerror or reason, hint=hint)
+    return UserError(f"cannot read the baseline {path}", why=reason.strerror or reason, hint=hint)
 
 
 def unwritable(path: Path, reason: object) -> UserError:

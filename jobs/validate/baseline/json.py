@@ -136,7 +136,7 @@ def wait_for_lock(path: Path, file: int, deadline: float) -> None:
             if reason.errno in UNLOCKABLE:
                 raise UserError(
                     f"the file system of {path} has no locks: runs that save at the same time would be lost",
-                    got=reason.strerror,
+                    why=reason.strerror,
                     hint="a file on a local disk, or on a file system mounted with locks",
                 ) from reason
             if reason.errno not in BUSY:

@@ -74,9 +74,9 @@ def known_rates(site: Path | None = None) -> KnownRates:
     try:
         document = json.loads(site.read_text())
     except OSError as reason:
-        raise UserError(f"cannot read the rates {site}", got=reason.strerror) from reason
+        raise UserError(f"cannot read the rates {site}", why=reason.strerror) from reason
     except (ValueError, RecursionError) as reason:
-        raise UserError(f"the rates {site} are not JSON", got=reason) from reason
+        raise UserError(f"the rates {site} are not JSON", why=reason) from reason
     own = parse_rates(site, document)
     return KnownRates(own.gpus + known.gpus, {**known.shares, **own.shares}, own.network)
 

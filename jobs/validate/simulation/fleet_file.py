@@ -19,10 +19,10 @@ def file_words(path: str) -> list[str]:
     try:
         content = _load(Path(path))
     except OSError as reason:
-        raise UserError(f"cannot read the fleet in {path}", got=reason.strerror) from reason
+        raise UserError(f"cannot read the fleet in {path}", why=reason.strerror) from reason
     except (ValueError, RecursionError) as reason:
         raise UserError(
-            f"the fleet in {path} is not valid {Path(path).suffix[1:]}", got=str(reason)
+            f"the fleet in {path} is not valid {Path(path).suffix[1:]}", why=str(reason)
         ) from reason
     if not isinstance(content, dict):
         hint = '{"hosts": 16, "gpus": 8, "fault": ["nic:h3:1:0.6"]}'

@@ -93,7 +93,7 @@ class MpiCollectives(HostMemory):
             for call in calls:
                 call()
         except self._mpi.Exception as reason:
-            raise RunError("an MPI call failed", got=first_line(reason)) from reason
+            raise RunError("an MPI call failed", why=first_line(reason)) from reason
 
     def abort(self) -> None:
         pass  # MPI cannot end a call of another thread; the process has to end

@@ -200,7 +200,7 @@ class CudaFailure(RunError):
 def cuda_failure(doing: str, reason: Exception) -> CudaFailure:
     return CudaFailure(
         f"CUDA failed while {doing}",
-        got=first_line(reason),
+        why=first_line(reason),
         hint="nvidia-smi and the kernel's log (dmesg | grep -i xid) for the GPU's state",
     )
 

@@ -148,7 +148,7 @@ class CudaBox:
             try:
                 runtime.memPrefetchAsync(memory.address, memory.nbytes, memory.gpu, stream.ptr)
             except runtime.CUDARuntimeError as reason:
-                raise RunError("managed memory cannot be moved to the GPU", got=str(reason)) from reason
+                raise RunError("managed memory cannot be moved to the GPU", why=str(reason)) from reason
 
     def prefetched(self, memory: Memory, *, host: bool = False) -> bool:
         place = ctypes.c_int32(NOWHERE)

@@ -40,7 +40,7 @@ def page_bytes() -> int:
     try:
         return int((SETTINGS / "hpage_pmd_size").read_text())
     except (OSError, ValueError) as reason:
-        raise UserError("this kernel has no transparent huge pages", got=str(reason)) from reason
+        raise UserError("this kernel has no transparent huge pages", why=str(reason)) from reason
 
 
 def bytes_in_huge_pages() -> int:

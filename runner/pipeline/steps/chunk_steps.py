@@ -19,7 +19,8 @@ from runner.world.world import World
 class ChunkSteps(StepBlocks):
     """Take `wide.steps` steps of `task` on chunks, which were read with the halo of `wide`.
 
-    observed: whether to note in `changes` the largest change of each chunk's fed inputs in the last step.
+    observed: the fed inputs of whose cells in each chunk to note the largest change in the last step, in
+    `changes`; by name.
     finite: after how many of the steps, 0 or all, to look for cells of fed inputs that are not finite; the
     first ones are in `wrong`, by this number.
     must_fuse: fail if a kernel of several steps does not compile, instead of taking single steps
@@ -32,7 +33,7 @@ class ChunkSteps(StepBlocks):
         task: Task,
         wide: Task,
         *,
-        observed: bool = False,
+        observed: Collection[str] = (),
         finite: Collection[int] = (),
         must_fuse: bool = False,
     ) -> None:
@@ -62,14 +63,15 @@ class ChunkSteps(StepBlocks):
         single = self.fused_steps == 1 or self.single_reason
         advance = self._one_by_one if single else self._several
         before: list[Array] = []
-        if self._observed:
+        looked_at = [place for place in self.fed if self.task.fields[place].name in self._observed]
+        if looked_at:
             advance(self.wide.steps, 1)
-            before = [self.own(place).copy() for place in self.fed]
+            before = [self.own(place).copy() for place in looked_at]
             advance(1, 0)
         else:
             advance(self.wide.steps, 0)
         self.changes += [
-            largest_change(self.own(place), old) for place, old in zip(self.fed, before, strict=False)
+            largest_change(self.own(place), old) for place, old in zip(looked_at, before, strict=True)
         ]
         self.check_inputs_that_stay()
         self._look(region, self.wide.steps)

@@ -85,7 +85,7 @@ def refuse(reason: str) -> UserError:
     """Return the error of a run for which --halo direct is not possible."""
     return UserError(
         "--halo direct is not possible here",
-        got=reason,
+        why=reason,
         expected="GPUs of one host that reach each other's memory",
         hint="--halo auto",
         everywhere=True,

@@ -65,13 +65,14 @@ def next_multiple(done: int, every: int) -> int:
 
 @dataclass
 class Until:
-    """Stop when no cell of any fed input changes by more than `tolerance` in one step.
+    """Stop when no cell of the fed inputs `fields` changes by more than `tolerance` in one step.
 
     every: steps between two checks. change: the largest change at the last check; None before it.
     """
 
     tolerance: float
     every: int
+    fields: Sequence[str]
     change: float | None = field(default=None, init=False)
     reached: bool = field(default=False, init=False)
     _before: list[Array] = field(default_factory=list, init=False)
@@ -100,14 +101,20 @@ class Until:
     @property
     def record(self) -> Record:
         """What a run's record says about it."""
-        return {"tolerance": self.tolerance, "change": self.change, "reached": self.reached}
+        return {
+            "tolerance": self.tolerance,
+            "change": self.change,
+            "reached": self.reached,
+            "fields": list(self.fields),
+        }
 
     def _is_next(self, stepper: Stepper) -> bool:
         """Return whether the next step is to be checked."""
         return (stepper.done + 1) % self.every == 0
 
     def _own(self, stepper: Stepper) -> list[Array]:
-        return [stepper.own(place) for place in stepper.fed]
+        names = [field.name for field in stepper.task.fields]
+        return [stepper.own(place) for place in stepper.fed if names[place] in self.fields]
 
     def _copies(self, stepper: Stepper) -> list[Array]:
         return [cells.copy() for cells in self._own(stepper)]

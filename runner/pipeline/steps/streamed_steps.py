@@ -132,7 +132,8 @@ class StreamedSteps:
             checked = self.until is not None and done % self.every == 0
             wider, must = for_chunks(task, count), self.must_fuse
             finite = self._finite(done, count, last=checked or done == steps)
-            taker = ChunkSteps(world, task, wider, observed=checked, finite=finite, must_fuse=must)
+            observed = self.until.fields if self.until is not None and checked else ()
+            taker = ChunkSteps(world, task, wider, observed=observed, finite=finite, must_fuse=must)
             moved = (number * nbytes, in_all * nbytes)
             counts = self._pass(taker, chunks, sources, sinks, halving, *moved)
             single = single or taker.single_reason

@@ -163,7 +163,9 @@ def draw(world: World, spans: Spans, timeline: str | None, about: dict[str, Any]
             write_timeline(Path(timeline), lanes, {**about, "ranks": world.size})
         except MeshrunError as reason:
             what = f"{about['output']} is complete, but {reason.what}"
-            raise RunError(what, got=reason.got, hint="--timeline on another disk") from reason
+            raise RunError(
+                what, why=reason.why, got=reason.got, hint="--timeline on another disk"
+            ) from reason
 
     world.on_root(write)
 

@@ -158,7 +158,7 @@ class StreamedRun:
             try:
                 found = read_back(sink)
             except UserError as reason:
-                raise UserError(wrong, got=reason.what, hint=self.discard) from reason
+                raise UserError(wrong, why=reason.what, hint=self.discard) from reason
             native = dtype.newbyteorder("=")
             if (math.prod(found.shape), found.dtype, found.chunks) != (
                 math.prod(shape),

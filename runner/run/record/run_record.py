@@ -6,7 +6,7 @@ import html
 from typing import Any
 
 from runner.report import plan_table
-from runner.report.summary import render
+from runner.report.summary import render, result_text
 
 
 class ShownRecord(dict[str, Any]):
@@ -20,10 +20,7 @@ class RunRecord(ShownRecord):
     """The record of docs/record.md. Its `str` is the summary, which notebooks show."""
 
     def __str__(self) -> str:
-        lines = [render(self)]
-        if isinstance(self["result"], dict) and self["output"] is None:
-            lines += [f"{name}: {value}\n" for name, value in self["result"].items()]
-        return "".join(lines)
+        return render(self) + (result_text(self["result"]) if self["output"] is None else "")
 
 
 class PlanRecord(ShownRecord):

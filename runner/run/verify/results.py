@@ -24,6 +24,7 @@ from runner.device.cpu import CpuBackend
 from runner.errors import RunError, UserError
 from runner.job.block_context import BlockContext
 from runner.job.declaration import Job
+from runner.job.signature import INPUT_DTYPE
 from runner.pipeline.in_memory import OnProgress, no_progress
 from runner.pipeline.reduce import Tiles, reduce_array, to_host
 from runner.pipeline.result_type import result_buffers
@@ -317,7 +318,7 @@ def expect(
         answers: Sequence[Any] = task.call(blocks, here, outs)
     else:
         wide = [block.astype(np.complex128 if block.dtype.kind == "c" else np.float64) for block in blocks]
-        answer = task.job.reference(*wide, **task.parameters, input_dtype=blocks[0].dtype)
+        answer = task.job.reference(*wide, **{INPUT_DTYPE: blocks[0].dtype, **task.parameters})
         answers = [answer] if count == 1 else answer
         if not isinstance(answers, (tuple, list)) or len(answers) != count:
             raise RunError(
@@ -383,7 +384,7 @@ def verify_result(
     def recompute() -> str:
         if job.reference is not None:
             array = np.asarray(reopen(source).array)
-            expected, against = job.reference(array, **parameters, input_dtype=array.dtype), REFERENCE
+            expected, against = job.reference(array, **{INPUT_DTYPE: array.dtype, **parameters}), REFERENCE
         elif job.kind == "reduce":
             alone = single_rank_world(CpuBackend())
             expected, against = (

@@ -13,18 +13,15 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 
-import cloudpickle
 import numpy as np
 
 from runner.errors import MeshrunError, RunError, first_line
-from runner.job.discover import USER_FILE
 from runner.job.pickling import dumps
 from runner.plan.task import Task
 from runner.region import HostArray
@@ -50,7 +47,6 @@ PROCESS_BYTES = 256 << 20  # of memory for a process, with what its job imports
 MESSAGE_BYTES = 64 << 20  # of a job with what it uses, which each process has once more
 PROCESS_WORK = 1 << 28  # cells to compute, for each process, with which they are worth their start
 LEAST_PROCESSES, MOST_PROCESSES = 4, 64  # few threads hardly wait for the GIL
-PICKLING = threading.Lock()  # cloudpickle has one registry, and ranks may be threads of one process
 
 
 class NoProcessesError(Exception):
@@ -189,7 +185,7 @@ class Crew:
             self._file = os.memfd_create("meshrun-verify")
             os.ftruncate(self._file, max(nbytes, 1))
             memory: HostArray = np.frombuffer(mmap.mmap(self._file, 0), np.uint8)
-            message = _pickled(task)
+            message = dumps(task)
             if len(message) > MESSAGE_BYTES:
                 raise NoProcessesError(
                     f"the job and what it uses are too large for processes: {len(message):,} bytes"
@@ -250,13 +246,3 @@ def _started(file: int) -> _Member:
             start_new_session=True,  # Ctrl-C is for the process that ends this one
         )
     return _Member(process, ours)
-
-
-def _pickled(task: Task) -> bytes:
-    """Return the task, with what it uses of files and notebooks, as bytes."""
-    with PICKLING, ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.startswith(USER_FILE):
-                cloudpickle.register_pickle_by_value(module)
-                stack.callback(cloudpickle.unregister_pickle_by_value, module)
-        return dumps(task)

@@ -84,9 +84,9 @@ class FlatSource:
         except FileNotFoundError as reason:
             raise not_shared(self.path, reason) from reason
         except EOFError as reason:
-            raise RunError(f"{self.path} became shorter while it was read", got=reason) from reason
+            raise RunError(f"{self.path} became shorter while it was read", why=reason) from reason
         except OSError as reason:
-            raise RunError(f"cannot read {self.path}", got=reason.strerror or reason) from reason
+            raise RunError(f"cannot read {self.path}", why=reason.strerror or reason) from reason
         if not self.stored.isnative:
             target.byteswap(inplace=True)
 

@@ -80,7 +80,7 @@ class Hdf5Source:
         except FileNotFoundError as reason:
             raise not_shared(self.path, reason) from reason
         except (OSError, KeyError) as reason:
-            raise RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason)) from reason
+            raise RunError(f"cannot read {self.path}:{self.name}", why=first_line(reason)) from reason
 
     def read(self, region: Region, target: HostArray) -> None:
         check_part(target, self.dtype, region)
@@ -236,7 +236,7 @@ class Hdf5Source:
             except OSError as failure:
                 place = tuple(s.start // n for s, n in zip(part, self.chunks or (), strict=True))
                 return self._chunk_error(place, first_line(failure))
-        return RunError(f"cannot read {self.path}:{self.name}", got=first_line(reason))
+        return RunError(f"cannot read {self.path}:{self.name}", why=first_line(reason))
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key not in OPENED}
@@ -298,6 +298,13 @@ def names(path: Path) -> list[str]:
         return found
 
 
+def is_same_dataset(path: Path, name: str, other: str) -> bool:
+    """Return whether two names in a file are those of one object."""
+    with _opened(path) as file:
+        found = file.get(name)
+        return found is not None and bool(found == file.get(other))
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     try:
@@ -305,7 +312,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except OSError as reason:
         if reason.errno is not None:
             raise  # the operating system's error, not HDF5's
-        raise UserError(f"{path} is not a readable HDF5 file", got=first_line(reason)) from reason
+        raise UserError(f"{path} is not a readable HDF5 file", why=first_line(reason)) from reason
     with file:
         yield file
 
@@ -318,7 +325,7 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError) as reason:
         if isinstance(reason, OSError) and reason.errno is not None:
             raise  # the operating system's error, not HDF5's
-        raise UserError(f"{path} is broken", got=first_line(reason), expected="an HDF5 file") from reason
+        raise UserError(f"{path} is broken", why=first_line(reason), expected="an HDF5 file") from reason
 
 
 def _arrays(file: Any) -> list[str]:
@@ -433,7 +440,7 @@ def _lay_out(sinks: Sequence[Hdf5Sink], file: BinaryIO) -> None:
             try:
                 dataset = container.create_dataset(sink.name, sink.shape, sink.dtype, dcpl=properties)
             except ValueError as reason:  # for example if two groups are the same
-                raise UserError(f"{old}:/{sink.name} cannot be created", got=first_line(reason)) from reason
+                raise UserError(f"{old}:/{sink.name} cannot be created", why=first_line(reason)) from reason
             if sink.shape == ():  # h5py allocates a scalar only when it is written
                 dataset[()] = 0
 

@@ -222,7 +222,7 @@ def _readable(path: Path) -> Iterator[ImageFile.ImageFile]:
     except UNREAD as reason:
         if isinstance(reason, OSError) and reason.errno is not None:
             raise  # the operating system's error, such as no permission, not Pillow's
-        raise UserError(f"{path} is broken or truncated", got=reason) from reason
+        raise UserError(f"{path} is broken or truncated", why=reason) from reason
 
 
 class _ToItsEnd(io.BufferedReader):

@@ -62,7 +62,7 @@ def open_folder(path: Path) -> Folder | None:
                 else:
                     others.append(entry.name)
     except OSError as reason:
-        raise UserError(f"cannot read {place}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {place}", why=reason.strerror or reason) from reason
     if not images:
         raise UserError(
             f"the folder {path} holds no image",
@@ -84,6 +84,6 @@ def check_output_folder(path: Path, images: Sequence[Image]) -> None:
     try:
         held = os.listdir(path) if path.is_dir() else []
     except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason
     if held:
         raise UserError(f"the output folder {path} is not empty", got=listing(sorted(held)), hint="a new one")

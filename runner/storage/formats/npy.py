@@ -53,7 +53,7 @@ def open_source(path: Path, name: str | None, form: Form) -> NpySource:
             if any(length < 0 for length in shape) or not _fits(shape, stored.itemsize):
                 raise ValueError(f"shape {shape}")
         except (ValueError, KeyError, TypeError, SyntaxError, tokenize.TokenError) as reason:
-            raise UserError(f"{path} is not a readable .npy file", got=reason) from reason
+            raise UserError(f"{path} is not a readable .npy file", why=reason) from reason
         begin = head.tell()
         size = file.seek(0, os.SEEK_END)
     if stored.kind not in NUMBERS:

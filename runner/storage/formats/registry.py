@@ -19,7 +19,17 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from runner.errors import UserError
-from runner.files import exchange, is_protected, is_stream, keep_mode, longest_name, remove_path
+from runner.files import (
+    check_exists,
+    exchange,
+    is_protected,
+    is_stream,
+    is_virtual,
+    keep_mode,
+    longest_name,
+    no_folder,
+    remove_path,
+)
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
 from runner.storage.formats.containers import check_alone, check_array
@@ -224,7 +234,7 @@ def decode(source: Source) -> Source:
         try:
             _ = source.array
         except OSError as reason:
-            raise UserError(f"cannot read {source.path}", got=reason.strerror or reason) from reason
+            raise UserError(f"cannot read {source.path}", why=reason.strerror or reason) from reason
     return source
 
 
@@ -243,15 +253,14 @@ def read_back(sink: Sink) -> Source:
 def _open(path: Path, name: str | None, form: Form) -> Source:
     try:
         folder = suffix(path) in FOLDERS
-        there = path.is_dir() if folder else path.is_file()
-        if not there:
-            kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "nothing there"
-            kind = "a device or a pipe" if path.exists() and kind == "nothing there" else kind
+        if not (path.is_dir() if folder else path.is_file()):
+            check_exists(path)
+            kind = "a folder" if path.is_dir() else "a file" if path.is_file() else "a device or a pipe"
             expected = "a folder that holds arrays" if folder else "an array file"
-            raise UserError(f"cannot read {path}", got=kind, expected=expected, hint=f"ls {path.parent}")
+            raise UserError(f"cannot read {path}", got=kind, expected=expected)
         source: Source = _format(path).open_source(path, name, form)
     except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason
     agree(source, form)
     return source
 
@@ -292,6 +301,14 @@ def array_at(path: Path) -> tuple[Path, str | None]:
     return (file, name or _format(file).NAME) if suffix(file) in CONTAINERS else (file, None)
 
 
+def is_same_array(file: Path, name: str, other: str) -> bool:
+    """Return whether two names in a container are those of one array, for example by a link."""
+    if suffix(file) in FOLDERS:
+        return (file / name).exists() and (file / name).resolve() == (file / other).resolve()
+    same: bool = name == other or _format(file).is_same_dataset(file, name, other)
+    return same
+
+
 def check_output(path: Path, *, alone: bool = False) -> None:
     """Refuse an output that could not be written, before any work is done.
 
@@ -323,7 +340,7 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
         is_in_folder = parent.is_dir()
         protected = is_in_folder and is_protected(path)
     except OSError as reason:  # for example a name that is too long, or a circle of links
-        raise UserError(f"the {what}'s name cannot be used", got=reason.strerror) from reason
+        raise UserError(f"the {what}'s name cannot be used", why=reason.strerror) from reason
     if in_the_way:
         kinds = ("a folder's name", "a file") if folder else ("a file name", "a folder")
         raise UserError(f"the {what} is {kinds[1]}", got=path, expected=kinds[0])
@@ -336,7 +353,9 @@ def check_place(path: Path, what: str, folder: bool = False, beside: int = 0) ->
     if not is_in_folder and parent.exists():
         raise UserError(f"the {what}'s folder is a file", got=parent, expected="a folder")
     if not is_in_folder:
-        raise UserError(f"the {what}'s folder does not exist", got=parent, hint=f"mkdir -p {parent}")
+        raise no_folder(what, parent)
+    if is_virtual(parent):
+        raise UserError(f"no file can be created in {parent}", got=path, hint="another folder")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"the {what}'s folder cannot be written to", got=parent, hint="another folder")
     if protected:

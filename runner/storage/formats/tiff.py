@@ -141,7 +141,7 @@ class TiffSource:
         except UNREAD as reason:
             raise RunError(
                 f"{self.path} is broken: part {segment} of page {number} cannot be decoded",
-                got=first_line(reason),
+                why=first_line(reason),
             ) from reason
         return cells
 
@@ -207,7 +207,7 @@ def _described(path: Path, file: Any) -> Source | None:
         if not stack:
             return None
         raise UserError(
-            f"{path} has a compression that needs a package", got=reason, hint="pip install imagecodecs"
+            f"{path} has a compression that needs a package", why=reason, hint="pip install imagecodecs"
         ) from reason
     chunks = (*(1 for _ in stack), *page.chunks[:2], *whole[2:])
     _check_promise(path, only, whole, math.prod(chunks) * dtype.itemsize)

@@ -140,7 +140,7 @@ class ZarrSource:
                 self._fill(part, np.empty(part.shape, self.dtype))
             except UNDECODED as failure:
                 return self._broken(place, f"{type(failure).__name__}: {failure}")
-        return RunError(f"cannot read {self.path}", got=reason)
+        return RunError(f"cannot read {self.path}", why=reason)
 
     def _broken(self, place: Shape, got: object, expected: object = None) -> RunError:
         key = self._file(place).relative_to(self.path)
@@ -185,7 +185,7 @@ def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
         found = names(path)
         if (name or NAME) not in found:
             raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays") from reason
-        raise UserError(f"{path} is not a readable Zarr array", got=first_line(reason)) from reason
+        raise UserError(f"{path} is not a readable Zarr array", why=first_line(reason)) from reason
     dtype = np.dtype(stored.dtype)
     if dtype.kind not in NUMBERS:
         raise UserError(f"{path} does not hold numbers", got=f"dtype {dtype}", expected="a numeric dtype")
@@ -205,7 +205,7 @@ def names(path: Path) -> list[str]:
         members = root.members(max_depth=None)
         return sorted(name for name, member in members if isinstance(member, zarr.Array))
     except UNDESCRIBED as reason:
-        raise UserError(f"{path} is not a readable Zarr store", got=first_line(reason)) from reason
+        raise UserError(f"{path} is not a readable Zarr store", why=first_line(reason)) from reason
 
 
 def _check_store(path: Path) -> None:
@@ -347,7 +347,7 @@ def _is_array(folder: Path) -> bool:
         if description.exists():
             return bool(json.loads(description.read_bytes())["node_type"] == "array")
     except UNDESCRIBED as reason:
-        raise UserError(f"{description} is broken", got=first_line(reason)) from reason
+        raise UserError(f"{description} is broken", why=first_line(reason)) from reason
     return (folder / ".zarray").exists()
 
 

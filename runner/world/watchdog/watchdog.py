@@ -109,7 +109,7 @@ class Watchdog(MeasurementProgress):
         offer = self._listen(control.size, address) if self._rank == 0 else None
         failure, candidates, port, token = control.broadcast(offer)
         if failure:
-            raise RunError("rank 0 cannot listen for the watchdogs", got=failure, everywhere=True)
+            raise RunError("rank 0 cannot listen for the watchdogs", why=failure, everywhere=True)
         reason = ""
         if self._rank:
             near = [LOOPBACK] if stacks[self._rank] == stacks[0] and LOOPBACK not in candidates else []

@@ -164,7 +164,7 @@ def test_lines_go_to_a_file_that_can_be_written(run: Run) -> None:
     )
     ended = run("all_reduce", *SMALL, "--json-lines", "/dev/full")
     assert ended.returncode == 1
-    assert ended.stderr == "meshrun: cannot write /dev/full: got No space left on device\n"
+    assert ended.stderr == "meshrun: cannot write /dev/full: No space left on device\n"
 
 
 def test_the_record_and_the_lines(run: Run) -> None:

@@ -15,9 +15,7 @@ import pytest
 import meshrun
 from runner.errors import UserError
 from runner.job.declaration import Job
-from runner.plan.step_options import StepOptions
-from runner.run.declare import job, map_blocks, reduce_blocks, reserved_names
-from runner.run.options import Options
+from runner.run.declare import job, map_blocks, reduce_blocks
 
 if TYPE_CHECKING:
     from somewhere import OnlyForTheTypeChecker
@@ -140,28 +138,20 @@ def test_parameters_are_completed_and_checked() -> None:
         edges.complete({})
 
 
-@pytest.mark.parametrize("name", sorted(reserved_names(True)))
-def test_the_commands_own_options_are_not_a_jobs(name: str) -> None:
-    scope: dict[str, Any] = {}
-    exec(f"def clash(block, *, {name}=1): return block", scope)
-    with pytest.raises(UserError, match=f"clash.*got {name}"):
-        map_blocks(scope["clash"])
+def test_only_help_is_no_name_of_a_parameter() -> None:
+    def clash(block: Any, *, help: int = 1) -> Any:
+        return block
+
+    with pytest.raises(UserError, match="job clash: a parameter cannot be called help"):
+        map_blocks(clash)
 
 
-def test_every_option_of_a_run_is_reserved() -> None:
-    """Else `job.run(..., name=value)` could mean a job's parameter or the run's option."""
-    fields = {*Options.__dataclass_fields__, *StepOptions.__dataclass_fields__}
-    assert fields - {"form", "stream", "steps", "rates"} <= reserved_names(True)
-    assert {"steps", "device", "help", "ranks", "input_shape"} <= reserved_names(True)
+def test_two_parameters_are_not_one_option() -> None:
+    def clash(block: Any, *, wrap: bool = True, no_wrap: int = 1) -> Any:
+        return block
 
-
-def test_options_of_map_jobs_alone_may_be_parameters_of_others() -> None:
-    def counted(block: Any, *, steps: int = 3, frames: str = "") -> Any:
-        return block.sum()
-
-    job = meshrun.reduce_blocks(counted, combine=lambda one, other: one + other)
-    assert [parameter.name for parameter in job.parameters] == ["steps", "frames"]
-    assert {"device", "depth"} <= reserved_names(False)
+    with pytest.raises(UserError, match="wrap and no_wrap would both be the option --no-wrap"):
+        map_blocks(clash)
 
 
 def unnamed_options(block, *rest):

@@ -101,7 +101,7 @@ def test_a_name_without_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write .*: got No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
         create_record(tmp_path / "missing" / "out.json")
 
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(record_file, "write_file", full)
-    with pytest.raises(RunError, match=r"cannot write .*a\.json: got No space left on device"):
+    with pytest.raises(RunError, match=r"cannot write .*a\.json: No space left on device"):
         RecordFile(path).write(lambda: "{}", last=True)
     assert [each.read_text() for each in tmp_path.iterdir()] == [before] * bool(before)
 

@@ -119,7 +119,7 @@ def test_the_record_says_what_was_done(tmp_path: Path) -> None:
     record = run_simulated(
         correlation(np.ones((3, 3)), 1), 4, tmp_path / "in.npy", tmp_path / "out.npy", verify="sample"
     )
-    assert record["schema"] == 1
+    assert record["schema"] == 2
     assert record["ranks"] == 4
     assert record["grid"] == [4, 1]
     assert record["halo"] == [[1, 1], [1, 1]]

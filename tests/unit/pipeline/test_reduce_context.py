@@ -102,7 +102,7 @@ def test_tiles_are_boxes_that_do_not_depend_on_the_ranks(tmp_path: Path) -> None
 
     for ranks in (1, 2, 4):
         run_ranks(ranks, rank)
-    assert results == [plain({"result": places(array)})] * 7
+    assert results == [plain(places(array))] * 7
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -148,7 +148,7 @@ def test_here_names_rank_and_device(tmp_path: Path) -> None:
     def rank(control: Any) -> None:
         world = open_world("cpu", control=control)
         record = run(who, path, None, {}, Options(device="cpu"), world=world)
-        assert record["result"]["result"] == [[0, 3], [1, 3], [2, 3]]
+        assert record["result"] == [[0, 3], [1, 3], [2, 3]]
 
     run_ranks(3, rank)
 

@@ -260,7 +260,7 @@ def test_a_write_that_fails_names_the_file_and_leaves_the_old_one(tmp_path: Path
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # Python ignores SIGXFSZ, and the write fails
     try:
-        with pytest.raises(RunError, match=rf"cannot write the timeline {target}: got File too large"):
+        with pytest.raises(RunError, match=rf"cannot write the timeline {target}: File too large"):
             write_timeline(target, TWO, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

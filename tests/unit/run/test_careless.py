@@ -46,6 +46,18 @@ def size(world, input, output):
 def shortened(block, *, out):
     out[...] = block[1:-1]
 
+@meshrun.map_blocks(out=lambda shape, dtype: shape)
+def shaped(block, *, out):
+    out[...] = block
+
+@meshrun.map_blocks(out=lambda shape, dtype: (shape, "f9"))
+def typed(block, *, out):
+    out[...] = block
+
+@meshrun.reduce_blocks(combine=max)
+def nothing(block):
+    pass
+
 @meshrun.map_blocks(out=lambda shape, dtype: ((shape[0], 3), dtype))
 def narrowed(block, *, out):
     out[...] = block[:, ::2]
@@ -171,7 +183,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("run mine.py:same circle.npy out.npy",
          "INPUT cannot be used: got circle.npy: Too many levels of symbolic links"),
         ("run mine.py:same in.npy circle.npy", "OUTPUT cannot be used: got circle.npy: Too many levels of"),
-        (f"{RUN} --json circle.npy", "the record's name cannot be used: got Too many levels of symbolic"),
+        (f"{RUN} --json circle.npy", "the record's name cannot be used: Too many levels of symbolic"),
         (f"{PLAN} --json circle.npy", "--json cannot be used: got circle.npy: Too many levels of symbolic"),
         ("plan mine.py:same circle.npy --ranks 2", "INPUT cannot be used: got circle.npy: Too many levels"),
         ("doctor --json circle.npy", "cannot be used: got circle.npy: Too many levels of symbolic links"),
@@ -181,12 +193,27 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("doctor --json folder", "the record is a folder: got folder"),
         ("doctor --json gone/a.json", "the record's folder does not exist: got gone. Try: mkdir -p gone"),
         ("doctor --json text.txt/a.json", "the record's folder is a file: got text.txt"),
+        ("run mine.py:same gone/in.npy out.npy", "gone/in.npy does not exist: there is no folder gone"),
+        ("run mine.py:same text.txt/in.npy out.npy", "text.txt/in.npy does not exist: text.txt is a file"),
+        ("run mine.py:same In.npy out.npy", "In.npy does not exist. Try: in.npy"),
+        ("run mine.py:same in.nyp out.npy", "in.nyp does not exist. Try: in.npy"),
+        ("run mine.py:same unlike.jpg out.npy", "unlike.jpg does not exist"),
+        ("run mien.py:same in.npy out.npy", "mien.py does not exist. Try: mine.py"),
+        ("run mine.py:smae in.npy out.npy", "mine.py declares no job 'smae': its jobs are same, "),
+        ("run mine.py:same in.npy /proc/out.npy", "no file can be created in /proc: got /proc/out.npy"),
+        ("run mine.py:same in.npy /proc/gone/out.npy", "does not exist: got /proc/gone. Try: another folder"),
+        ("run mine.py:same in.npy gone/out.npy", "folder does not exist: got gone. Try: mkdir -p"),
+        (f"{RUN} --json /sys/a.json", "no file can be created in /sys: got /sys/a.json. Try: another folder"),
         # What cannot be done.
+        ("run mine.py:shaped in.npy out.npy",
+         "job shaped: out did not return a shape and a dtype, such as (shape, 'float32'): got (100, 6)"),
+        ("run mine.py:typed in.npy out.npy", "job typed: out did not return a shape and a dtype"),
+        ("run mine.py:nothing in.npy", "job nothing returned nothing for a block. Try: return a partial"),
         ("run mine.py:size in.npy out.npy --verify",
          "--verify: job size has no reference to compare with. Try: without --verify; a job of your own "
          "takes reference= or verify= in its decorator"),
         (f"run mine.py:same raw.raw out.npy --shape {'x'.join('1' * 65)} --dtype f4",
-         "--shape has more axes than an array can have: got maximum supported dimension"),
+         "--shape has more axes than an array can have: maximum supported dimension"),
         ("run mine.py:same -- in.npy out.npy --verify", "unexpected extra argument (--verify)"),
         ("selftest --mutate --device cuda", "--mutate runs its ranks on the CPU; remove --device"),
         ("run mine.py:shortened in.npy out.npy",

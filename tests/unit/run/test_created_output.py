@@ -99,3 +99,66 @@ def test_a_job_that_creates_nothing_fails(files: list[Path]) -> None:
 def test_the_number_of_files_is_checked(files: list[Path]) -> None:
     with pytest.raises(UserError, match="job added takes 2 inputs and writes 1 output"):
         run_on(1, added, files[:1], [files[0].with_name("out.npy")])
+
+
+TYPES: list[Any] = ["f8", "float64", float, np.float64, np.dtype(np.float64), ">f8"]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=repr)
+def test_a_dtype_is_whatever_numpy_makes_one_of(files: list[Path], dtype: Any) -> None:
+    @meshrun.job
+    def doubled(world: Any, input: Any, create: Any) -> None:
+        block = 2 * meshrun.read_block(world, input)
+        meshrun.write_block(world, block, create(np.array(input.shape), dtype), np.int64(0))  # type: ignore[arg-type]
+
+    run_on(2, doubled, files[:1], [files[0].with_name("out.npy")])
+    np.testing.assert_array_equal(np.load(files[0].with_name("out.npy")), 2 * np.arange(7.0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "chunks", "says"),
+    [
+        ((7,), "f9", None, "a dtype that is none of numbers: got 'f9'"),
+        ((7,), None, None, "a dtype that is none of numbers: got None"),
+        ((7,), object, None, "a dtype that is none of numbers"),
+        ((7,), "U5", None, "a dtype that is none of numbers"),
+        ((-7,), "f8", None, r"a shape that no array can have: got \(-7,\)"),
+        ((7.5,), "f8", None, "a shape that no array can have"),
+        (((7,), 2), "f8", None, "a shape that no array can have"),
+        ("7", "f8", None, "a shape that no array can have"),
+        ((1,) * 99, "f8", None, "a shape that no array can have"),
+        ((7,), "f8", (2, 2), "chunks and a shape of different numbers of axes"),
+        ((7,), "f8", "2", "chunks that no array can have"),
+    ],
+)
+def test_an_array_that_cannot_be_created_is_named(
+    files: list[Path], shape: Any, dtype: Any, chunks: Any, says: str
+) -> None:
+    @meshrun.job
+    def makes(world: Any, input: Any, create: Any) -> None:
+        create(shape, dtype, chunks)
+
+    with pytest.raises(UserError, match=f"job makes: create got {says}"):
+        run_on(2, makes, files[:1], [files[0].with_name("out.npy")])
+    assert names(files) == ["left.npy", "right.npy"]
+
+
+def test_a_second_output_is_refused(files: list[Path]) -> None:
+    @meshrun.job
+    def two(world: Any, input: Any, create: Any) -> None:
+        block = meshrun.read_block(world, input)
+        for _ in range(2):
+            meshrun.write_block(world, block, create(input.shape, block.dtype))
+
+    with pytest.raises(UserError, match=r"job two calls create twice, and has one output, .*out\.npy"):
+        run_on(2, two, files[:1], [files[0].with_name("out.npy")])
+    assert names(files) == ["left.npy", "right.npy"]
+
+
+def test_a_block_that_is_no_array_is_named(files: list[Path]) -> None:
+    @meshrun.job
+    def lists(world: Any, input: Any, create: Any) -> None:
+        meshrun.write_block(world, [1.0, 2.0], create(2, "f8"))
+
+    with pytest.raises(UserError, match="a block is not an array: got list"):
+        run_on(2, lists, files[:1], [files[0].with_name("out.npy")])

@@ -17,3 +17,14 @@ print(*(name for name in {LATER} if name in sys.modules))
 """
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert found.stdout.split() == []
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    program = """
+import importlib.metadata, sys, meshrun
+assert meshrun.__version__ == importlib.metadata.version("meshrun")
+assert "__version__" in dir(meshrun)
+print([name for name in ("numpy", "runner", "click") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"

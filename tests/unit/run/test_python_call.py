@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pydoc
 import re
 import subprocess
@@ -13,8 +14,14 @@ import numpy as np
 import pytest
 
 import meshrun
+from runner.comm.api import Control
+from runner.comm.threads import run_ranks
+from runner.report.summary import show_result
+from runner.run.execute import Options, run
+from runner.run.python_call import files_of
 from runner.run.record.run_record import RunRecord
 from runner.system import launcher
+from runner.world.world import open_world
 
 PROGRAM = """
 import sys
@@ -73,7 +80,7 @@ np.testing.assert_array_equal(after, expected[0])
 np.testing.assert_array_equal(old, expected[1])
 np.save("a.npy", a)
 found = largest.run("a.npy", ranks=2, device="cpu")
-assert found["result"] == {"result": a.max()}, found["result"]
+assert found["result"] == a.max(), found["result"]
 for job, more in ((wave, {"grid": "5"}), (broken, {})):
     try:
         job.run([a, b][: len(job.arrays)], [after, old][: len(job.arrays)], ranks=2, device="cpu", **more)
@@ -188,8 +195,90 @@ def test_a_launchers_ranks_start_no_others(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     with pytest.raises(meshrun.UserError, match="launcher: got ranks=2, expected 3"):
         smear.run("in.npy", "out.npy", ranks=2)
-    with pytest.raises(meshrun.UserError, match="arrays cannot be passed to a run of several programs"):
-        smear.run(np.ones((4, 4)), np.empty((4, 4)), ranks=3)
+
+
+def on_thread_ranks(ranks: int, arguments: Any, options: Options | None = None) -> list[Any]:
+    """Run `smear` as a program on several ranks does. arguments: of a rank, its inputs and outputs."""
+
+    def rank(control: Control) -> Any:
+        world = open_world("cpu", control=control)
+        inputs, outputs = arguments(world.rank)
+        with files_of(smear, inputs, outputs, options or Options(), world) as (ins, outs):
+            record = run(smear, ins, outs, {}, options, world=world)
+        return record, outputs
+
+    return run_ranks(ranks, rank, timeout=60)
+
+
+def test_each_rank_of_a_launcher_passes_the_array_and_gets_the_result(tmp_path: Path) -> None:
+    array = np.random.default_rng(2).random((8, 5))
+    np.save(tmp_path / "in.npy", array)
+    cases: list[Any] = [
+        lambda rank: ([array.copy()], [np.zeros_like(array)]),
+        lambda rank: ([np.asfortranarray(array)], [np.zeros(array.shape, order="F")]),
+        lambda rank: ([str(tmp_path / "in.npy")], [np.zeros_like(array)]),
+    ]
+    for arguments in cases:
+        for record, (result,) in on_thread_ranks(3, arguments):
+            assert record["ranks"] == 3
+            np.testing.assert_array_equal(result, smear(array))
+    for _, (path,) in on_thread_ranks(3, lambda rank: ([array], [str(tmp_path / "out.npy")])):
+        np.testing.assert_array_equal(np.load(path), smear(array))
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            lambda rank: ([np.full((8, 5), rank > 1, float)], [zeros(8, 5)]),
+            r"job smear: the ranks pass different arrays for block: got float64 of shape \(8, 5\) with "
+            r"checksum \w+ on rank 0, float64 of shape \(8, 5\) with checksum \w+ on rank 2",
+        ),
+        (lambda rank: ([np.ones((8, 5), "f4" if rank else "f8")], [zeros(8, 5)]), "got float64 .* float32"),
+        (lambda rank: ([zeros(8, 5 + rank)], [zeros(8, 5)]), r"\(8, 5\).*on rank 0.*\(8, 6\)"),
+        (lambda rank: ([zeros(8, 5)], [zeros(8, 5) if rank else "out.npy"]), "for output: got out.npy on"),
+        (lambda rank: ([zeros(8, 5)], [zeros(8, 4 + bool(rank))]), "for output: got float64 of shape"),
+        (lambda rank: ([zeros(8, 5)], [zeros(8, 4)]), r"does not fit.*\(8, 4\), expected.*\(8, 5\)"),
+        (lambda rank: ([zeros(8, 5)], [zeros(8, 5)] * (rank == 0)), "pass different numbers of arrays"),
+        (lambda rank: ([zeros(8, 5)], []), "OUTPUT is missing|takes 1 input"),
+        (lambda rank: ([np.array(["a"])], [zeros(1)]), "holds no numbers"),
+    ],
+)
+def test_arrays_that_do_not_agree_are_refused_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, sentence: str
+) -> None:
+    monkeypatch.setattr("runner.system.host_memory.SHARED_MEMORY", tmp_path)
+    with pytest.raises(meshrun.UserError, match=sentence) as refused:
+        on_thread_ranks(3, arguments)
+    assert refused.value.everywhere
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_array_may_be_its_own_result_on_ranks_too() -> None:
+    array = np.random.default_rng(2).random((8, 5))
+    whole = [array.copy() for _ in range(2)]
+    with pytest.raises(meshrun.UserError, match="shares memory with the input"):
+        on_thread_ranks(2, lambda rank: ([whole[rank]], [whole[rank]]))
+    on_thread_ranks(2, lambda rank: ([whole[rank]], [whole[rank]]), Options(overwrite_input=True))
+    for result in whole:
+        np.testing.assert_array_equal(result, smear(array))
+
+
+def test_several_hosts_need_a_folder_that_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    array, names = np.ones((8, 5)), itertools.cycle(("one", "two"))
+    monkeypatch.setattr("runner.world.world.identify_host", lambda: (name := next(names), name))
+    for record, (result,) in on_thread_ranks(2, lambda rank: ([array], [np.zeros_like(array)])):
+        assert len(record["hosts"]) == 2
+        np.testing.assert_array_equal(result, smear(array))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr("runner.run.python_call.Path.is_dir", lambda path: False)
+    with pytest.raises(meshrun.UserError, match=r"files in .*, which this host does not share"):
+        on_thread_ranks(2, lambda rank: ([array], [np.zeros_like(array)]))
 
 
 def test_steps_on_arrays_equal_calls_in_a_loop() -> None:
@@ -275,7 +364,7 @@ def test_a_plan_shows_itself_as_the_command_does(tmp_path: Path) -> None:
         ({"ranks": 0}, "Invalid value for 'ranks': 0 is not in the range 1<=x<=131072"),
         ({"ranks": "2"}, "Invalid value for 'ranks': '2' is not a valid integer"),
         ({"hosts": 0}, "Invalid value for 'hosts': 0 is not in the range"),
-        ({"gpu": 5}, "unknown GPU: got 5"),
+        ({"gpu": 5}, "Invalid value for 'gpu': 5 is not a text"),
         ({"depth": 0}, "Invalid value for 'depth': 0 is not in the range"),
         ({"cval": "a"}, "Invalid value for 'cval': 'a' is not a valid float"),
         ({"steps": 0}, "Invalid value for 'steps': 0 is not in the range"),
@@ -306,3 +395,29 @@ def test_a_plan_that_cannot_be_made_says_why() -> None:
         job.plan(ranks=2, input_shape="4x4", input_dtype="f4", gian=2.0)
     with pytest.raises(meshrun.UserError, match="cannot be planned"):
         meshrun.reduce_blocks(lambda block: 0, combine=max).plan(ranks=2, input_shape="4x4", input_dtype="f4")
+
+
+@pytest.mark.parametrize(
+    ("returned", "result", "text"),
+    [
+        (3.5, 3.5, "result: 3.5\n"),
+        (np.float32(2), 2.0, "result: 2.0\n"),
+        (np.arange(2), [0, 1], "result: [0, 1]\n"),
+        ({"low": 1, "high": 2}, {"low": 1, "high": 2}, "low: 1\nhigh: 2\n"),
+        (None, None, "\n"),
+    ],
+)
+def test_the_result_is_what_the_job_returned(
+    tmp_path: Path, returned: Any, result: Any, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "in.npy", np.zeros(3))
+
+    @meshrun.job
+    def returns(world: Any, input: Any) -> Any:
+        return returned
+
+    record = returns.run(tmp_path / "in.npy")
+    assert record["result"] == result
+    assert str(record).endswith(text)
+    show_result(record["result"], sys.stdout)
+    assert capsys.readouterr().out == text.lstrip("\n")

@@ -197,7 +197,3 @@ def test_a_job_without_the_service_has_no_options_of_steps() -> None:
     assert not other.takes_steps
     assert thaw.takes_steps
     assert not thaw.opens_input
-    with pytest.raises(UserError, match="own options"):
-
-        @meshrun.job
-        def clash(world, simulate, *, every: int = 1): ...

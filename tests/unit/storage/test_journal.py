@@ -91,7 +91,7 @@ def test_any_boot_identity_is_told_back_and_an_empty_one_not_trusted(journal: Jo
 
 def test_a_log_has_one_writer(journal: Journal) -> None:
     journal.log("a-0", HERE).done(3)
-    with pytest.raises(RunError, match=r"cannot write .*a-0\.log: got File exists"):
+    with pytest.raises(RunError, match=r"cannot write .*a-0\.log: File exists"):
         journal.log("a-0", HERE)
     assert journal.finished({HERE}) == {3}
 
@@ -515,7 +515,7 @@ def test_a_disk_that_fills_in_any_byte_of_a_line_costs_that_line(journal: Journa
         log.done(2)
         log.done(3)
 
-    with room(size + spare), pytest.raises(RunError, match=r"cannot write .*a-0\.log: got File too large"):
+    with room(size + spare), pytest.raises(RunError, match=r"cannot write .*a-0\.log: File too large"):
         fill()
     whole = {0, 1, 2} if spare >= len("01234567 done 2\n") else {0, 1}
     for call in (lambda: log.done(4), lambda: log.synced(log.count)):  # there is room again: too late
@@ -537,7 +537,7 @@ def test_a_full_disk_is_told_with_what_to_do(journal: Journal, monkeypatch: pyte
         log.done(1)
     monkeypatch.undo()
     assert str(raised.value) == (
-        f"cannot write {log.path}: got No space left on device. "
+        f"cannot write {log.path}: No space left on device. "
         "Try: make room, then the command with --resume: finished chunks are kept"
     )
     assert journal.finished({HERE}) == {0}
@@ -636,9 +636,9 @@ def test_what_is_no_journal_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_an_output_without_a_folder_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"cannot write .*/gone/out\.npy\.journal: got No such file"):
+    with pytest.raises(RunError, match=r"cannot write .*/gone/out\.npy\.journal: No such file"):
         Journal(tmp_path / "gone" / "out.npy").begin({})
-    with pytest.raises(RunError, match=r"cannot write .*a-0\.log: got No such file"):
+    with pytest.raises(RunError, match=r"cannot write .*a-0\.log: No such file"):
         Journal(tmp_path / "out.npy").log("a-0", HERE)
 
 

@@ -586,6 +586,55 @@ def test_a_collective_call_gives_each_rank_its_own_value() -> None:
     assert run_ranks(3, rank_main) == [0, 1, 2]
 
 
+def test_a_world_is_closed_at_the_end_of_its_block_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[ThreadComm] = []
+
+    def close(self: ThreadComm) -> None:
+        closed.append(self)
+
+    monkeypatch.setattr(ThreadComm, "close", close)
+    with open_world("cpu", control=ThreadComm()) as opened:
+        assert opened.size == 1
+        assert closed == []
+    assert len(closed) == 1
+    opened.close()
+    assert len(closed) == 1
+    with pytest.raises(ZeroDivisionError), open_world("cpu", control=ThreadComm()):
+        _ = 1 / 0
+    assert len(closed) == 2
+
+
+def test_an_error_of_one_rank_in_a_block_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def rank(control: ThreadComm) -> None:
+        with open_world("cpu", control=control) as opened:
+            if control.rank == 1:
+                raise KeyError("mine alone")
+            opened.control.barrier()
+
+    with pytest.raises((KeyError, RunError)):
+        run_ranks(2, rank, timeout=10)
+    told = capsys.readouterr().err
+    assert told.count("meshrun: [rank 1, ") == 1
+    assert "Traceback" in told
+    assert "mine alone" in told
+
+
+def test_an_error_of_all_ranks_in_a_block_is_raised_on_all(capsys: pytest.CaptureFixture[str]) -> None:
+    def rank(control: ThreadComm) -> str:
+        with (
+            pytest.raises(UserError, match="no axis") as caught,
+            open_world("cpu", control=control) as opened,
+        ):
+            opened.collective_call(refuse)
+        return str(caught.value)
+
+    def refuse() -> None:
+        raise UserError("no axis")
+
+    assert run_ranks(2, rank, timeout=10) == ["no axis"] * 2
+    assert capsys.readouterr().err == ""
+
+
 def test_closing_ends_the_device_before_the_ranks() -> None:
     order: list[str] = []
 
@@ -602,6 +651,7 @@ def test_closing_ends_the_device_before_the_ranks() -> None:
     opened.close()
     assert order == ["arrays", "control"]
     order.clear()
-    opened.arrays = opened.control
+    opened = open_world("cpu")
+    opened.control = opened.arrays = Closing("control")
     opened.close()
     assert order == ["control"]

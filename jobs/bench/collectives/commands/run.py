@@ -134,7 +134,7 @@ def append(name: str, line: str) -> None:
         with open(name, "a", encoding="utf-8") as lines:
             lines.write(line)
     except OSError as reason:
-        raise RunError(f"cannot write {name}", got=reason.strerror or reason) from reason
+        raise RunError(f"cannot write {name}", why=reason.strerror or reason) from reason
 
 
 def check_files(options: BenchOptions) -> None:

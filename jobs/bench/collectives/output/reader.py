@@ -90,7 +90,7 @@ def read_each(path: str | Path) -> dict[str, BenchRecord]:
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as reason:
-        raise UserError(f"cannot read {path}", got=reason.strerror or reason) from reason
+        raise UserError(f"cannot read {path}", why=reason.strerror or reason) from reason
     parts = _operations(text)
     return {name: _read(f"{path}, {name}" if name else str(path), part) for name, part in parts.items()}
 
@@ -232,7 +232,7 @@ def _read_json(text: str, gathered: _Gathered) -> None:
         try:
             document, documents = {}, [json.loads(line) for line in text.splitlines() if line.strip()]
         except json.JSONDecodeError as reason:
-            raise UserError(f"{gathered.name} is truncated JSON", got=str(reason)) from reason
+            raise UserError(f"{gathered.name} is truncated JSON", why=str(reason)) from reason
     if document.get("program") in OTHERS:
         raise UserError(
             f"{gathered.name} is a record of {document['program']}, which has other rows",

@@ -98,7 +98,7 @@ def dense(found: Any, place: str) -> RateMatrix:
         for row, column, rate in found["cells"]:
             rates[row][column] = float(rate)
     except (KeyError, IndexError, TypeError, ValueError) as reason:
-        raise UserError(f"not a validation's report: {place} is no matrix", got=str(reason)) from reason
+        raise UserError(f"not a validation's report: {place} is no matrix", why=str(reason)) from reason
     return RateMatrix(**head, rates=tuple(map(tuple, rates)))
 
 

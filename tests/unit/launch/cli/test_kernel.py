@@ -129,7 +129,7 @@ def test_a_kernel_that_does_not_compile_is_printed(
         (["mine.py:decides", "in.npy"], "mine.py, line 16: reduces the cells of a block"),
         (["statistics", "in.npy"], "job statistics has no kernel"),
         (["mine.py:heat"], "neither INPUT nor --shape"),
-        (["mine.py:clash", "in.npy"], "options with the same names: got cpu"),
+        (["mine.py:clash", "in.npy", "--run-cpu=3"], "'--run-cpu' does not take a value"),
         (["mine.py:wavy", "--shape", "5x4x3", "--input-dtype", "complex64"], "computes in complex64"),
         (["mine.py:heat", "in.npy", "--steps", "17"], "17"),
     ],

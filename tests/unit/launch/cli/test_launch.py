@@ -177,7 +177,7 @@ COMMANDS = [
     (["run"], "Missing command"),
     (["-n", "4", "selftest"], "Missing command before -n; launch starts the ranks, without -n"),
     (["run", "nosuchjob", "a", "b"], "nosuchjob"),
-    (["run", "nosuch.py:f", "a", "b"], "the job's file does not exist: got nosuch.py"),
+    (["run", "nosuch.py:f", "a", "b"], "nosuch.py does not exist"),
     (["run", "laplacian"], "Missing argument 'INPUT'. Try: meshrun run laplacian --help"),
     (["run", "laplacian", "a", "b", "c"], "unexpected extra argument (c)"),
     (["run", "laplacian", "a", "b", "--verify=some"], "'some'"),

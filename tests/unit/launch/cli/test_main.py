@@ -207,7 +207,7 @@ def test_a_missing_output_is_left_to_the_runner(calls: Calls) -> None:
         (["run"], "Missing command. Try: meshrun run --help"),
         (["run", "nosuchjob", "in"], "nosuchjob"),
         (["run", "nosuchfile.py", "in"], "nosuchfile.py"),
-        (["run", "edges.py", "in"], "edges, scale"),
+        (["run", "edges.py", "in"], "declares 2 jobs: expected one of edges.py:edges, edges.py:scale"),
         (["run", "edges.py:nosuch", "in"], "nosuch"),
         (["run", "nosuch.module:edges", "in"], "module nosuch.module does not exist"),
         (["plan", "nosuch.module:edges", "in"], "module nosuch.module does not exist"),

@@ -179,7 +179,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("laplacian --shape 5y5 --input-dtype int8 --ranks 2", "--shape does not parse"),
         ("laplacian --shape 5x5 --input-dtype float31 --ranks 2", "unknown --input-dtype: got float31"),
         ("laplacian --shape 5x5 --input-dtype complex64 --ranks 2", "cannot work on elements of this type"),
-        ("laplacian none.npy --ranks 2", "cannot read none.npy"),
+        ("laplacian none.npy --ranks 2", "none.npy does not exist"),
         ("laplacian mine.py --ranks 2", "unknown file format"),
         ("laplacian in.npy --ranks 2 --grid 3x1", "--grid does not use every rank"),
         ("laplacian in.npy --ranks 2 --json no/plan.json", "the plan's folder does not exist"),
@@ -219,7 +219,7 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
         ("matmul --shape 3x4, --dtype f4 --ranks 2", "--shape does not parse"),
         ("laplacian --shape 5x5,6x6 --input-dtype f4 --ranks 2", "number of inputs: got 2, expected 1"),
         ("mine.py:broken in.npy --ranks 2", "job broken fails when called on zeros"),
-        ("mine.py:clash in.npy --ranks 2", "options with the same names: got hosts"),
+        ("mine.py:clash in.npy --ranks 2 --run-hosts 3", "--run-hosts"),
         ("nothing in.npy --ranks 2", "unknown job: got nothing"),
         ("mine.py:spread in.npy --ranks 2 --steps 0", "'--steps': 0 is not in the range"),
         (

@@ -11,7 +11,7 @@ from launch.supervise.restarts import resumed, with_restarts
 from launch.supervise.supervisor import LossError
 
 WORDS = ("run", "edges.py:edges", "a", "b")
-RESUMED = ("run", "edges.py:edges", "--resume", "a", "b")
+RESUMED = ("run", "edges.py:edges", "--run-resume", "a", "b")
 HERE = LaunchSpec(WORDS, 1, 4)
 THERE = LaunchSpec(WORDS, 3, 2, ("n1", "n2", "n3"))
 
@@ -107,11 +107,11 @@ def test_a_run_that_begins_again_finds_its_frames_there(capsys: pytest.CaptureFi
 
 
 def test_resume_is_added_once_and_is_no_file() -> None:
-    assert resumed([*WORDS, "--resume"]) == [*WORDS, "--resume"]
+    assert resumed(RESUMED) == [*RESUMED]
     assert resumed(["run", "job", "--", "-a.npy", "b.npy"]) == [
         "run",
         "job",
-        "--resume",
+        "--run-resume",
         "--",
         "-a.npy",
         "b.npy",

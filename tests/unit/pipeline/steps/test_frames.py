@@ -357,7 +357,7 @@ def test_an_encoder_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", save)
-    with pytest.raises(meshrun.RunError, match=r"cannot write .*film\.gif: got No space left"):
+    with pytest.raises(meshrun.RunError, match=r"cannot write .*film\.gif: No space left"):
         filmed(tmp_path, "film.gif", 40, every=1)
     assert not (tmp_path / "film.gif").exists()
     assert not (tmp_path / "c.npy").exists()
@@ -498,7 +498,7 @@ def test_a_picture_that_cannot_be_finished_is_removed(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(meshrun.RunError, match=r"cannot write .*film/frame-000000\.png: got No space left"):
+    with pytest.raises(meshrun.RunError, match=r"cannot write .*film/frame-000000\.png: No space left"):
         filmed(tmp_path, "film")
     assert list((tmp_path / "film").iterdir()) == []
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,10 @@ from runner.pipeline.steps.checkpoints import Checkpoints
 from runner.pipeline.steps.loop import largest_change
 from runner.pipeline.steps.stepper import Stepper
 from runner.plan.halo import BOUNDARIES
-from runner.plan.step_options import SaveInterval, StepOptions
+from runner.plan.step_options import SaveInterval, StepOptions, parse_until
 from runner.plan.stream_options import StreamOptions
 from runner.report.summary import render
+from runner.run import step_run
 from runner.run.execute import Options, execute, run
 from runner.run.options import read_options
 from runner.run.verify import steps as verify_steps
@@ -245,6 +248,7 @@ def test_until_stops_at_the_first_check_below_the_tolerance(tmp_path: Path, ever
             "tolerance": 1e-4,
             "change": changes[expected - 1],
             "reached": True,
+            "fields": ["block"],
         }
 
 
@@ -254,8 +258,92 @@ def test_until_that_is_not_reached_takes_all_steps(tmp_path: Path) -> None:
     assert not record["steps"]["until"]["reached"]
     assert "largest change 0.0" in render(record)
     _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 9, until=1e-4)
-    assert record["steps"]["until"] == {"tolerance": 1e-4, "change": None, "reached": False}
-    assert "not known whether a step changes at most 0.0001" in render(record)
+    until = {"tolerance": 1e-4, "change": None, "reached": False, "fields": ["block"]}
+    assert record["steps"]["until"] == until
+    assert "not known whether a step changes block by at most 0.0001" in render(record)
+
+
+@meshrun.map_blocks(halo=1, boundary="constant", outputs=3, feeds=("heat", "time", None))
+def timed(heat: Any, time: Any, where: Any) -> Any:
+    return relax.function(heat), time[1:-1, 1:-1] + 1, where[1:-1, 1:-1]
+
+
+@pytest.mark.parametrize("names", [("heat",), ("heat", "heat")])
+@pytest.mark.parametrize("stream", [None, (120, 10, 8)])
+def test_until_looks_only_at_the_fields_that_are_named(tmp_path: Path, names: Any, stream: Any) -> None:
+    start = np.random.default_rng(0).random((40, 8))
+    fields = [start, np.zeros_like(start), start]
+    _, alone = stepped(tmp_path, relax, [start], 400, until=1e-4)
+    more = {} if stream is None else {"stream": in_chunks(*stream), "copies": "auto"}
+    until = parse_until(f"1e-4:{','.join(names)}")
+    for ranks in (1, 3):
+        _, record = stepped(tmp_path, timed, fields, 400, ranks=ranks, until=until, **more)
+        assert (record["stream"] is None) == (stream is None)
+        assert 0 < record["steps"]["steps"] == alone["steps"]["steps"] < 400
+        assert record["steps"]["until"] == alone["steps"]["until"] | {"fields": ["heat"]}
+    assert "in a step, of heat: 0.0001 reached" in render(record)
+
+
+def test_a_clock_is_seen_unless_fields_are_named(tmp_path: Path) -> None:
+    start = np.zeros((9, 8))
+    for until, change in ((1e-4, 1.0), (parse_until("1e-4:time"), 1.0), (parse_until("1e-4:time,heat"), 1.0)):
+        _, record = stepped(tmp_path, timed, [start] * 3, 12, until=until)
+        assert record["steps"]["until"]["change"] == change
+        assert record["steps"]["steps"] == 12
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("1:tim", "--until names 'tim', which no step changes: expected some of heat, time. Try: time"),
+        ("1:where", "--until names 'where', which no step changes: expected some of heat, time"),
+        ("1:heat,output1", "--until names 'output1', which no step changes"),
+    ],
+)
+def test_a_field_that_no_step_changes_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(meshrun.UserError, match=re.escape(sentence)):
+        stepped(tmp_path, timed, [np.zeros((9, 8))] * 3, 12, ranks=2, until=parse_until(text))
+
+
+@pytest.mark.parametrize(
+    "until",
+    [
+        "1e-4:heat,time",
+        " 1e-4: heat , time",
+        (1e-4, "heat,time"),
+        (1e-4, ("heat", "time")),
+        [1e-4, ["heat", "time"]],
+    ],
+)
+def test_fields_are_named_by_a_text_or_a_pair(tmp_path: Path, until: Any) -> None:
+    record = timed.run([np.zeros((9, 8))] * 3, [np.zeros((9, 8)) for _ in range(3)], steps=10, until=until)
+    assert record["steps"]["until"]["fields"] == ["heat", "time"]
+
+
+@pytest.mark.parametrize(
+    "until",
+    ["1e-4:", "1e-4:heat,", "1e-4:,heat", ":heat", "nan:heat", "-1:heat", "heat", (1e-4, ()), (1e-4, 3)],
+)
+def test_other_texts_are_refused(until: Any) -> None:
+    with pytest.raises(meshrun.UserError, match=r"'until'|until names '3'"):
+        timed.run([np.zeros((9, 8))] * 3, [np.zeros((9, 8)) for _ in range(3)], steps=10, until=until)
+
+
+def test_exchanges_take_at_most_all_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, the other ranks wait in an exchange for the rank that reads longer."""
+    load = step_run.load_blocks
+
+    def slow(world: Any, *arguments: Any) -> Any:
+        found = load(world, *arguments)
+        if world.rank == 1:
+            time.sleep(0.5)
+        return found
+
+    monkeypatch.setattr(step_run, "load_blocks", slow)
+    _, record = stepped(tmp_path, relax, [np.ones((9, 9))], 3, ranks=2)
+    assert record["steps"]["exchanges"] > 0
+    assert 0 < record["steps"]["exchange_fraction"] <= 1
+    assert record["phases"]["exchange"]["seconds"] > record["steps"]["seconds"], "or nothing was tested"
 
 
 def test_fields_without_cells_keep_their_own_types(tmp_path: Path) -> None:
@@ -578,7 +666,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     with pytest.raises(meshrun.RunError) as failure:
         stepped(tmp_path, doubles, [np.ones((8, 4))], 20, checkpoint=interval("4"), ranks=2)
     folder = tmp_path / "out0.npy.checkpoint"
-    assert str(failure.value).startswith(f"cannot write {folder / 'step-8'}: got No space left on device")
+    assert str(failure.value).startswith(f"cannot write {folder / 'step-8'}: No space left on device")
     assert [path.name for path in folder.iterdir()] == ["step-4"]
     assert resumed(tmp_path, doubles, 20, 3)["steps"]["first"] == 4
     np.testing.assert_array_equal(np.load(tmp_path / "out0.npy"), np.full((8, 4), 2.0**20))

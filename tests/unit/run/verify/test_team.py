@@ -22,6 +22,7 @@ import meshrun
 from runner.comm.api import Control
 from runner.comm.threads import run_ranks
 from runner.errors import RunError, traceback_of
+from runner.job import pickling
 from runner.job.declaration import Job
 from runner.job.discover import find
 from runner.pipeline.steps.stepper import Stepper
@@ -114,31 +115,35 @@ def test_processes_find_a_single_wrong_cell(
 def test_ranks_that_are_threads_pickle_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that ends first leaves the module of the user's file by value for the other."""
-    (tmp_path / "job.py").write_text(
-        "import meshrun\n@meshrun.map_blocks\ndef same(block):\n    return block + 0\n"
+    """One that ends first no longer sends the module of the user's file by value, which the other needs."""
+    text = (
+        "import meshrun\ndef same(b): return b + 0\n@meshrun.map_blocks\ndef job(block): return same(block)\n"
     )
-    array = np.ones((4, 4), np.float32)
-    task = planned(find(f"{tmp_path / 'job.py'}:same"), array)
-    inside, other_done, dumps = threading.Event(), threading.Event(), verify_team.dumps
+    (tmp_path / "job.py").write_text(text)
+    task = planned(find(f"{tmp_path / 'job.py'}:job"), np.ones((4, 4), np.float32))
+    second_inside, first_done, pickler = threading.Event(), threading.Event(), pickling._Pickler
+    first_inside, found = threading.Event(), []
 
-    def slow(task: Task) -> bytes:
+    def slow(file: Any) -> Any:
         if threading.current_thread() is threading.main_thread():
-            inside.set()
-            other_done.wait(0.3)
-        return dumps(task)
+            first_inside.set()
+            second_inside.wait(0.3)
+        else:
+            second_inside.set()
+            first_done.wait(0.3)
+        return pickler(file)
 
     def other() -> None:
-        inside.wait()
-        verify_team._pickled(task)
-        other_done.set()
+        first_inside.wait()
+        found.append(pickling.dumps(task))
 
-    monkeypatch.setattr(verify_team, "dumps", slow)
+    monkeypatch.setattr(pickling, "_Pickler", slow)
     thread = threading.Thread(target=other)
     thread.start()
-    verify_team._pickled(task)
+    first = pickling.dumps(task)
+    first_done.set()
     thread.join()
-    assert other_done.is_set()
+    assert [len(one) for one in found] == [len(first)]
 
 
 @pytest.mark.parametrize("kept", ["array", "view", "block"])

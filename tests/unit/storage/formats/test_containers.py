@@ -192,7 +192,7 @@ def test_a_result_replaces_an_input_of_the_same_container(
     path = tmp_path / f"fields{suffix}"
     on_ranks(1, inputs, [at(path, "now"), at(path, "before")])  # one step, to have a container
     fields = [at(path, "now"), at(path, "before")]
-    on_ranks(ranks, fields, fields, verify="full", **MODES[mode])
+    on_ranks(ranks, fields, fields, verify="full", overwrite_input=True, **MODES[mode])
     for name, wanted in zip(("now", "before"), expected(6 if mode == "steps" else 2), strict=True):
         np.testing.assert_allclose(array(path, name), wanted, rtol=1e-12)
     assert names(tmp_path) == ["before.npy", path.name, "now.npy"]
@@ -284,7 +284,7 @@ def test_an_array_replaced_by_one_as_large_does_not_make_the_file_larger(
         file["other"] = np.arange(5)
     sizes = set()
     for _ in range(4):
-        on_ranks(1, fields, fields)
+        on_ranks(1, fields, fields, overwrite_input=True)
         sizes.add(path.stat().st_size)
     assert len(sizes) == 1
 
@@ -300,11 +300,11 @@ def test_a_file_of_replaced_arrays_alone_is_not_copied(
     monkeypatch.setattr(
         "runner.storage.formats.hdf5.copy_file", lambda old, new: (copied.append(old), original(old, new))
     )
-    on_ranks(1, fields, fields)
+    on_ranks(1, fields, fields, overwrite_input=True)
     assert copied == []
     with h5py.File(path, "a") as file:
         file["deep"].attrs["unit"] = "m"
-    on_ranks(1, fields, fields)
+    on_ranks(1, fields, fields, overwrite_input=True)
     assert copied == [path]
     with h5py.File(path) as file:
         assert file["deep"].attrs["unit"] == "m"

@@ -235,7 +235,7 @@ def test_what_is_not_numbers_is_refused(tmp_path: Path, array: np.ndarray) -> No
 
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "folder.npy").mkdir()
-    with pytest.raises(UserError, match="nothing there"):
+    with pytest.raises(UserError, match="does not exist"):
         open_source(tmp_path / "missing.npy")
     with pytest.raises(UserError, match="a folder"):
         open_source(tmp_path / "folder.npy")

@@ -226,7 +226,7 @@ def test_other_suffixes_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write .*: got No such file or directory"):
+    with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
         plot(LINES, tmp_path / "missing" / "plot.svg")
 
 

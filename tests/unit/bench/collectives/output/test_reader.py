@@ -218,5 +218,5 @@ def test_what_cannot_be_made_out_is_refused(tmp_path: Path, text: str, sentence:
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*: got No such file"):
+    with pytest.raises(UserError, match=r"cannot read .*: No such file"):
         read(tmp_path / "none")

@@ -1,0 +1,195 @@
+"""Jobs in other processes: the ranks that `run(..., ranks=2)` starts, pools of processes, pickles."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import meshrun
+from runner.job.discover import find
+from runner.job.pickling import dumps
+
+HELPER = """
+factor = 2.0
+
+def scaled(values):
+    return factor * values
+"""
+JOBS = """
+import meshrun
+from {helpers} import scaled
+
+step = 1.0
+
+def total(block):
+    return step + scaled(block[2:] + block[:-2])
+
+@meshrun.map_blocks(halo=1, boundary="constant")
+def sides(block):
+    return total(block)
+
+def plain(block):
+    return block + step
+
+renamed = meshrun.map_blocks(plain, name="plus")
+"""
+RUN = """
+import numpy as np
+from {jobs} import sides
+from {jobs} import renamed
+import {jobs} as module
+
+if __name__ == "__main__":
+    a, result = np.ones(100), np.zeros(100)
+    sides.run(a, result, ranks=2, device="cpu")
+    np.testing.assert_array_equal(result, sides(a))
+    assert result[0] == 3 and result[1] == 5
+    module.step = 7.0
+    sides.run(a, result, ranks=2, device="cpu")
+    assert result[1] == 11, "what the helper reads is as it is now"
+    renamed.run(a, result, ranks=2, device="cpu")
+    assert result[1] == 8
+"""
+
+
+def python(folder: Path, *words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_ranks_run_a_job_that_calls_a_function_of_its_module(tmp_path: Path) -> None:
+    """The modules are beside a script that is started elsewhere; one has the name of one of ours."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "jobs.py").write_text(HELPER)
+    (tmp_path / "code" / "myjobs.py").write_text(JOBS.format(helpers="jobs"))
+    (tmp_path / "code" / "main.py").write_text(RUN.format(jobs="myjobs"))
+    python(tmp_path, "code/main.py")
+
+
+def test_ranks_run_a_job_of_a_package(tmp_path: Path) -> None:
+    (tmp_path / "pack" / "inner").mkdir(parents=True)
+    (tmp_path / "pack" / "__init__.py").touch()
+    (tmp_path / "pack" / "inner" / "__init__.py").touch()
+    (tmp_path / "pack" / "helpers.py").write_text(HELPER)
+    (tmp_path / "pack" / "inner" / "myjobs.py").write_text(JOBS.format(helpers="..helpers"))
+    program = RUN.format(jobs=".inner.myjobs").replace("import .inner.myjobs", "from .inner import myjobs")
+    (tmp_path / "pack" / "__main__.py").write_text(program)
+    python(tmp_path, "-m", "pack")
+
+
+def test_what_cannot_be_sent_is_imported_by_the_ranks(tmp_path: Path) -> None:
+    text = JOBS.format(helpers="myhelpers").replace("return step", "with lock: return step")
+    (tmp_path / "myhelpers.py").write_text(HELPER)
+    (tmp_path / "myjobs.py").write_text(f"import threading\nlock = threading.Lock()\n{text}")
+    (tmp_path / "main.py").write_text(
+        "import numpy as np\nfrom myjobs import sides\na, result = np.ones(9), np.zeros(9)\n"
+        "sides.run(a, result, ranks=2, device='cpu')\nassert result[1] == 5\n"
+    )
+    python(tmp_path, "main.py")
+
+
+def test_ranks_run_a_job_of_a_file_that_was_loaded_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "myhelpers.py").write_text(HELPER)
+    (tmp_path / "my jobs.py").write_text(JOBS.format(helpers="myhelpers"))
+    (tmp_path / "main.py").write_text(
+        "import numpy as np\nfrom runner.job.discover import find\na, result = np.ones(9), np.zeros(9)\n"
+        "find('my jobs.py:sides').run(a, result, ranks=2, device='cpu')\nassert result[1] == 5\n"
+    )
+    python(tmp_path, "main.py")
+
+
+POOL = """
+import multiprocessing, pickle, sys
+import cloudpickle
+import numpy as np
+import meshrun
+import myjobs
+
+offset = 3.0
+
+@meshrun.map_blocks
+def shifted(block):
+    return block + offset + myjobs.step
+
+if __name__ == "__main__":
+    arrays = [np.full(4, float(n)) for n in range(3)]
+    for method in ("fork", "spawn"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            for job in (myjobs.sides, myjobs.renamed, shifted):
+                results = pool.map(job, arrays)
+                np.testing.assert_array_equal(results, [job(one) for one in arrays])
+    for library in (pickle, cloudpickle):
+        with open(f"{library.__name__}.bytes", "wb") as file:
+            file.write(library.dumps([shifted, myjobs.sides]))
+"""
+
+
+def test_jobs_go_to_pools_of_processes_and_to_programs_of_other_libraries(tmp_path: Path) -> None:
+    (tmp_path / "myhelpers.py").write_text(HELPER)
+    (tmp_path / "myjobs.py").write_text(JOBS.format(helpers="myhelpers"))
+    (tmp_path / "main.py").write_text(POOL)
+    python(tmp_path, "main.py")
+    reader = (
+        "import pickle, sys, numpy as np\n"
+        "for name in ('pickle', 'cloudpickle'):\n"
+        "    shifted, sides = pickle.load(open(f'{name}.bytes', 'rb'))\n"
+        "    assert (shifted.name, sides.name) == ('shifted', 'sides')\n"
+        "    assert shifted(np.zeros(3)).tolist() == [4.0] * 3\n"
+        "    import myjobs\n"
+        "    assert sides is myjobs.sides\n"
+    )
+    python(tmp_path, "-c", reader)
+
+
+@meshrun.map_blocks(halo=1, name="other name")
+def smear(block: Any, *, weight: float = 0.5) -> Any:
+    """Mix each cell with its neighbour."""
+    return (1 - weight) * block[1:-1] + weight * block[2:]
+
+
+@pytest.mark.parametrize("library", [pickle, cloudpickle])
+def test_a_job_of_a_module_is_that_job_again(library: Any) -> None:
+    assert pickle.loads(library.dumps(smear)) is smear
+    assert pickle.loads(library.dumps(find("laplacian"))) is find("laplacian")
+    assert pickle.loads(library.dumps({"a": [smear]}))["a"][0] is smear
+    assert copy.copy(smear) is copy.deepcopy(smear) is smear
+
+
+def made(gain: float) -> Any:
+    def gained(block: Any) -> Any:
+        return gain * block if block.ndim else job(block)  # it names itself
+
+    job = meshrun.map_blocks(gained)
+    return job
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, cloudpickle.dumps, dumps])
+def test_a_job_that_no_module_has_travels_with_its_values(write: Any) -> None:
+    job = made(3.0)
+    again = pickle.loads(write(job))
+    assert again is not job
+    assert repr(again) == repr(job)
+    assert again.__doc__ == job.__doc__
+    np.testing.assert_array_equal(again(np.arange(4.0)), 3 * np.arange(4.0))
+    np.testing.assert_array_equal(again(np.arange(4.0)), 3 * np.arange(4.0))
+    assert type(again) is type(job)
+
+
+def test_a_job_of_a_file_that_was_loaded_by_its_path_travels_by_value(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(
+        "import meshrun\ndef two(): return 2\n@meshrun.map_blocks\ndef twice(block): return two() * block\n"
+    )
+    data = pickle.dumps(find(f"{tmp_path}/twice.py"))
+    program = f"import pickle, numpy; print(pickle.loads({data!r})(numpy.ones(1)))"
+    python(tmp_path.parent, "-c", program)
+    assert not cloudpickle.list_registry_pickle_by_value(), "the program's own list is as it was"
