@@ -37,7 +37,7 @@ FORMATS = {
 }
 FOLDERS = (".zarr",)
 CONTAINERS = (".zarr", ".h5", ".hdf5")
-EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: meshrun's extra that installs it
+EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that installs it
 
 
 @dataclass(frozen=True)
@@ -405,8 +405,6 @@ def _format(path: Path) -> Any:
     except ModuleNotFoundError as reason:
         if reason.name not in EXTRAS:
             raise
-        if name == "tiff":  # Pillow is enough for simple pictures
-            return importlib.import_module("runner.storage.formats.image")
         raise UserError(
             f"{path} cannot be opened without the package {reason.name}",
             hint=f"pip install 'meshrun[{EXTRAS[reason.name]}]'",
