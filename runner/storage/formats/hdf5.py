@@ -353,7 +353,8 @@ def _is_numbers(dataset: Any) -> bool:
 def _dtype(dataset: Any) -> np.dtype[Any] | None:
     """Return NumPy's dtype that holds a dataset's elements; None if there is none.
 
-    For integers of a size that NumPy lacks, such as 24 bits, that of the next larger size: HDF5 converts them.
+    For integers of a size that NumPy lacks, such as 24 bits, it is that of the next larger size; HDF5 then
+    converts them.
     """
     try:
         dtype: np.dtype[Any] = dataset.dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,14 @@ from runner.storage.formats import image
 from runner.storage.formats.declared_form import NUMBERS
 from runner.storage.formats.flat import FlatSource
 from runner.storage.formats.registry import Form, Source
-from runner.storage.formats.tiff.pages import UNREAD, PagesSource, Segments, segment_count, segment_shape
+from runner.storage.formats.tiff.pages import (
+    UNREAD,
+    PagesSource,
+    Segments,
+    segment_count,
+    segment_shape,
+    stored_bytes,
+)
 from runner.storage.formats.tiff.shown import shown
 
 # Kinds of series that consist of plain pages: several series with equal pages were appended to one another.
@@ -28,7 +36,11 @@ APPENDED = ("shaped", "uniform", "generic")
 LISTED = 8  # shapes in a message
 
 # Numbers in the file of compressions.
-NONE, LZW, DEFLATE, PACKBITS, OLD_DEFLATE, LZMA, ZSTD, OLD_JPEG = 1, 5, 8, 32773, 32946, 34925, 50000, 6
+NONE, LZW, DEFLATE, PACKBITS, OLD_DEFLATE, LZMA, ZSTD = 1, 5, 8, 32773, 32946, 34925, 50000
+OLD_JPEG, LERC = 6, 34887
+NEW_SUBFILE_TYPE, GDAL_NODATA = 254, 42113  # tags
+REDUCED, IS_MASK = 1, 4  # bits of the first of them
+LEADING_DIGITS = re.compile(r"[+-]?[0-9]+")
 # What tifffile decodes without imagecodecs.
 OWN_COMPRESSIONS = (NONE, DEFLATE, PACKBITS, OLD_DEFLATE, LZMA)
 OWN_PREDICTORS = (1, 2)
@@ -52,7 +64,7 @@ class _Contents:
     """The equal pages of a file's array.
 
     key: tifffile's page that describes all. shape: of the array, as tifffile has it. stack: the number of its
-    leading axes that count pages. offset: of the first sample, if all lie in the file as in memory; else None.
+    leading axes that count pages. offset: of the first sample, if all lie in the file as in memory; or None.
     """
 
     key: Any
@@ -90,7 +102,7 @@ def _described(path: Path, file: Any) -> Source:
             raise _truncated(path, size, needed)
         stored = dtype.newbyteorder(file.byteorder)
         return shown(FlatSource(path, found.shape, stored, found.offset), key, found.stack)
-    _check_decodes(path, key)
+    _check_decodes(path, found)
     _check_promise(path, found)
     source = PagesSource(
         path,
@@ -99,7 +111,7 @@ def _described(path: Path, file: Any) -> Source:
         key.shaped,
         segment_shape(key),
         found.stack,
-        key.nodata,
+        _fill_value(key),
         _locate,
     )
     return shown(source, key, found.stack)
@@ -120,17 +132,20 @@ def _contents(path: Path, file: Any) -> _Contents:
     if not len(file.pages):
         raise UserError(f"{path} is broken or truncated", got="no page")
     chosen = _main_series(path, file.series)
-    pages = [page for series in chosen for page in series.pages]
+    key, pages = chosen[0].keyframe, [page for series in chosen for page in series.pages]
     _check_present(path, file, pages)
+    _check_described(path, file, chosen[0].kind)
     _check_size(path, file, pages)
-    key = chosen[0].keyframe
     _check_samples(path, key)
-    shape = tuple(chosen[0].shape)
-    if len(chosen) == 1:
-        offset = chosen[0].dataoffset
-    else:
+
+    shape, offset = tuple(chosen[0].shape), chosen[0].dataoffset or None  # 0: left out of a sparse file
+    if len(chosen) > 1:
         shape, offset = (len(chosen), *shape), None
-    offset = offset or None  # 0: left out of a sparse file
+    main = [page for page in pages if not _is_secondary(file, page)]
+    if 0 < len(main) < len(pages) == math.prod(shape) // math.prod(key.shaped):
+        pages, offset = main, None
+        shape = (*((len(main),) if len(main) > 1 else ()), *key.shape)
+
     count = len(pages)
     if offset is not None:  # one page may describe all
         count = math.prod(shape) // max(math.prod(key.shaped), 1)
@@ -149,14 +164,30 @@ def _contents(path: Path, file: Any) -> _Contents:
 def _main_series(path: Path, series: Sequence[Any]) -> list[Any]:
     """Return the series whose pages make up the array: not masks, nor smaller copies of a picture."""
     main = [one for one in series if not (one.keyframe.is_mask or one.keyframe.is_reduced)] or [*series]
-    kinds = {(one.shape, np.dtype(one.dtype).str, one.keyframe.hash) for one in main if one.dtype is not None}
-    if not main or (len(main) > 1 and (len(kinds) != 1 or any(one.kind not in APPENDED for one in main))):
-        shapes = ", ".join(str(one.shape) for one in main[:LISTED])
+    equal = len({(one.shape, one.keyframe.hash) for one in main}) == 1
+    if len(main) != 1 and not (equal and all(one.kind in APPENDED for one in main)):
+        kinds = [f"{one.shape} {one.dtype} {_name(one.keyframe.compression)}" for one in main[:LISTED]]
         more = f", ... ({len(main)} in all)" if len(main) > LISTED else ""
         raise UserError(
-            f"{path} holds {len(main)} pictures of different kinds", got=shapes + more, expected="one"
+            f"{path} holds {len(main)} pictures that are not one array",
+            got=", ".join(kinds) + more,
+            expected="one picture, or pages that are all alike",
         )
     return main
+
+
+def _is_secondary(file: Any, page: Any) -> bool:
+    """Return whether a page is a mask, or a smaller copy of another: its first tag says so.
+
+    tifffile does not read this tag of most pages.
+    """
+    sizes, handle, order = file.tiff, file.filehandle, file.byteorder
+    handle.seek(page.offset + sizes.tagnosize)
+    entry = handle.read(sizes.tagsize)
+    if len(entry) < sizes.tagsize or struct.unpack_from(f"{order}H", entry)[0] != NEW_SUBFILE_TYPE:
+        return False
+    (kind,) = struct.unpack_from(f"{order}I", entry, sizes.tagsize - sizes.offsetsize)
+    return bool(kind & (REDUCED | IS_MASK))
 
 
 def _check_present(path: Path, file: Any, pages: Sequence[Any]) -> None:
@@ -171,6 +202,20 @@ def _check_present(path: Path, file: Any, pages: Sequence[Any]) -> None:
             got=got,
             expected="all planes in one file",
             hint="tifffile.imwrite, to write what tifffile.imread returns for it to one file",
+        )
+
+
+def _check_described(path: Path, file: Any, kind: str) -> None:
+    """Refuse a file with pages that tifffile's descriptions do not mention; it would leave them out."""
+    if kind != "shaped":
+        return
+    series = [level for one in file.series for level in one.levels]
+    described = {page.offset for one in series for page in one.pages if page is not None}
+    held = sum(page.offset in described for page in file.pages)
+    if held < len(file.pages):
+        raise UserError(
+            f"{path} holds pages that its description leaves out",
+            got=f"{len(file.pages)} pages, {held} of them described",
         )
 
 
@@ -208,6 +253,31 @@ def _long(shape: Shape) -> list[int]:
     return [length for length in shape if length > 1]
 
 
+def _fill_value(page: Any) -> Any:
+    """Return the value of strips and tiles that were left out, as GDAL has it: its tag's value, or 0."""
+    dtype, text = np.dtype(page.dtype), str(page.tags.valueof(GDAL_NODATA, default="0")).strip("\0 ")
+    if dtype.kind in "iu" and dtype.itemsize == 8:  # integers that floats do not hold: digits alone are read
+        digits = LEADING_DIGITS.match(text)
+        value = int(digits[0]) if digits else 0
+        return dtype.type(value % (1 << 64) if dtype.kind == "u" and value < 0 else _nearest(value, dtype))
+    try:
+        number = float(text.replace(",", "."))  # of a program that writes numbers of another language
+    except ValueError:
+        number = 0.0
+    if dtype.kind in "fc":
+        with np.errstate(over="ignore"):
+            return dtype.type(number)
+    if not math.isfinite(number):
+        number = 0.0 if math.isnan(number) else math.copysign(2.0**64, number)
+    return dtype.type(_nearest(math.floor(abs(number) + 0.5) * (-1 if number < 0 else 1), dtype))
+
+
+def _nearest(value: int, dtype: np.dtype[Any]) -> int:
+    """Return the integer of `dtype` that is nearest to `value`."""
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return min(max(value, low), high)
+
+
 # Whether it can be decoded
 
 
@@ -227,10 +297,12 @@ def _check_samples(path: Path, page: Any) -> None:
             got=f"Predictor {int(page.predictor)}",
             expected="1",
         )
-    if page.compression == OLD_JPEG:
+    lerc_of_floats = page.compression == LERC and np.dtype(page.dtype).kind in "fc"  # without its NaNs
+    if page.compression == OLD_JPEG or lerc_of_floats:
         raise UserError(
-            f"{path} is compressed by JPEG in its old form (compression 6), which programs read differently",
-            expected="compression 7, or another",
+            f"{path} has a compression that programs read differently",
+            got="LERC of floats" if lerc_of_floats else "JPEG in its old form",
+            hint=_recompress(path),
         )
 
 
@@ -245,18 +317,44 @@ def _check_segments(path: Path, key: Any, pages: Sequence[Any]) -> None:
             )
 
 
-def _check_decodes(path: Path, page: Any) -> None:
+def _check_decodes(path: Path, found: _Contents) -> None:
     """Refuse what tifffile cannot decode, before the work begins."""
-    if not _has_imagecodecs() and _needs_imagecodecs(page):
+    key = found.key
+    if not _has_imagecodecs() and _needs_imagecodecs(key):
         raise UserError(
             f"{path} cannot be decoded without the package imagecodecs",
-            got=_encoding(page),
+            got=_encoding(key),
             hint="pip install imagecodecs",
         )
     try:
-        page.decode(None, 0)
-    except (ValueError, NotImplementedError) as reason:
-        raise UserError(f"{path} cannot be decoded", got=first_line(reason)) from reason
+        key.decode(None, 0)
+        if key.compression not in EXPANSION and key.compression != LZMA:
+            _check_picture_codec(path, found)
+    except (*UNREAD, OSError) as reason:
+        raise UserError(
+            f"tifffile cannot decode {path}",
+            got=f"{first_line(reason)} ({_encoding(key)})",
+            hint=_recompress(path),
+        ) from reason
+
+
+def _check_picture_codec(path: Path, found: _Contents) -> None:
+    """Decode one strip or tile of those whose decoder finds shape and dtype itself, and compare these."""
+    key = found.key
+    for page in found.pages:
+        for segment, (offset, size) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=False)):
+            if not offset or not size:
+                continue
+            with open(path, "rb", buffering=0) as file:
+                data = stored_bytes(file.fileno(), offset, size)
+            cells = key.decode(data, segment, jpegtables=page.jpegtables)[0]
+            if cells.dtype != key.dtype:
+                raise ValueError(f"samples of {cells.dtype}, expected {key.dtype}")
+            return
+
+
+def _recompress(path: Path) -> str:
+    return f"gdal_translate -co COMPRESS=DEFLATE {path} {path.with_suffix('.new.tif')}"
 
 
 def _needs_imagecodecs(page: Any) -> bool:

@@ -88,7 +88,7 @@ class PagesSource:
     page: Shape
     segment: Shape
     stack: int
-    fill: int | float
+    fill: Any
     locate: Callable[[Any], tuple[Callable[..., Any], list[Segments]]]
     name: str | None = None
     parallel: bool = True
@@ -173,7 +173,7 @@ class PagesSource:
             there = max(min(os.fstat(descriptor).st_size - offset, size), 0)
             if there < size:  # before so much memory is reserved
                 raise ValueError(f"the file ends within it: {there:,} of {size:,} bytes")
-            data = _stored(descriptor, offset, size)
+            data = stored_bytes(descriptor, offset, size)
             cells: HostArray = self._decoder.decode(data, segment, jpegtables=page.jpeg_tables)[0]
         except UNREAD as reason:
             raise self._broken(number, segment, first_line(reason)) from reason
@@ -187,7 +187,7 @@ class PagesSource:
         return {key: value for key, value in self.__dict__.items() if key != "_decoder"}
 
 
-def _stored(descriptor: int, offset: int, size: int) -> bytes:
+def stored_bytes(descriptor: int, offset: int, size: int) -> bytes:
     """Return the bytes of a segment; a single call reads less than 2 GiB."""
     data = os.pread(descriptor, size, offset)
     while len(data) < size:
@@ -209,4 +209,5 @@ def segment_count(page: Any) -> int:
     """Return the number of strips or tiles that a page needs."""
     _, depth, rows, columns, _ = page.shaped
     spans = zip((depth, rows, columns), segment_shape(page), strict=True)
-    return int(page.shaped[0]) * math.prod(-(-length // n) for length, n in spans)
+    count: int = page.shaped[0] * math.prod(-(-length // n) for length, n in spans)
+    return count

@@ -5,7 +5,7 @@ Everything is done to parts of any size: no picture is converted as a whole.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -19,8 +19,8 @@ from runner.storage.formats.sliced_array import Unmapped
 
 # Photometric interpretations, by their number in the file.
 WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, PALETTE, MASK, SEPARATED, YCBCR = 0, 1, 2, 3, 4, 5, 6
-CIELAB, ICCLAB, ITULAB, COLOR_FILTER, LINEAR_RAW = 8, 9, 10, 32803, 34892
-AS_THEY_ARE = (BLACK_IS_ZERO, RGB, MASK, CIELAB, ICCLAB, ITULAB, COLOR_FILTER, LINEAR_RAW)
+LAB, COLOR_FILTER, LINEAR_RAW = (8, 9, 10), 32803, 34892
+AS_THEY_ARE = (BLACK_IS_ZERO, RGB, MASK, *LAB, COLOR_FILTER, LINEAR_RAW)
 JPEG = 7  # compression, whose decoder returns RGB
 ORIENTATION, INK_SET = 274, 332  # tags
 CMYK = 1  # a set of inks
@@ -53,8 +53,8 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True)
 class Inverted:
-    """Samples of which 0 is white. white: what becomes of 0. channels: the first ones, which are inverted; the
-    others, such as opacity, are kept; None: there is no axis of channels."""
+    """Samples of which 0 is white. white: what becomes of 0. channels: the number of inverted ones, which come
+    first; None: there is no axis of channels."""
 
     white: int
     channels: int | None
@@ -74,9 +74,9 @@ class Inverted:
 
 @dataclass(frozen=True)
 class Bits:
-    """Single bits, which become 0 and 255, as in a PNG. inverted: 0 is white."""
+    """Single bits, which become 0 and 255, as in a PNG. inverted: how to invert them; None: they are not."""
 
-    inverted: bool
+    inverted: Inverted | None
 
     def type_of(self, shape: Shape, dtype: np.dtype[Any]) -> tuple[Shape, np.dtype[Any]]:
         return shape, np.dtype(np.uint8)
@@ -85,8 +85,8 @@ class Bits:
         return region
 
     def convert(self, samples: HostArray, region: Region) -> HostArray:
-        values: HostArray = np.where(samples != self.inverted, np.uint8(255), np.uint8(0))
-        return values
+        values = np.where(samples, np.uint8(255), np.uint8(0))
+        return self.inverted.convert(values, region) if self.inverted else values
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,14 @@ class ShownSource:
     axes: tuple[int, ...]
     backwards: tuple[int, ...]
     conversion: Conversion | None
+    path: Path = field(init=False)
     parallel: bool = True
     decoded_bytes: ClassVar[int] = 0
     name: ClassVar[None] = None
     form: ClassVar[Form] = Form()
 
-    @property
-    def path(self) -> Path:
-        return self.stored.path
+    def __post_init__(self) -> None:
+        self.path = self.stored.path
 
     @property
     def array(self) -> Unmapped:
@@ -160,7 +160,11 @@ class ShownSource:
     @property
     def _type(self) -> tuple[Shape, np.dtype[Any]]:
         shape = tuple(self.stored.shape[axis] for axis in self.axes)
-        return self.conversion.type_of(shape, self.stored.dtype) if self.conversion else (shape, self.stored.dtype)
+        return (
+            self.conversion.type_of(shape, self.stored.dtype)
+            if self.conversion
+            else (shape, self.stored.dtype)
+        )
 
     @property
     def shape(self) -> Shape:
@@ -192,13 +196,12 @@ class ShownSource:
     def _read_turned(self, region: Region, target: HostArray) -> None:
         """Read samples, in the picture's axes."""
         lengths = [self.stored.shape[axis] for axis in self.axes]
-        spans = [*zip(region.start, region.stop, strict=True)]
+        start, stop = [*region.start], [*region.stop]
         for axis in self.backwards:
-            start, stop = spans[axis]
-            spans[axis] = (lengths[axis] - stop, lengths[axis] - start)
+            start[axis], stop[axis] = lengths[axis] - stop[axis], lengths[axis] - start[axis]
         order = np.argsort(self.axes)  # the picture's axis for each axis of `stored`
-        start, stop = zip(*(spans[axis] for axis in order), strict=True)
-        self.stored.read(Region(start, stop), np.flip(target, self.backwards).transpose(order))
+        needed = Region(tuple(start[axis] for axis in order), tuple(stop[axis] for axis in order))
+        self.stored.read(needed, np.flip(target, self.backwards).transpose(order))
 
 
 def shown(source: Source, page: Any, stack: int) -> Source:
@@ -237,13 +240,14 @@ def _conversion(path: Path, page: Any) -> Conversion | None:
     """Return how a page's samples become the picture's; UserError if programs disagree on it."""
     photometric, bits = int(page.photometric), page.bitspersample
     dtype, samples, extra = np.dtype(page.dtype), page.samplesperpixel, len(page.extrasamples)
-    white_is_zero = photometric == WHITE_IS_ZERO
-    if dtype.kind == "b" and (white_is_zero or photometric in AS_THEY_ARE):
-        return Bits(white_is_zero)
-    if photometric in AS_THEY_ARE or (photometric == YCBCR and page.compression == JPEG and page.planarconfig == 1):
+    brightness = samples - extra if samples > 1 else None  # channels that are not extra ones
+    if photometric == WHITE_IS_ZERO and dtype.kind in "ub":
+        return Bits(Inverted(255, brightness)) if dtype.kind == "b" else Inverted((1 << bits) - 1, brightness)
+    jpeg = page.compression == JPEG
+    if photometric in AS_THEY_ARE and not (jpeg and photometric in LAB):
+        return Bits(None) if dtype.kind == "b" else None
+    if photometric == YCBCR and jpeg and page.planarconfig == 1:
         return None
-    if white_is_zero and dtype.kind == "u":
-        return Inverted((1 << bits) - 1, samples - extra if samples > 1 else None)
     if photometric == PALETTE and dtype.kind in "ub" and samples == 1 and page.colormap is not None:
         colors = np.asarray(page.colormap)
         if colors.shape == (3, 1 << bits):
@@ -254,14 +258,14 @@ def _conversion(path: Path, page: Any) -> Conversion | None:
         return Inks()
     name = getattr(page.photometric, "name", None) or str(photometric)
     raise UserError(
-        f"{path} has samples that programs read as different values",
-        got=f"photometric interpretation {name}, {samples} samples of {dtype.name}",
-        expected="brightness, RGB, colours of a palette, or inks of 8 bits",
-        hint="tifffile.imread, which returns the samples as they are stored",
+        f"{path} has samples whose values programs do not agree on",
+        got=f"{name}: {samples} of {dtype.name} per pixel",
+        expected="gray or RGB, WhiteIsZero of unsigned integers, a palette, or CMYK of 8 bits",
+        hint="tifffile.imread, which returns the samples as they are stored, and numpy.save",
     )
 
 
 def _colors(table: HostArray) -> HostArray:
-    """Return colours (number, 3) of 8 bits; a file has them in 16 bits, and a few programs write 8 of them."""
+    """Return colours (number, 3) of 8 bits; a file has them in 16, of which some programs write 8."""
     eight = table if table.max(initial=0) < 256 else table >> 8
     return np.ascontiguousarray(eight.T.astype(np.uint8))
