@@ -262,14 +262,15 @@ _any_size = _AnySize()
 
 def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
     """Refuse files of which Pillow would silently read only a part."""
-    tiff = opened.format == "TIFF"
-    hint = "pip install 'meshrun[tiff]'" if tiff else "convert it to .npy (scikit-image reads it whole)"
     codecs = [str(tile[3]) for tile in opened.tile]  # such as "RGB;16B"
     if opened.mode in ("LA", "RGB", "RGBA") and any(";16" in codec for codec in codecs):
-        raise UserError(f"{path} has 16 bits per channel, and Pillow reads only 8 of them", hint=hint)
+        raise UserError(
+            f"{path} has 16 bits per channel, and Pillow reads only 8 of them",
+            hint=f"gdal_translate {path} {path.with_suffix('.tif')}",
+        )
     pictures = getattr(opened, "n_frames", 1)
     if opened.format != "MPO" and pictures > 1:  # MPO: a camera's JPEG with a preview
-        raise UserError(f"{path} holds {pictures} pictures", expected="one", hint=hint)
+        raise UserError(f"{path} holds {pictures} pictures", expected="one")
 
 
 @dataclass

@@ -53,7 +53,7 @@ class Conversion(Protocol):
 
 @dataclass(frozen=True)
 class Inverted:
-    """Samples of which 0 is white. white: what becomes of 0. channels: the number of inverted ones, which come
+    """Samples of which 0 is white. white: what becomes of 0. channels: how many are inverted, from the
     first; None: there is no axis of channels."""
 
     white: int
