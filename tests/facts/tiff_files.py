@@ -18,7 +18,7 @@ TURNS: dict[int, Callable[[Array, int], Array]] = {
     1: lambda a, at: a,
     2: lambda a, at: np.flip(a, at + 1),
     3: lambda a, at: np.flip(a, (at, at + 1)),
-    4: lambda a, at: np.flip(a, at),
+    4: np.flip,
     5: lambda a, at: np.swapaxes(a, at, at + 1),
     6: lambda a, at: np.rot90(a, -1, (at, at + 1)),
     7: lambda a, at: np.swapaxes(np.flip(a, (at, at + 1)), at, at + 1),

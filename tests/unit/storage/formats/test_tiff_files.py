@@ -1,4 +1,4 @@
-"""Random TIFF files of tifffile and GDAL, whole, in parts and streamed, against what the two libraries read."""
+"""Random TIFF files of tifffile and GDAL, whole, in parts and streamed, against what both libraries read."""
 
 from __future__ import annotations
 
