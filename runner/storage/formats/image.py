@@ -65,6 +65,18 @@ TURNED = (5, 6, 7, 8)  # orientations in which rows are stored as columns
 TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
 
 
+@dataclass(frozen=True)
+class Appearance:
+    """What the channels of a picture mean. colors: 1 of brightness, or 3 of red, green and blue, which come
+    first; 0: of another kind. white: the value of white. opacity: the channel after them is their opacity.
+    premultiplied: colours have been multiplied by it."""
+
+    colors: int
+    white: float
+    opacity: bool = False
+    premultiplied: bool = False
+
+
 @dataclass
 class ImageSource:
     path: Path

@@ -29,7 +29,7 @@ from runner.storage.formats.tiff.pages import (
     segment_shape,
     stored_bytes,
 )
-from runner.storage.formats.tiff.shown import shown
+from runner.storage.formats.tiff.shown import appearance_of, shown
 
 # Kinds of series that consist of plain pages: several series with equal pages were appended to one another.
 APPENDED = ("shaped", "uniform", "generic")
@@ -87,6 +87,12 @@ def open_source(path: Path, name: str | None, form: Form) -> Source:
         raise _broken(path, reason) from reason
     except UNREAD as reason:
         raise _broken(path, reason) from reason
+
+
+def appearance(path: Path) -> image.Appearance:
+    """Return what the channels of a TIFF mean that `open_source` opens."""
+    with tifffile.TiffFile(path) as file:
+        return appearance_of(_contents(path, file).key)
 
 
 def _broken(path: Path, reason: Exception) -> UserError:
@@ -348,7 +354,7 @@ def _check_picture_codec(path: Path, found: _Contents) -> None:
             with open(path, "rb", buffering=0) as file:
                 data = stored_bytes(file.fileno(), offset, size)
             cells = key.decode(data, segment, jpegtables=page.jpegtables)[0]
-            if cells.dtype != key.dtype and key.dtype != np.bool_:  # single bits may be bytes
+            if key.dtype not in (cells.dtype, np.bool_):  # single bits may be bytes
                 raise ValueError(f"samples of {cells.dtype}, expected {key.dtype}")
             return
 

@@ -14,6 +14,7 @@ import numpy as np
 from runner.errors import UserError
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import check_part
+from runner.storage.formats.image import Appearance
 from runner.storage.formats.registry import Form, Source
 from runner.storage.formats.sliced_array import Unmapped
 
@@ -24,7 +25,7 @@ AS_THEY_ARE = (BLACK_IS_ZERO, RGB, MASK, *LAB, COLOR_FILTER, LINEAR_RAW)
 JPEG = 7  # compression, whose decoder returns RGB
 ORIENTATION, INK_SET = 274, 332  # tags
 CMYK = 1  # a set of inks
-ASSOCIATED_ALPHA = 1  # a kind of an extra sample
+ASSOCIATED_ALPHA, UNASSOCIATED_ALPHA = 1, 2  # kinds of an extra sample
 # By the number in the file: whether rows are stored as columns; then, which of (rows, columns) run backwards.
 ORIENTATIONS = {
     1: (False, ()),
@@ -236,6 +237,25 @@ def shown(source: Source, page: Any, stack: int) -> Source:
     )
 
 
+def appearance_of(page: Any) -> Appearance:
+    """Return what the channels mean of a picture made by `shown`. page: tifffile's description."""
+    photometric, extra = int(page.photometric), [int(kind) for kind in page.extrasamples]
+    if photometric in (PALETTE, SEPARATED):
+        return Appearance(
+            3 if photometric == PALETTE or page.tags.valueof(INK_SET, default=CMYK) == CMYK else 0, 255
+        )
+    dtype = np.dtype(page.dtype)
+    white = {"b": 255, "u": (1 << page.bitspersample) - 1}.get(dtype.kind, 1)
+    colors = page.samplesperpixel - len(extra)
+    known = photometric in (WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, YCBCR) and colors in (1, 3)
+    return Appearance(
+        colors if known else 0,
+        white,
+        opacity=extra[:1] in ([ASSOCIATED_ALPHA], [UNASSOCIATED_ALPHA]),
+        premultiplied=extra[:1] == [ASSOCIATED_ALPHA],
+    )
+
+
 def _conversion(path: Path, page: Any) -> Conversion | None:
     """Return how a page's samples become the picture's; UserError if programs disagree on it."""
     photometric, bits = int(page.photometric), page.bitspersample
@@ -252,7 +272,7 @@ def _conversion(path: Path, page: Any) -> Conversion | None:
         colors = np.asarray(page.colormap)
         if colors.shape == (3, 1 << bits):
             return Palette(_colors(colors))
-    if photometric == SEPARATED and page.tags.valueof(INK_SET, default=CMYK) != CMYK:
+    if photometric == SEPARATED and not _is_cmyk(page):
         return None
     if photometric == SEPARATED and (dtype.str[1:], samples, extra) == ("u1", 4, 0):
         return Inks()
@@ -263,6 +283,11 @@ def _conversion(path: Path, page: Any) -> Conversion | None:
         expected="gray or RGB, WhiteIsZero of unsigned integers, a palette, or CMYK of 8 bits",
         hint="tifffile.imread, which returns the samples as they are stored, and numpy.save",
     )
+
+
+def _is_cmyk(page: Any) -> bool:
+    """Return whether inks are cyan, magenta, yellow and black; others have no colours that a file tells."""
+    return bool(page.tags.valueof(INK_SET, default=CMYK) == CMYK)
 
 
 def _colors(table: HostArray) -> HostArray:
