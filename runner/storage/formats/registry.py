@@ -24,7 +24,7 @@ from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
 from runner.storage.formats.containers import check_alone, check_array
 from runner.storage.formats.declared_form import agree
-from runner.storage.paths import BESIDE, partial_path, split, suffix
+from runner.storage.paths import BESIDE, CONTAINERS, partial_path, split, suffix
 
 # The module for each suffix; imported for the first such file.
 FORMATS = {
@@ -36,7 +36,6 @@ FORMATS = {
     **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
 }
 FOLDERS = (".zarr",)
-CONTAINERS = (".zarr", ".h5", ".hdf5")
 EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that installs it
 
 

@@ -189,6 +189,28 @@ def broken(path: Path, content: bytes) -> Path:
     return path
 
 
+def test_a_repeated_facet_is_told_from_a_hole(tmp_path: Path) -> None:
+    """Its edges were said to have "a triangle on one side only"; they have three."""
+    made, file = surfaces.cube(), tmp_path / "made.stl"
+    twice = np.concatenate([made, made[:1]])
+    with pytest.raises(
+        UserError, match=r"is not closed: got 3 edges with three or more triangles.*; 1 trian"
+    ) as caught:
+        stl.read(surfaces.save_binary(file, twice))
+    assert "one side only" not in str(caught.value)
+    assert "remove the repeated triangles" in str(caught.value)
+    with pytest.raises(
+        UserError, match=r"got 3 edges with three or more .*; 1 triangle that the file repeats"
+    ):
+        stl.read(surfaces.save_binary(file, np.concatenate([made, made[:1, ::-1]])))
+    far = made + 9
+    both = np.concatenate([twice, far[1:]])
+    with pytest.raises(
+        UserError, match=r"3 edges with a triangle on one side only, .*; 3 edges with three or"
+    ):
+        stl.read(surfaces.save_binary(file, both))
+
+
 def test_stl_files_that_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "made.stl"
     with pytest.raises(UserError, match="is not closed") as caught:
