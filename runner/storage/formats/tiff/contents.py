@@ -399,7 +399,7 @@ def _name(value: Any) -> str:
 def _check_promise(path: Path, found: _Contents) -> None:
     """Refuse pages whose strips or tiles cannot hold so many samples.
 
-    Those that were left out of a sparse file take no bytes.
+    Those that were left out of a sparse file take no bytes. Tiles are whole, also beyond the page's edges.
     """
     key = found.key
     factor = EXPANSION.get(int(key.compression))
@@ -407,8 +407,9 @@ def _check_promise(path: Path, found: _Contents) -> None:
         return
     bits = key.bitspersample * math.prod(key.shaped)
     segment = key.bitspersample * math.prod(segment_shape(key)) * key.shaped[4]
+    whole = segment * segment_count(key) if key.is_tiled else bits
     for page in found.pages:
         held, left_out = sum(page.databytecounts), page.databytecounts.count(0)
-        promised = (bits - left_out * segment) // 8
+        promised = (whole - left_out * segment) // 8
         if promised > held * factor:
-            raise image.promises_more(path, held, held * factor, bits // 8, key.shape)
+            raise image.promises_more(path, held, held * factor, whole // 8, key.shape)

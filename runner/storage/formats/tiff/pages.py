@@ -33,6 +33,7 @@ UNREAD = (
     AttributeError,
     ImportError,  # a codec that an installation of imagecodecs lacks
     LookupError,
+    MemoryError,  # a tile of more cells than there is memory
     TypeError,
     RuntimeError,
     struct.error,
@@ -176,7 +177,10 @@ class PagesSource:
             data = stored_bytes(descriptor, offset, size)
             cells: HostArray = self._decoder.decode(data, segment, jpegtables=page.jpeg_tables)[0]
         except UNREAD as reason:
-            raise self._broken(number, segment, first_line(reason)) from reason
+            got = "too little memory" if isinstance(reason, MemoryError) else first_line(reason)
+            raise self._broken(number, segment, got) from reason
+        except OSError as reason:
+            raise RunError(f"cannot read {self.path}", got=reason.strerror or reason) from reason
         return cells
 
     def _broken(self, page: int, segment: int, got: str, expected: str | None = None) -> RunError:

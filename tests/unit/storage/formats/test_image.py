@@ -265,7 +265,7 @@ def test_a_cameras_picture_with_its_own_preview_is_read(tmp_path: Path) -> None:
 def test_a_file_of_several_pictures_is_refused_rather_than_cut_to_the_first(tmp_path: Path) -> None:
     first, second = Image.new("L", (3, 2)), Image.new("L", (3, 2), 9)
     first.save(tmp_path / "a.png", save_all=True, append_images=[second])
-    with pytest.raises(UserError, match=r"a\.png holds 2 pictures, expected one"):
+    with pytest.raises(UserError, match=r"a\.png holds 2 pictures: expected one"):
         open_source(tmp_path / "a.png")
 
 
