@@ -95,7 +95,11 @@ def by_gdal(path: Path, random: np.random.Generator) -> Array:
     }
     if random.random() < 0.5:
         how |= {"tiled": True, "blockxsize": 16, "blockysize": 32}
-    predicted = how["compress"] in ("deflate", "lzw", "zstd") and dtype not in GDAL_COMPLEX
+    predicted = how["compress"] in ("deflate", "lzw", "zstd") and dtype not in (
+        "int64",
+        "uint64",
+        *GDAL_COMPLEX,
+    )
     if predicted and random.random() < 0.5:
         how["predictor"] = 3 if dtype.startswith("float") else 2
     bits = int(random.integers(2, 16)) if dtype in ("uint8", "uint16") and random.random() < 0.4 else None
@@ -124,6 +128,14 @@ def write_random(path: Path, seed: int) -> Array:
     random = np.random.default_rng(seed)
     writer = by_gdal if random.random() < 0.5 else by_tifffile
     return writer(path, random)
+
+
+def few_bits(path: Path, array: Array, bits: int) -> None:
+    """Write integers of so many bits, (rows, columns)."""
+    rows, columns = array.shape
+    profile = {"driver": "GTiff", "width": columns, "height": rows, "count": 1, "dtype": array.dtype.name}
+    with rasterio.open(path, "w", nbits=bits, **profile) as file:
+        file.write(array[None])
 
 
 def random_box(shape: tuple[int, ...], seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -10,6 +10,7 @@ import pytest
 import surfaces
 import tifffile
 from PIL import Image
+from tiff_files import few_bits
 
 from jobs.airflow.shapes import stl
 from jobs.airflow.shapes.airfoil import parse
@@ -304,11 +305,12 @@ def disc() -> Array:
     return np.where((rows - 20) ** 2 + (columns - 25) ** 2 < 81, 0.1, 0.9)
 
 
+# bits: in the file, of each sample.
 TIFFS: dict[str, tuple[str, int, dict[str, Any]]] = {  # dtype, the value of white, how
     "black is zero": ("u1", 255, {"photometric": "minisblack"}),
     "16 bits": ("u2", 65535, {"photometric": "minisblack"}),
-    "12 bits": ("u2", 4095, {"photometric": "minisblack", "bitspersample": 12}),
-    "4 bits": ("u1", 15, {"photometric": "minisblack", "bitspersample": 4}),
+    "12 bits": ("u2", 4095, {"photometric": "minisblack", "bits": 12}),
+    "4 bits": ("u1", 15, {"photometric": "minisblack", "bits": 4}),
     "floats": ("f4", 1, {"photometric": "minisblack"}),
     "white is zero": ("u1", -255, {"photometric": "miniswhite"}),
     "white is zero, 16 bits": ("u2", -65535, {"photometric": "miniswhite", "compression": "zlib"}),
@@ -317,12 +319,16 @@ TIFFS: dict[str, tuple[str, int, dict[str, Any]]] = {  # dtype, the value of whi
 }
 
 
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 @pytest.mark.parametrize("kind", TIFFS)
 def test_a_tiff_has_the_body_that_a_viewer_shows(tmp_path: Path, kind: str) -> None:
     dtype, white, how = TIFFS[kind]
     light = disc() if white > 0 else 1 - disc()
     pixels = light > 0.5 if dtype == "?" else (light * abs(white)).astype(dtype)
-    tifffile.imwrite(tmp_path / "a.tif", pixels, **how)
+    if "bits" in how:
+        few_bits(tmp_path / "a.tif", pixels, how["bits"])
+    else:
+        tifffile.imwrite(tmp_path / "a.tif", pixels, **how)
     body = read(str(tmp_path / "a.tif"))
     np.testing.assert_array_equal(body.solid(Region((0, 0), body.shape)), disc() < 0.5)
 

@@ -213,7 +213,7 @@ def _check_present(path: Path, file: Any, pages: Sequence[Any]) -> None:
 
 def _check_described(path: Path, file: Any, kind: str) -> None:
     """Refuse a file with pages that tifffile's descriptions do not mention; it would leave them out."""
-    if kind != "shaped":
+    if kind != "shaped" or sum(len(one.pages) for one in file.series) == len(file.pages):
         return
     series = [level for one in file.series for level in one.levels]
     described = {page.offset for one in series for page in one.pages if page is not None}

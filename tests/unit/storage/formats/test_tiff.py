@@ -18,7 +18,7 @@ import pytest
 import rasterio
 import tifffile
 from PIL import Image
-from tiff_files import TURNS
+from tiff_files import TURNS, few_bits
 
 from runner.errors import RunError, UserError
 from runner.region import Region
@@ -144,6 +144,10 @@ def test_what_pillow_writes_is_read_as_pillow_reads_it(
     else:
         picture = Image.fromarray(values((33, 47, 3), "u1")).convert(mode)
     picture.save(path, compression=compression)
+    if compression in ("group3", "group4") and 4 not in tifffile.TIFF.DECOMPRESSORS:  # of an old release
+        with pytest.raises(UserError, match="tifffile cannot decode"):
+            open_source(path)
+        return
     with Image.open(path) as opened:
         shown = opened.convert({"1": "L", "P": "RGB", "CMYK": "RGB"}.get(mode, opened.mode))
         theirs = np.asarray(shown)
@@ -429,7 +433,7 @@ NEEDS_IMAGECODECS: dict[str, dict[str, Any]] = {
     "JPEG": {"compression": "jpeg"},
     "PNG": {"compression": "png"},
     "predictor FLOATINGPOINT": {"compression": "zlib", "predictor": 3},
-    "10 bits per sample": {"bitspersample": 10},
+    "10 bits per sample": {},
 }
 NEEDS_NONE: dict[str, tuple[str, dict[str, Any]]] = {
     f"{dtype} {byteorder} {compression} {predictor}": (
@@ -475,7 +479,12 @@ def test_what_needs_imagecodecs_is_refused_without_it(tmp_path: Path) -> None:
     for (number, kind), stack in product(enumerate(NEEDS_IMAGECODECS), ((), (2,))):
         array = values((*stack, 16, 16), "f4" if "FLOAT" in kind else "u2" if "10" in kind else "u1")
         path = tmp_path / f"{number} {len(stack)}.tif"
-        tifffile.imwrite(path, array, **NEEDS_IMAGECODECS[kind], **GRAY)
+        if "10" in kind and stack:
+            continue
+        if "10" in kind:
+            few_bits(path, array, 10)
+        else:
+            tifffile.imwrite(path, array, **NEEDS_IMAGECODECS[kind], **GRAY)
         if kind != "JPEG":
             np.testing.assert_array_equal(read(path), array)
         expected[path.stem] = kind
