@@ -117,7 +117,11 @@ def _step_notes(steps: Record, ranks: int) -> list[str]:
         notes.append(f"  {counted(steps['checkpoints'], 'checkpoint')} written")
     if steps["frames"]:
         text = f"  {counted(steps['frames'], 'frame')} written"
-        notes.append(text + (f", from step {steps['first_frame']:,} on" if steps["first_frame"] else ""))
+        text += f", from step {steps['first_frame']:,} on" if steps["first_frame"] else ""
+        if merged := steps["merged_frames"]:
+            kept = steps["frames"] - merged
+            text += f"; {kept:,} in the file, which stores equal frames in a row once and shows them longer"
+        notes.append(text)
     return notes
 
 

@@ -37,7 +37,6 @@ from runner.run.services.simulation import Simulate
 from runner.storage.formats.containers import prefixes
 from runner.storage.formats.image_folder import Folder, check_output_folder, open_folder
 from runner.storage.formats.registry import (
-    CONTAINERS,
     Source,
     array_at,
     check_output,
@@ -45,7 +44,7 @@ from runner.storage.formats.registry import (
     open_sink,
 )
 from runner.storage.overwrite import check_overwrites, same_file
-from runner.storage.paths import abandoned, job_paths, named, split, suffix
+from runner.storage.paths import CONTAINERS, abandoned, job_paths, named, split, suffix
 from runner.storage.transaction import OutputTransaction
 from runner.world.failure import FailureHandler, Guard
 from runner.world.world import World, open_world, with_checksums

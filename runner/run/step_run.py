@@ -411,6 +411,7 @@ def _observed(until: UntilAny | None, checkpoints: Checkpoints, frames: Frames |
         "until": until and until.record,
         "checkpoints": checkpoints.written,
         "frames": frames.written if frames else 0,
+        "merged_frames": frames.merged if frames else 0,
         "first_frame": frames.first if frames and frames.written else None,
     }
 

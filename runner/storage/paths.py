@@ -12,12 +12,18 @@ from runner.errors import UserError
 BESIDE = len(".." + 12 * "x" + ".partial")  # bytes by which a temporary name is longer than the output's
 RUN = "[0-9a-f]{12}"  # a run's id
 KEPT = "stream"  # in place of the run's id in the temporary name of an output that can be resumed
+CONTAINERS = (".zarr", ".h5", ".hdf5")
+NODES = (
+    "zarr.json",
+    ".zarray",
+    ".zgroup",
+)  # each array and group of a Zarr store has one
 CONTAINER = re.compile(r"(.+?\.(?:h5|hdf5|zarr)):(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def named(what: str, name: str | Path) -> Path:
-    """Return the path of that name; UserError if it is empty, for example an unset variable of a shell, or
-    leads through a circle of symbolic links.
+    """Return the path of that name; UserError if it is empty, for example an unset variable of a shell, leads
+    through a circle of symbolic links, or into a container as if that were a folder.
 
     what: the path's name in the error, such as "OUTPUT".
     """
@@ -29,7 +35,29 @@ def named(what: str, name: str | Path) -> Path:
     except OSError as reason:
         if reason.errno == errno.ELOOP:
             raise UserError(f"{what} cannot be used", got=f"{path}: {reason.strerror}") from reason
+    _check_outside_containers(what, path)
     return path
+
+
+def _check_outside_containers(what: str, path: Path) -> None:
+    """Refuse `store.zarr/group/array` and `file.h5/group/array`, which are named with a colon."""
+    file, _ = split(path)
+    if suffix(file) in CONTAINERS:
+        return
+    for parent in file.parents:
+        if suffix(parent) not in CONTAINERS:
+            continue
+        try:
+            holds = parent.is_file() or any((parent / node).is_file() for node in NODES)
+            holds = holds and not file.is_file()
+        except OSError:
+            return
+        if holds:
+            raise UserError(
+                f"{what} is an array in {parent}, which is named with a colon",
+                got=path,
+                hint=f"{parent}:{file.relative_to(parent)}",
+            )
 
 
 def split(path: Path) -> tuple[Path, str | None]:

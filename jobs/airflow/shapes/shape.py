@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -24,6 +24,7 @@ from runner.errors import UserError
 from runner.pipeline.decoded_inputs import open_decoded
 from runner.region import HostArray, Region, Shape
 from runner.storage.formats import registry
+from runner.storage.formats.image import Appearance, is_tiff
 from runner.storage.formats.image_folder import open_folder
 from runner.storage.paths import split, suffix
 
@@ -299,8 +300,8 @@ def _brightness(path: Path) -> HostArray:
     (source,) = open_decoded([path])
     shape, dtype = source.shape, source.dtype
     channels = shape[2] if len(shape) == 3 else 1
-    whole = {"uint8": 255, "uint16": 65535, "bool": 1, "float32": 1, "float64": 1}.get(dtype.name)
-    if whole is None or len(shape) not in (2, 3) or channels not in (1, 2, 3, 4):
+    look = _appearance(path, dtype, channels)
+    if look is None or len(shape) not in (2, 3) or not 0 < look.colors <= channels <= 4:
         raise UserError(
             f"{path} is not a picture of brightness or colours",
             got=f"{dtype} of shape {shape}",
@@ -308,12 +309,24 @@ def _brightness(path: Path) -> HostArray:
         )
     read_whole = np.empty(shape, dtype)
     source.read(Region((0,) * len(shape), shape), read_whole)
-    values = read_whole.reshape(*shape[:2], channels).astype(np.float32) / np.float32(whole)
-    light = values[..., 0] if channels < 3 else values[..., :3] @ np.array(LUMA, np.float32)
-    if channels in (2, 4):
-        alpha = values[..., -1]
-        light = light * alpha + (1 - alpha)
+    values = read_whole.reshape(*shape[:2], channels).astype(np.float32) / np.float32(look.white)
+    light = values[..., 0] if look.colors == 1 else values[..., :3] @ np.array(LUMA, np.float32)
+    if look.opacity:
+        alpha = values[..., look.colors]
+        light = (light if look.premultiplied else light * alpha) + (1 - alpha)
     return np.ascontiguousarray(light)
+
+
+def _appearance(path: Path, dtype: np.dtype[Any], channels: int) -> Appearance | None:
+    """Return what the channels of a picture mean; None if they are no brightness and no colours."""
+    white = {"uint8": 255, "uint16": 65535, "bool": 1, "float32": 1, "float64": 1}.get(dtype.name)
+    if white is None:
+        return None
+    if is_tiff(path):
+        from runner.storage.formats import tiff
+
+        return tiff.appearance(path)
+    return Appearance(1 if channels < 3 else 3, white, opacity=channels in (2, 4))
 
 
 def _array(path: Path, placement: Placement) -> CellBody:

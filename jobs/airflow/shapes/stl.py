@@ -10,6 +10,7 @@ import numpy as np
 
 from runner.errors import UserError
 from runner.region import HostArray
+from runner.report.units import counted
 
 HEADER, FACET = 84, 50  # bytes
 WELD = 1e-6  # of the largest extent: corners that are closer become one
@@ -84,12 +85,39 @@ def _closed(path: Path, corners: HostArray) -> Triangles:
     uses = np.bincount(which)
     turns = np.bincount(which, np.where(edges[:, 0] < edges[:, 1], 1, -1))
     if (uses % 2).any():
-        lost = [*divmod(int(ends[np.flatnonzero(uses % 2)[0]]), len(first))]
-        place = " ".join(f"{value:.6g}" for value in points[first[lost]].mean(0))
-        raise UserError(
-            f"the surface in {path} is not closed",
-            got=f"{int((uses % 2).sum()):,} edges with a triangle on one side only, the first near {place}",
-            expected="two triangles at each edge",
-            hint="repair it in a CAD program or mesh editor (make it watertight)",
-        )
+        raise _open_edges(path, points[first], corner, ends, uses)
     return Triangles(points[first[corner]], not turns.any())
+
+
+def _open_edges(
+    path: Path, points: HostArray, corner: HostArray, ends: HostArray, uses: HostArray
+) -> UserError:
+    """Build the error for edges that an odd number of triangles share.
+
+    points: of which `corner` (n, 3) numbers the corners of triangles. ends, uses: of each edge, the numbers
+    of its ends, joined, and how many triangles it has.
+    """
+
+    def at(edges: HostArray) -> str:
+        middle = points[[*divmod(int(ends[edges[0]]), len(points))]].mean(0)
+        return " ".join(f"{value:.6g}" for value in middle)
+
+    single, several = np.flatnonzero(uses == 1), np.flatnonzero((uses % 2 == 1) & (uses > 2))
+    repeated = len(corner) - len(np.unique(np.sort(corner, axis=1), axis=0))
+    problems = []
+    if len(single):
+        count = counted(len(single), "edge")
+        problems.append(f"{count} with a triangle on one side only, the first near {at(single)}")
+    if len(several):
+        count = counted(len(several), "edge")
+        problems.append(f"{count} with three or more triangles, the first near {at(several)}")
+    if repeated:
+        problems.append(f"{counted(repeated, 'triangle')} that the file repeats")
+    return UserError(
+        f"the surface in {path} is not closed",
+        got="; ".join(problems),
+        expected="two triangles at each edge",
+        hint="remove the repeated triangles in a mesh editor"
+        if repeated and not len(single)
+        else "repair it in a CAD program or mesh editor (make it watertight)",
+    )

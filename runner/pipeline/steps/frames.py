@@ -158,6 +158,7 @@ class Frames:
     colors: Colors | None = None
     content: FrameContent | None = None
     written: int = field(default=0, init=False)
+    merged: int = field(default=0, init=False)  # of them, with equal ones before, in the file
     _waiting: Snapshot | None = field(default=None, init=False)
     _writing: deque[Future[None]] = field(default_factory=deque, init=False)
     _copies: CopyStreams | None = field(default=None, init=False)
@@ -242,10 +243,9 @@ class Frames:
             cells[number] = whole[shown]
         self._write_picture(step, cells.reshape(self._flat))
 
-    def close(self) -> None:
-        """Complete the pictures, on rank 0."""
-        if self._pictures is not None:
-            self._pictures.close()
+    def close(self) -> int:
+        """Complete the pictures, on rank 0; return how many were merged with equal ones before them."""
+        return 0 if self._pictures is None else self._pictures.close()
 
     def next_step(self, done: int) -> int:
         return next_multiple(done, self.every)
@@ -261,12 +261,12 @@ class Frames:
             self._finish_writing()
             self.world.control.barrier()
 
-        def complete() -> None:
+        def complete() -> int:
             if self._array is not None:
                 self._array.complete(self.written)
-            self.close()
+            return self.close()
 
-        self.world.on_root(complete)
+        self.merged = self.world.on_root(complete)
         assert self._pool is not None
         self._pool.shutdown()
 

@@ -157,7 +157,7 @@ class StreamedSteps:
                 self._copy(chunks, sinks, output, sink)
             self._sync(self.sinks)
         if self.frames is not None:
-            world.on_root(self.frames.close)
+            self.frames.merged = world.on_root(self.frames.close)
         return {
             "steps": done,
             "steps_per_pass": wide.steps,

@@ -1,6 +1,7 @@
 """Files of frames: a folder of PNG pictures, one animated picture, or an array with a time axis.
 
-A writer is called by one thread. `write` takes frames in order; `close` completes the file.
+A writer is called by one thread. `write` takes frames in order; `close` completes the file, and returns how
+many frames were merged with equal ones before them.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class PictureWriter(Protocol):
 
     def write(self, step: int, picture: HostArray) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> int: ...
 
 
 class PictureFolder:
@@ -93,8 +94,9 @@ class PictureFolder:
         except OSError as reason:
             raise write_error(file, reason) from reason
 
-    def close(self) -> None:
+    def close(self) -> int:
         """Do nothing: each picture is complete."""
+        return 0
 
 
 class Gif:
@@ -119,15 +121,16 @@ class Gif:
             raise write_error(self._path, reason) from reason
         self._before = picture
 
-    def close(self) -> None:
+    def close(self) -> int:
         if self._before is None:
-            return
+            return 0
         try:
             with self._partial.open("ab") as file:
                 file.write(b";")
         except OSError as reason:
             raise write_error(self._path, reason) from reason
         rename(self._partial, self._path)
+        return 0
 
     def _header(self, shape: Shape) -> bytes:
         """Return what precedes the frames: the size, 256 colours, and that they repeat for ever."""
@@ -156,7 +159,10 @@ class Gif:
 
 
 class Animation:
-    """An animated picture whose encoder needs all frames at once: they are kept until the end."""
+    """An animated picture whose encoder needs all frames at once: they are kept until the end.
+
+    The encoder stores equal frames in a row once, and shows them longer.
+    """
 
     def __init__(self, path: Path, palette: bytes, partial: Path) -> None:
         self._path, self._palette, self._partial = path, palette, partial
@@ -165,18 +171,23 @@ class Animation:
     def write(self, step: int, picture: HostArray) -> None:
         self._frames.append(_image(picture, self._palette))
 
-    def close(self) -> None:
+    def close(self) -> int:
+        from PIL import Image
+
         if not self._frames:
-            return
+            return 0
         first, *more = self._frames
         options = {"loop": 0, "duration": MILLISECONDS, "save_all": True, "append_images": more}
         if self._path.suffix.lower() == ".webp":
             options["lossless"] = True
         try:
             first.save(self._partial, ANIMATIONS[self._path.suffix.lower()], **options)
+            with Image.open(self._partial) as written:
+                stored = getattr(written, "n_frames", 1)
         except OSError as reason:
             raise write_error(self._path, reason) from reason
         rename(self._partial, self._path)
+        return len(self._frames) - int(stored)
 
 
 class Film:
@@ -197,9 +208,9 @@ class Film:
         except OSError as reason:
             raise self._failed() from reason
 
-    def close(self) -> None:
+    def close(self) -> int:
         if self._program is None:
-            return
+            return 0
         assert self._program.stdin is not None
         try:
             self._program.stdin.close()
@@ -208,6 +219,7 @@ class Film:
         if self._program.wait():
             raise self._failed()
         rename(self._partial, self._path)
+        return 0
 
     def _start(self, rows: int, columns: int) -> subprocess.Popen[bytes]:
         frames = [

@@ -37,6 +37,7 @@ PAGE = 4096  # bytes: the values begin at a multiple of it, as direct I/O and ma
 # Of a source, not sent to other ranks.
 OPENED = ("_dataset", "_filters", "_is_deflated", "_stored_dtype", "_expansion", "_broken_chunks")
 
+LONGEST_INTEGER = 8  # bytes
 CHECKSUM_BYTES = 4  # that fletcher32 appends
 WORDS = 1 << 20  # of 16 bits, whose weighted sum an integer of 64 bits holds
 
@@ -101,10 +102,14 @@ class Hdf5Source:
 
     def _fill(self, region: Region, target: HostArray) -> None:
         """Let HDF5 read and decode."""
-        if target.flags.c_contiguous and target.ndim > 0:
+        if target.ndim == 0:
+            target[...] = self._dataset[()]
+        elif target.flags.c_contiguous:
             self._dataset.read_direct(target, region.slices)
         else:
-            target[...] = self._dataset[region.slices]
+            cells = np.empty(region.shape, self.dtype)
+            self._dataset.read_direct(cells, region.slices)
+            target[...] = cells
 
     def _copy_chunk(self, place: Shape, region: Region, target: HostArray) -> None:
         """Copy the cells of a deflated chunk that are in `region` to their places in `target`."""
@@ -267,27 +272,22 @@ def _checksums(data: bytes) -> tuple[bytes, bytes]:
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
     with _opened(path) as file, _readable(path):
-        found = _arrays(file)
-        if name is None and len(found) == 1:
-            (name,) = found
-        if name is None:
-            raise UserError(
-                f"{path} holds {len(found)} arrays" if found else f"{path} holds no array of numbers",
-                got=listing(found) or None,
-                hint=f"{path}:/{found[0]}" if found else None,
-            )
+        name = _only_array(path, file) if name is None else name
         _check_links(path, file, name)
         dataset = file.get(name)
         if not isinstance(dataset, h5py.Dataset):
-            raise UserError(f"{path} holds no array {name}", got=listing(found) or "no arrays of numbers")
-        if not _is_numbers(dataset):
-            raise UserError(f"{path}:/{name} does not hold numbers", got=f"dtype {dataset.dtype}")
+            raise UserError(
+                f"{path} holds no array {name}", got=listing(_arrays(file)) or "no arrays of numbers"
+            )
+        _check_numbers(path, name, dataset)
         _check_inside(path, dataset)
         _check_filters(path, dataset)
         offset = _flat_offset(dataset)
         if offset is not None:
             return FlatSource(path, dataset.shape, dataset.dtype, offset, name=name)
-        return Hdf5Source(path, name, dataset.shape, dataset.dtype.newbyteorder("="), dataset.chunks)
+        dtype = _dtype(dataset)
+        assert dtype is not None
+        return Hdf5Source(path, name, dataset.shape, dtype.newbyteorder("="), dataset.chunks)
 
 
 def names(path: Path) -> list[str]:
@@ -328,6 +328,18 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is broken", why=first_line(reason), expected="an HDF5 file") from reason
 
 
+def _only_array(path: Path, file: Any) -> str:
+    """Return the name of the file's array; UserError if it does not have exactly one."""
+    found = _arrays(file)
+    if len(found) != 1:
+        raise UserError(
+            f"{path} holds {len(found)} arrays" if found else f"{path} holds no array of numbers",
+            got=listing(found) or None,
+            hint=f"{path}:/{found[0]}" if found else None,
+        )
+    return found[0]
+
+
 def _arrays(file: Any) -> list[str]:
     found: list[str] = []
 
@@ -341,7 +353,36 @@ def _arrays(file: Any) -> list[str]:
 
 def _is_numbers(dataset: Any) -> bool:
     # An empty dataspace ("null") has no shape.
-    return dataset.shape is not None and dataset.dtype.kind in NUMBERS
+    dtype = _dtype(dataset)
+    return dataset.shape is not None and dtype is not None and dtype.kind in NUMBERS
+
+
+def _dtype(dataset: Any) -> np.dtype[Any] | None:
+    """Return NumPy's dtype that holds a dataset's elements; None if there is none.
+
+    For integers of a size that NumPy lacks, such as 24 bits, it is that of the next larger size; HDF5 then
+    converts them.
+    """
+    try:
+        dtype: np.dtype[Any] = dataset.dtype
+    except (TypeError, ValueError):
+        kind = dataset.id.get_type()
+        if kind.get_class() != h5py.h5t.INTEGER or kind.get_size() > LONGEST_INTEGER:
+            return None
+        size = 1 << (kind.get_size() - 1).bit_length()
+        return np.dtype(f"{'u' if kind.get_sign() == h5py.h5t.SGN_NONE else 'i'}{size}")
+    return dtype
+
+
+def _check_numbers(path: Path, name: str, dataset: Any) -> None:
+    """Refuse elements that are not numbers, or are numbers that NumPy has no dtype for."""
+    if _is_numbers(dataset):
+        return
+    dtype, size = _dtype(dataset), 8 * dataset.id.get_type().get_size()
+    raise UserError(
+        f"{path}:/{name} does not hold numbers",
+        got=f"dtype {dtype}" if dtype is not None else f"elements of {size} bits of a kind that NumPy lacks",
+    )
 
 
 def _check_links(path: Path, file: Any, name: str) -> None:
@@ -386,7 +427,7 @@ def _check_filters(path: Path, dataset: Any) -> None:
 
 def _is_array(dataset: Any) -> bool:
     """Whether the file's elements are those of NumPy's dtype: they differ if some bits are unused, say."""
-    is_same: bool = dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype, logical=True)
+    is_same: bool = dataset.id.get_type() == h5py.h5t.py_create(_dtype(dataset), logical=True)
     return is_same
 
 

@@ -1,8 +1,8 @@
-"""Pictures through Pillow: PNG, JPEG, BMP, and TIFF if tifffile cannot read it.
+"""Pictures through Pillow: PNG, JPEG and BMP.
 
 One rank reads and writes the whole picture. A picture is (rows, columns) or (rows, columns,
-channels): uint8, uint16 (16-bit gray), int32 or float32 (TIFF). Palettes are converted to RGB, and the
-orientation recorded by a camera is applied.
+channels): uint8, or uint16 (16-bit gray). Palettes are converted to RGB, and the orientation recorded by a
+camera is applied.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
-from PIL.TiffImagePlugin import TiffImageFile
 
 from runner.errors import UserError
 from runner.files import open_file, open_new
 from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
-from runner.storage.formats.registry import Form
+from runner.storage.formats.registry import Form, Source
 
 UNREAD = (  # what Pillow raises for a broken file
     OSError,
@@ -44,34 +43,38 @@ FORMATS = {
     ".png": "PNG",
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
-    ".tif": "TIFF",
-    ".tiff": "TIFF",
     ".bmp": "BMP",
 }
 # The numbers of channels that each format can store, by dtype; 0: no channel axis.
 HOLDS: dict[str, dict[str, tuple[int, ...]]] = {
     "PNG": {"uint8": (0, 1, 2, 3, 4), "uint16": (0, 1)},
     "JPEG": {"uint8": (0, 1, 3)},
-    "TIFF": {"uint8": (0, 1, 3, 4), "uint16": (0, 1), "int32": (0, 1), "float32": (0, 1)},
     "BMP": {"uint8": (0, 1, 3)},
 }
 LONGEST = {"JPEG": 65500}  # rows or columns, by libjpeg
-# Decoded bytes per byte of a file, at most, by compression; others have no useful bound.
-EXPANSION = {
-    "raw": 1,
-    "packbits": 64,  # a run of 128 bytes is stored in 2
-    **dict.fromkeys(("zip", "tiff_adobe_deflate", "tiff_deflate"), 1032),  # 258 bytes in 2 bits
-    "tiff_lzw": 2731,  # up to 4096 bytes in 12 bits
-    "zstd": 1 << 15,  # a block of 128 KiB in 4 bytes
-}
+# Decoded bytes per byte of a file, at most, by codec; others have no useful bound.
+EXPANSION = {"raw": 1, "zip": 1032}  # deflate stores 258 bytes in 2 bits
 SMALL_READ = 1 << 16  # bytes, for which memory may be reserved beyond the file's end
 PACKED = 8  # decoded bytes per stored byte of a picture whose pixels are bits
 
 
 # Modes that are converted to RGB, or RGBA if the file has a transparent colour.
 CONVERTED = ("P", "CMYK", "YCbCr", "LAB", "HSV", "PA", "RGBX", "RGBa")
-WIDTH, HEIGHT, ORIENTATION = 256, 257, 274  # tags of TIFF; the last one also of EXIF
+ORIENTATION = 274  # a tag of EXIF
 TURNED = (5, 6, 7, 8)  # orientations in which rows are stored as columns
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # how such a file begins
+
+
+@dataclass(frozen=True)
+class Appearance:
+    """What the channels of a picture mean. colors: 1 of brightness, or 3 of red, green and blue, which come
+    first; 0: of another kind. white: the value of white. opacity: the channel after them is their opacity.
+    premultiplied: colours have been multiplied by it."""
+
+    colors: int
+    white: float
+    opacity: bool = False
+    premultiplied: bool = False
 
 
 @dataclass
@@ -103,10 +106,20 @@ class ImageSource:
         return {key: value for key, value in self.__dict__.items() if key != "array"}
 
 
-def open_source(path: Path, name: str | None, form: Form) -> ImageSource:
-    """Open a picture by its header; it is decoded when it is read."""
+def open_source(path: Path, name: str | None, form: Form) -> Source:
+    """Open a picture by its header; it is decoded when it is read. The content decides, not the suffix."""
+    if is_tiff(path):
+        from runner.storage.formats import tiff
+
+        return tiff.open_source(path, name, form)
     with _readable(path) as opened:
         return ImageSource(path, *_type_of(opened), _decoded_bytes(opened))
+
+
+def is_tiff(path: Path) -> bool:
+    """Return whether a file begins as a TIFF."""
+    with open(path, "rb") as file:
+        return file.read(4) in TIFF
 
 
 def decoded_bytes(path: Path) -> int:
@@ -139,12 +152,8 @@ def _type_of(opened: ImageFile.ImageFile) -> tuple[Shape, np.dtype[Any]]:
     if mode in CONVERTED:
         mode = "RGBA" if "transparency" in opened.info else "RGB"
     pixel = np.asarray(Image.new(mode, (1, 1)))
-    if isinstance(opened, TiffImageFile):  # some versions of Pillow have turned width and height already
-        tags = opened.tag_v2
-        columns, rows, orientation = tags[WIDTH], tags[HEIGHT], tags.get(ORIENTATION)
-    else:
-        columns, rows = opened.size
-        orientation = Image.Image.getexif(opened).get(ORIENTATION)  # a PNG's own method would decode it
+    columns, rows = opened.size
+    orientation = Image.Image.getexif(opened).get(ORIENTATION)  # a PNG's own method would decode it
     lengths = (columns, rows) if orientation in TURNED else (rows, columns)
     return (*lengths, *pixel.shape[2:]), pixel.dtype.newbyteorder("=")
 
@@ -178,21 +187,12 @@ def promises_more(path: Path, held: int, most: int, promised: int, shape: Shape)
 
 
 def _check_size(path: Path, opened: ImageFile.ImageFile) -> None:
-    """Refuse a header that promises more than the file can hold, before it is decoded.
-
-    Pillow would reserve the memory, and return zeros for rows that a TIFF does not contain.
-    """
+    """Refuse a header that promises more than the file can hold, before Pillow reserves the memory."""
     promised = _bytes_of(opened, opened.mode)
-    codec = opened.tile[0][0] if opened.tile else "raw"
-    factor = EXPANSION.get(str(opened.info.get("compression")) if codec == "libtiff" else codec)
+    factor = EXPANSION.get(opened.tile[0][0] if opened.tile else "raw")
     held = path.stat().st_size
     if factor is not None and promised > held * factor * PACKED:
         raise promises_more(path, held, held * factor * PACKED, promised, (opened.height, opened.width))
-    boxes = [box for _, box, *_ in opened.tile if box is not None]  # not turned yet
-    right, bottom = (max((box[axis] for box in boxes), default=0) for axis in (2, 3))
-    pixels = opened.width * opened.height
-    if right * bottom < pixels:
-        raise UserError(f"{path} is broken or truncated", got=f"{right * bottom:,} of {pixels:,} pixels")
 
 
 def _decode(path: Path) -> HostArray:
@@ -274,14 +274,15 @@ _any_size = _AnySize()
 
 def _refuse_losses(path: Path, opened: ImageFile.ImageFile) -> None:
     """Refuse files of which Pillow would silently read only a part."""
-    tiff = opened.format == "TIFF"
-    hint = "pip install 'meshrun[tiff]'" if tiff else "convert it to .npy (scikit-image reads it whole)"
     codecs = [str(tile[3]) for tile in opened.tile]  # such as "RGB;16B"
     if opened.mode in ("LA", "RGB", "RGBA") and any(";16" in codec for codec in codecs):
-        raise UserError(f"{path} has 16 bits per channel, and Pillow reads only 8 of them", hint=hint)
+        raise UserError(
+            f"{path} has 16 bits per channel, and Pillow reads only 8 of them",
+            hint=f"gdal_translate {path} {path.with_suffix('.tif')}",
+        )
     pictures = getattr(opened, "n_frames", 1)
     if opened.format != "MPO" and pictures > 1:  # MPO: a camera's JPEG with a preview
-        raise UserError(f"{path} holds {pictures} pictures", expected="one", hint=hint)
+        raise UserError(f"{path} holds {pictures} pictures", expected="one")
 
 
 @dataclass

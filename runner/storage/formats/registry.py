@@ -34,7 +34,7 @@ from runner.region import HostArray, Region, Shape
 from runner.storage.file_errors import write_error
 from runner.storage.formats.containers import check_alone, check_array
 from runner.storage.formats.declared_form import agree
-from runner.storage.paths import BESIDE, partial_path, split, suffix
+from runner.storage.paths import BESIDE, CONTAINERS, partial_path, split, suffix
 
 # The module for each suffix; imported for the first such file.
 FORMATS = {
@@ -46,8 +46,7 @@ FORMATS = {
     **dict.fromkeys((".h5", ".hdf5"), "hdf5"),
 }
 FOLDERS = (".zarr",)
-CONTAINERS = (".zarr", ".h5", ".hdf5")
-EXTRAS = {"zarr": "zarr", "h5py": "hdf5", "tifffile": "tiff"}  # package: meshrun's extra that installs it
+EXTRAS = {"zarr": "zarr", "h5py": "hdf5"}  # package: meshrun's extra that installs it
 
 
 @dataclass(frozen=True)
@@ -424,8 +423,6 @@ def _format(path: Path) -> Any:
     except ModuleNotFoundError as reason:
         if reason.name not in EXTRAS:
             raise
-        if name == "tiff":  # Pillow is enough for simple pictures
-            return importlib.import_module("runner.storage.formats.image")
         raise UserError(
             f"{path} cannot be opened without the package {reason.name}",
             hint=f"pip install 'meshrun[{EXTRAS[reason.name]}]'",

@@ -32,6 +32,7 @@ from runner.storage.formats.containers import link_folder, prefixes
 from runner.storage.formats.declared_form import NUMBERS
 from runner.storage.formats.registry import Form
 from runner.storage.formats.sliced_array import Unmapped
+from runner.storage.paths import NODES
 
 NAME = ""  # the array at the store's root
 LONGEST_FLOAT = 64  # bits of a float that the format has a name for
@@ -40,7 +41,6 @@ CACHED = ("_stored", "_compression", "_decoded")  # of a source, not sent to oth
 ZSTD = b"\x28\xb5\x2f\xfd"  # begins a frame of Zstandard
 HEADER = 18  # bytes of the longest header that `_promised` reads
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")  # all files but chunks
-NODES = ("zarr.json", ".zarray", ".zgroup")  # every array's and group's folder has one of these
 # Exceptions of Zarr's codecs for data that they cannot decode.
 UNDECODED = (OSError, ValueError, RuntimeError, EOFError, TypeError, zlib.error, lzma.LZMAError)
 UNDESCRIBED = (*UNDECODED, KeyError, AttributeError)  # and for metadata that is not JSON or not Zarr's

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import surfaces
+import tifffile
 from PIL import Image
+from tiff_files import few_bits
 
 from jobs.airflow.shapes import stl
 from jobs.airflow.shapes.airfoil import parse
@@ -188,6 +190,28 @@ def broken(path: Path, content: bytes) -> Path:
     return path
 
 
+def test_a_repeated_facet_is_told_from_a_hole(tmp_path: Path) -> None:
+    """Its edges were said to have "a triangle on one side only"; they have three."""
+    made, file = surfaces.cube(), tmp_path / "made.stl"
+    twice = np.concatenate([made, made[:1]])
+    with pytest.raises(
+        UserError, match=r"is not closed: got 3 edges with three or more triangles.*; 1 trian"
+    ) as caught:
+        stl.read(surfaces.save_binary(file, twice))
+    assert "one side only" not in str(caught.value)
+    assert "remove the repeated triangles" in str(caught.value)
+    with pytest.raises(
+        UserError, match=r"got 3 edges with three or more .*; 1 triangle that the file repeats"
+    ):
+        stl.read(surfaces.save_binary(file, np.concatenate([made, made[:1, ::-1]])))
+    far = made + 9
+    both = np.concatenate([twice, far[1:]])
+    with pytest.raises(
+        UserError, match=r"3 edges with a triangle on one side only, .*; 3 edges with three or"
+    ):
+        stl.read(surfaces.save_binary(file, both))
+
+
 def test_stl_files_that_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "made.stl"
     with pytest.raises(UserError, match="is not closed") as caught:
@@ -273,6 +297,64 @@ def test_airfoils_that_are_refused(number: str) -> None:
     assert "\n" not in str(failure.value)
     with pytest.raises(UserError, match="Try: airfoil:2412@8"):
         read(f"airfoil:{number}")
+
+
+def disc() -> Array:
+    """Return brightness from 0, in a disc of radius 9, to 1."""
+    rows, columns = np.mgrid[:40, :60]
+    return np.where((rows - 20) ** 2 + (columns - 25) ** 2 < 81, 0.1, 0.9)
+
+
+# bits: in the file, of each sample.
+TIFFS: dict[str, tuple[str, int, dict[str, Any]]] = {  # dtype, the value of white, how
+    "black is zero": ("u1", 255, {"photometric": "minisblack"}),
+    "16 bits": ("u2", 65535, {"photometric": "minisblack"}),
+    "12 bits": ("u2", 4095, {"photometric": "minisblack", "bits": 12}),
+    "4 bits": ("u1", 15, {"photometric": "minisblack", "bits": 4}),
+    "floats": ("f4", 1, {"photometric": "minisblack"}),
+    "white is zero": ("u1", -255, {"photometric": "miniswhite"}),
+    "white is zero, 16 bits": ("u2", -65535, {"photometric": "miniswhite", "compression": "zlib"}),
+    "single bits": ("?", 1, {"photometric": "minisblack"}),
+    "white is zero, single bits": ("?", -1, {"photometric": "miniswhite"}),
+}
+
+
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize("kind", TIFFS)
+def test_a_tiff_has_the_body_that_a_viewer_shows(tmp_path: Path, kind: str) -> None:
+    dtype, white, how = TIFFS[kind]
+    light = disc() if white > 0 else 1 - disc()
+    pixels = light > 0.5 if dtype == "?" else (light * abs(white)).astype(dtype)
+    if "bits" in how:
+        few_bits(tmp_path / "a.tif", pixels, how["bits"])
+    else:
+        tifffile.imwrite(tmp_path / "a.tif", pixels, **how)
+    body = read(str(tmp_path / "a.tif"))
+    np.testing.assert_array_equal(body.solid(Region((0, 0), body.shape)), disc() < 0.5)
+
+
+@pytest.mark.parametrize("kind", ["unspecified", "assocalpha", "unassalpha"])
+@pytest.mark.parametrize("colors", [1, 3])
+def test_the_extra_channel_of_a_tiff_is_opacity_if_it_says_so(tmp_path: Path, kind: str, colors: int) -> None:
+    """The body is opaque and dark, the ground transparent and black."""
+    inside = disc() < 0.5
+    pixels = np.zeros((*inside.shape, colors + 1), "u1")
+    pixels[..., :colors] = np.where(inside, 25, 0 if kind != "unspecified" else 230)[..., None]
+    pixels[..., colors] = np.where(inside, 255, 0)
+    how = {"photometric": "rgb" if colors == 3 else "minisblack", "planarconfig": "contig"}
+    tifffile.imwrite(tmp_path / "a.tif", pixels, extrasamples=[kind], **how)
+    body = read(str(tmp_path / "a.tif"))
+    np.testing.assert_array_equal(body.solid(Region((0, 0), body.shape)), inside)
+
+
+def test_a_tiff_of_other_samples_is_no_picture(tmp_path: Path) -> None:
+    how = {"photometric": "minisblack", "planarconfig": "contig", "extrasamples": ["unspecified"] * 4}
+    tifffile.imwrite(tmp_path / "a.tif", np.zeros((20, 30, 5), "u1"), **how)
+    with pytest.raises(UserError, match="not a picture of brightness or colours"):
+        read(str(tmp_path / "a.tif"))
+    tifffile.imwrite(tmp_path / "b.tif", np.zeros((20, 30, 3), "u1"), photometric="cielab")
+    with pytest.raises(UserError, match="not a picture of brightness or colours"):
+        read(str(tmp_path / "b.tif"))
 
 
 def test_pictures_and_arrays_that_are_refused(tmp_path: Path) -> None:

@@ -226,6 +226,31 @@ def test_a_field_of_one_row_or_column_is_drawn_as_such(
     np.testing.assert_array_equal(found, colored(plane, *value_range(plane)))
 
 
+@pytest.mark.parametrize("chunk_bytes", [None, 300])
+@pytest.mark.parametrize(("suffix", "stored"), [(".webp", 3), (".png", 3), (".gif", 11), ("", 11)])
+def test_frames_that_the_encoder_merges_are_reported(
+    tmp_path: Path, suffix: str, stored: int, chunk_bytes: int | None
+) -> None:
+    """ "11 frames written" was said of a file of 3."""
+
+    @meshrun.map_blocks(halo=((1, 1), (0, 0)), boundary="nearest")
+    def settles(block: Any) -> Any:
+        return (block[1:-1] + 1).clip(0, 2)
+
+    field = np.zeros((9, 7))
+    options = {"job": settles, "every": 1, "frame_range": (0, 2), "chunk_bytes": chunk_bytes}
+    record = filmed(tmp_path, f"film{suffix}", 10, field=field, **options)
+    steps, film = record["steps"], tmp_path / f"film{suffix}"
+    assert (steps["frames"], steps["merged_frames"]) == (11, 11 - stored)
+    if suffix:
+        with Image.open(film) as opened:
+            assert opened.n_frames == stored
+    else:
+        assert len(list(film.iterdir())) == stored
+    said = "11 frames written; 3 in the file, which stores equal frames in a row once"
+    assert (said in render(record)) == (stored == 3)
+
+
 @pytest.mark.parametrize("chunk_bytes", [None, 100])
 @pytest.mark.parametrize("frames", ["film", "film.gif", "film.webp"])
 def test_pictures_of_a_field_without_cells_are_refused(

@@ -201,6 +201,58 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kind: str) -> None:
         open_source(path)
 
 
+def save_integers(path: Path, name: str, size: int, signed: bool, order: Any, **more: Any) -> np.ndarray:
+    """Write integers of a size that NumPy may lack, from the least to the greatest, and return them."""
+    kind = (h5py.h5t.STD_I64LE if signed else h5py.h5t.STD_U64LE).copy()
+    kind.set_size(size)
+    kind.set_order(order)
+    low, high = (-(1 << 8 * size - 1), (1 << 8 * size - 1) - 1) if signed else (0, (1 << 8 * size) - 1)
+    dtype = np.dtype(f"{'i' if signed else 'u'}8")
+    array = np.array([[low, low + 1, 1], [77, high - 1, high]], dtype)
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    if more:
+        properties.set_chunk((1, 2))
+        properties.set_deflate(6)
+    with h5py.File(path, "a") as file:
+        space = h5py.h5s.create_simple(array.shape)
+        dataset = h5py.h5d.create(file.id, name.encode(), kind, space, properties)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
+    return array
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 8])
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("order", [h5py.h5t.ORDER_LE, h5py.h5t.ORDER_BE])
+@pytest.mark.parametrize("compressed", [{}, {"deflate": True}], ids=["contiguous", "compressed"])
+def test_integers_of_any_size_are_read(
+    tmp_path: Path, size: int, signed: bool, order: int, compressed: dict[str, bool]
+) -> None:
+    array = save_integers(tmp_path / "a.h5", "x", size, signed, order, **compressed)
+    found = read(tmp_path / "a.h5")
+    assert found.dtype == np.dtype(f"{'i' if signed else 'u'}{1 << (size - 1).bit_length()}")
+    np.testing.assert_array_equal(found, array)
+    target = np.zeros((2, 2), found.dtype, order="F")
+    open_source(tmp_path / "a.h5").read(Region((0, 1), (2, 3)), target)
+    np.testing.assert_array_equal(target, array[:, 1:])
+
+
+def save_times(path: Path) -> None:
+    """Write a dataset of a type that NumPy lacks."""
+    with h5py.File(path, "a") as file:
+        h5py.h5d.create(file.id, b"times", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((4,)))
+
+
+def test_a_dataset_of_a_strange_type_does_not_break_the_others(tmp_path: Path) -> None:
+    """Its dtype was asked for, whichever dataset was named: "a.h5 is broken"."""
+    path = save(tmp_path / "a.h5", "plain")
+    save_times(path)
+    for name in (path, Path(f"{path}:/plain")):
+        source = open_source(name)
+        np.testing.assert_array_equal(source.array[...], ARRAY)
+    with pytest.raises(UserError, match=r"a\.h5:/times does not hold numbers: got elements of 32 bits"):
+        open_source(Path(f"{path}:/times"))
+
+
 @pytest.mark.parametrize("kind", ["compressed", "checksums"])
 def test_a_broken_chunk_is_named(tmp_path: Path, kind: str) -> None:
     path = save(tmp_path / "a.h5", "group/x", **STORED[kind][0])
