@@ -21,6 +21,7 @@ class Plan:
     rungs: tuple[RungName, ...] = RUNGS
     by_name: bool = False  # --rungs names them: one that cannot be measured is unknown, not left out
     keep_going: bool = True  # continue after a broken rung
+    expected_gpus: int | None = None  # of each host, by --expect-gpus
     memory_bytes: int = 1 << 30
     product_bytes: int = 256 << 20
     tensor_bytes: int = 128 << 20  # of one operand; at most 9,500 rows, so that results are exact

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
@@ -137,9 +137,13 @@ def below_known(
 
 def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
     """Add alarms; the status becomes at least as severe as the worst of them."""
-    every = sorted((*verdict.alarms, *more), key=lambda one: one.status != "critical")
+    every = worst_first((*verdict.alarms, *more))
     worst: Status = max((verdict.status, *(one.status for one in every)), key=SEVERITY.index)
-    return replace(verdict, status=worst, alarms=tuple(every))
+    return replace(verdict, status=worst, alarms=every)
+
+
+def worst_first(every: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    return tuple(sorted(every, key=lambda one: one.status != "critical"))
 
 
 def with_not_judged(verdict: Verdict, why: str) -> Verdict:

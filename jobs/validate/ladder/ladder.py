@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from jobs.measure.outliers import is_critical
-from jobs.validate.health.alarms import alarms
+from jobs.validate.health.alarms import alarms, worst_first
 from jobs.validate.health.counters import changes
+from jobs.validate.health.uneven_hosts import compare_hosts, count_parts, uneven_alarm
 from jobs.validate.ladder.budget import Deadline, TimeLimit
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
@@ -84,6 +85,8 @@ class Ladder:
         self.least, self.rates_again = least, dict[tuple[RungName, str], Mapping[int, float]]()
         self.incomplete = False
         self.ended = ""
+        parts = count_parts(probe.places, probe.hosts, probe.unit)
+        self.uneven_hosts, self.uneven_notes = compare_hosts(parts, plan.expected_gpus)
 
     @property
     def faults(self) -> KnownFaults:
@@ -132,12 +135,15 @@ class Ladder:
         raised = alarms(
             self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.topology.unit
         )
+        uneven = (uneven_alarm(one, self.topology.unit) for one in self.uneven_hosts)
+        raised = worst_first((*raised, *uneven))
         return Verdict(
             self.status([one.status for one in raised]),
             tuple(sorted(self.findings, key=lambda one: (RUNGS.index(one.rung), one.factor))),
             (*self.rungs, *rest),
-            (*self.not_judged, *missing_siblings(self.topology, self.plan)),
+            (*self.not_judged, *self.uneven_notes, *missing_siblings(self.topology, self.plan)),
             raised,
+            self.uneven_hosts,
         )
 
     def skip_reason(self, name: RungName, broken: str) -> str:
