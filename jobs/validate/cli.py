@@ -148,6 +148,7 @@ def validate(
     files = {name: words.pop(name) for name in FILES}
     expected_gpus = words.pop("expect_gpus")
     plan = replace(quick_plan() if quick else Plan(), keep_going=keep_going, expected_gpus=expected_gpus)
+    plan = replace(plan, quick=quick and words["budget"] is None and words["soak"] is None)
     if rungs is not None:
         plan = replace(plan, rungs=rungs, by_name=True)
     if words["simulate"] is None:  # a model has no tensor cores

@@ -122,7 +122,7 @@ def compare_hosts(
 
 
 def odd_ones(part: HostPart, siblings: Sequence[HostParts]) -> tuple[list[UnevenHost], str]:
-    """Return the siblings without the usual number of a part; without a usual number, a note, otherwise ""."""
+    """Return the siblings without the usual number of a part, and a note if there is no usual number."""
     numbers = Counter(one.counts[part] for one in siblings)
     usual, hosts = numbers.most_common(1)[0]
     if 2 * hosts > len(siblings):
