@@ -313,7 +313,7 @@ class Ladder:
             )
 
     def measure_together(self, name: RungName, rates: dict[str, float]) -> list[Finding]:
-        """Measure the curve of "node" or "all", before it the leaf switches of "all". Returns the findings."""
+        """Measure the curve of "node" or "all", and before it the leaf switches of "all"."""
         self.probe.left = self.limit.share(name, self.operations_after(name, OPERATIONS[name]))
         many = name == "all" and self.topology.hosts >= LEAST_HOSTS
         found = self.leaf_switches(rates) if many else []
