@@ -43,7 +43,6 @@ class Plan:
     retest_span: float = 40.0
     quick_looks: int = 2  # at once, before these; what they clear (`outliers.clear_threshold`) takes no time
     max_repeats: int = 8  # times as many samples if measurements are noisy, at most
-    curve_seconds: float = 30.0  # of a curve of rates by size, at most; it is reported, not judged
     full_mesh_hosts: int = 64  # up to this many hosts, each pair is measured on each rail
     all_pairs_hosts: int = 512  # up to this many, each pair on one rail; above, random partners
     max_subrounds: int = 8  # into which a round between hosts is split if uplinks limit its flows, at most
@@ -86,7 +85,6 @@ def for_cpus(plan: Plan) -> Plan:
             seconds=QUICK_CPU_SECONDS,
             even_shares=True,
             max_retests=0,
-            curve_seconds=1.0,
         )
     return replace(
         at_most(plan, CPU_BYTES),

@@ -44,6 +44,8 @@ CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_byte
 
 PLURAL = ("copies", "flows")  # measurements whose name is a plural
 
+CURVE_SECONDS = 30.0  # of a curve, at most
+
 # Of each rung on CPUs, which share a limited time: their measurements, and the curves of "node" and "all".
 OPERATIONS: dict[RungName, int] = {
     "gpu": 2, "host": 2, "pairs": 1, "node": 2, "host pairs": 1, "rails": 1, "all": 1,
@@ -378,7 +380,7 @@ class Ladder:
     def measure_curve(self, name: RungName) -> None:
         """Measure bus bandwidth by size: all ranks, or the median of the hosts. Reported, not judged.
 
-        From the largest size down, for the plan's time at most, or until the time is up.
+        From the largest size down, for CURVE_SECONDS at most, or until the time is up.
         """
         topology = self.topology
         groups = [topology.on(host).tolist() for host in range(topology.hosts)] if name == "node" else []
@@ -387,7 +389,7 @@ class Ladder:
         points: list[tuple[int, float]] = []
         samples, until = (
             curve_samples(self.plan, topology.ranks),
-            self.probe.clock() + self.plan.curve_seconds,
+            self.probe.clock() + CURVE_SECONDS,
         )
         for nbytes in filter(None, (self.plan.ring_bytes >> shift for shift in reversed(CURVE_SHIFTS))):
             if points and self.probe.clock() >= until:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from jobs.measure.status_line import StatusLine
@@ -24,18 +25,21 @@ class Progress:
     ----------
     columns : int, optional
         Width of the terminal; None for a log.
+    rungs : sequence of str
+        What the run measures, in order.
     silent : bool
         Print nothing, as for a monitoring plugin.
 
     Examples
     --------
-    >>> with Progress(None, silent=True) as progress:
+    >>> with Progress(None, ("gpu", "pairs"), silent=True) as progress:
     ...     progress.show("gpu")
     """
 
-    def __init__(self, columns: int | None, silent: bool = False) -> None:
+    def __init__(self, columns: int | None, rungs: Sequence[RungName], silent: bool = False) -> None:
+        self._rungs, self._rung = rungs, rungs[0]
         self._line, self._is_log, self._silent = StatusLine(columns), columns is None, silent
-        self._begin, self._rung = time.monotonic(), ""
+        self._begin = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
 
@@ -46,7 +50,8 @@ class Progress:
             self._line.show(self.text())
 
     def text(self) -> str:
-        return f"{time.monotonic() - self._begin:.0f} s: measuring {self._rung}"
+        done = 100 * self._rungs.index(self._rung) // len(self._rungs)
+        return f"validate: {done} %; measuring {self._rung}, {time.monotonic() - self._begin:.0f} s so far"
 
     def __enter__(self) -> Progress:
         if not self._silent:
@@ -65,8 +70,6 @@ class Progress:
     def _repeat(self) -> None:
         pause = FIRST_LINE if self._is_log else REFRESH
         while not self._ended.wait(pause):
-            if not self._rung:  # not begun
-                continue
             if not self._is_log:
                 self._line.show(self.text())
                 continue

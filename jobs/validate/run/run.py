@@ -91,14 +91,15 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
             finally:
                 handler.before_exit = None
         else:
-            with probe.lead(), Progress(cli_context.columns, silent=options.nagios) as progress_lines:
+            lines = Progress(cli_context.columns, validation.plan.rungs, silent=options.nagios)
+            with probe.lead(), lines:
                 validation.members = members_of(world, probe)
                 known = known_rates(options.rates)
                 models = [rank.device.name for rank in world.ranks]
                 facts = [with_known(one, model, known) for one, model in zip(facts, models, strict=True)]
                 validation.limits = with_shares(compute_limits(facts, probe.places), known)
                 check_baseline(options, validation.members)
-                on_rung = write_before_rung(handler, validation, progress_lines.show)
+                on_rung = write_before_rung(handler, validation, lines.show)
                 report = measure(validation, probe, on_rung, tell)
             handler.before_exit = None
             report = publish(report, options, cli_context)

@@ -296,7 +296,7 @@ def _read_document(document: Any, sections: _Sections) -> None:
 
 def _read_test(document: Any, sections: _Sections, name: str = "") -> None:
     if not isinstance(document, dict) or not ("size" in document or _is_record(document)):
-        raise UserError(f"{sections.path} is {_describe(document)}", expected=READ)
+        raise _other_json(sections.path, document)
     place = ""
     try:
         if "size" in document:
@@ -334,29 +334,29 @@ def _is_record(document: dict[str, Any]) -> bool:
 
 
 def _damaged(path: str, got: str) -> UserError:
-    return UserError(
-        f"{path} is JSON, but no record of measurements", got=got, expected=READ, hint="a file that -J wrote"
-    )
+    return UserError(f"{path} is JSON, but no record of measurements", got=got, expected=READ)
 
 
-def _describe(document: Any) -> str:
-    """Say what a JSON document is that holds no rows of nccl-tests."""
-    if isinstance(document, dict):
-        if "nvbandwidth" in document:
-            return "a record of nvbandwidth, which has other rows"
-        if {"buffer_bytes", "hosts"} <= {*document}:
-            return "a record of meshrun bench copy, which has other rows"
-        if isinstance(lesson := document.get("lesson"), str):
-            return f"a record of meshrun bench memory {lesson}, which has other rows"
-        if isinstance(kind := document.get("kind"), str):
-            return f"a record of meshrun {kind}, which has other rows"
-        if isinstance(program := document.get("program"), str):
-            return f"a record of {program}, which has other rows"
-        keys = ", ".join(map(str, [*document][:5])) + (", ..." if len(document) > 5 else "")
-        having = f"with the keys {keys}" if keys else "without keys"
-        return f"JSON, but no record of measurements: an object {having}"
-    kinds = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return f"JSON, but no record of measurements: {kinds.get(type(document), 'a number')}"
+def _other_json(path: str, document: Any) -> UserError:
+    """Return an error that says what JSON this is, which holds no rows of nccl-tests."""
+    if not isinstance(document, dict):
+        kinds = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+        return _damaged(path, kinds.get(type(document), "a number"))
+    origin = ""
+    if "nvbandwidth" in document:
+        origin = "nvbandwidth"
+    elif {"buffer_bytes", "hosts"} <= {*document}:
+        origin = "meshrun bench copy"
+    elif isinstance(lesson := document.get("lesson"), str):
+        origin = f"meshrun bench memory {lesson}"
+    elif isinstance(kind := document.get("kind"), str):
+        origin = f"meshrun {kind}"
+    elif isinstance(program := document.get("program"), str):
+        origin = program
+    if origin:
+        return UserError(f"{path} is a record of {origin}, which has other rows", expected=READ)
+    keys = ", ".join(map(str, [*document][:5])) + (", ..." if len(document) > 5 else "")
+    return _damaged(path, f"an object with the keys {keys}" if keys else "an object without keys")
 
 
 def _program(document: dict[str, Any]) -> str:
@@ -373,7 +373,7 @@ def _identify(document: dict[str, Any], gathered: _Gathered) -> None:
 
 def _add_json(row: dict[str, Any], gathered: _Gathered) -> None:
     size, count = (_whole(name, row[name]) for name in ("size", "count"))
-    key = RowKey(size, count, row["type"], row["redop"], int(row["root"]))
+    key = RowKey(size, count, row["type"], row["redop"] or "none", int(row["root"]))
     for placement in PLACEMENTS:
         values = row.get(placement)
         if values is None:  # a replayed trace has one placement, the last row of a failed run too

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from jobs.validate.plan import RUNGS
 from jobs.validate.run import progress
 from jobs.validate.run.progress import Progress
 
@@ -36,28 +37,28 @@ class Said:
 def test_a_log_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Said(2)
     monkeypatch.setattr("sys.stderr", said)
-    with Progress(None) as lines:
+    with Progress(None, RUNGS) as lines:
         lines.show("pairs")
         assert said.enough.wait(60)
-    assert re.fullmatch(r"(meshrun: \d+ s: measuring [a-z ]*\n)+", said.text)
-    assert "measuring pairs\n" in said.text
+    assert re.fullmatch(r"(meshrun: validate: \d+ %; measuring [a-z ]+, \d+ s so far\n)+", said.text)
+    assert "validate: 28 %; measuring pairs, " in said.text
 
 
 def test_a_terminal_gets_one_line_that_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     said = Said(3)
     monkeypatch.setattr("sys.stderr", said)
-    with Progress(80) as lines:
+    with Progress(80, RUNGS) as lines:
         lines.show("host pairs")
         assert said.enough.wait(60)
     assert "\n" not in said.text
-    assert "s: measuring host pairs" in said.text
+    assert "validate: 57 %; measuring host pairs, " in said.text
     assert said.text.endswith("\r\x1b[K")
 
 
 @pytest.mark.parametrize("columns", [None, 80])
 def test_a_monitoring_plugin_gets_none(columns: int | None, capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    with Progress(columns, silent=True) as lines:
+    with Progress(columns, RUNGS, silent=True) as lines:
         lines.show("gpu")
         assert threading.active_count() == before
     assert "measuring" not in capsys.readouterr().err
@@ -65,6 +66,6 @@ def test_a_monitoring_plugin_gets_none(columns: int | None, capsys: pytest.Captu
 
 def test_nothing_comes_after_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    with Progress(None) as lines:
+    with Progress(None, RUNGS) as lines:
         lines.show("gpu")
     assert threading.active_count() == before

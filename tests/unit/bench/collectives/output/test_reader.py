@@ -325,6 +325,15 @@ def test_text_and_json_of_bench_all_have_the_same_names(tmp_path: Path) -> None:
     assert list(read_each(text)) == list(read_each(document))
 
 
+def test_a_blank_reduction_is_the_same_in_text_and_json(tmp_path: Path) -> None:
+    blank = replace(ROWS[0], reduction="", out_of_place=PlacementResult(1e-6, 1e-6, 1.0, 1.0, 0))
+    blank = replace(blank, in_place=blank.out_of_place)
+    settings = SweepSettings()
+    document = record(settings, HEADER, [blank], Footer(0, 1.0), ["meshrun"], {}, 0.0, 1.0)
+    text = header(settings, HEADER) + row(settings, blank)
+    assert [*parse(tmp_path, text).rows] == [*parse(tmp_path, document).rows]
+
+
 def test_a_failed_run_of_nccl_tests_has_its_rows(tmp_path: Path) -> None:
     """It closes its JSON without an average; the last row may have one placement."""
     placement = {"time": 31.45, "alg_bw": 1.5, "bus_bw": 1.5, "nwrong": None}
@@ -349,13 +358,13 @@ def test_infinity_as_c_writes_it_and_a_byte_order_mark_are_read(tmp_path: Path) 
 
 
 OTHER_JSON = [
-    ([1, 2], "is JSON, but no record of measurements: a list"),
-    ([{"size": 8}], "is JSON, but no record of measurements: a list"),
-    (5, "is JSON, but no record of measurements: a number"),
-    ("text", "is JSON, but no record of measurements: a string"),
-    (None, "is JSON, but no record of measurements: null"),
-    ({}, "is JSON, but no record of measurements: an object without keys"),
-    ({"a": 1, "b": 2}, "is JSON, but no record of measurements: an object with the keys a, b:"),
+    ([1, 2], "is JSON, but no record of measurements: got a list"),
+    ([{"size": 8}], "is JSON, but no record of measurements: got a list"),
+    (5, "is JSON, but no record of measurements: got a number"),
+    ("text", "is JSON, but no record of measurements: got a string"),
+    (None, "is JSON, but no record of measurements: got null"),
+    ({}, "is JSON, but no record of measurements: got an object without keys"),
+    ({"a": 1, "b": 2}, "is JSON, but no record of measurements: got an object with the keys a, b, expected"),
     ({"results": 5, "version": 3}, "an object with the keys results, version"),
     ({"schema": 1, "kind": "run", "results": []}, "is a record of meshrun run, which has other rows"),
     ({"schema": 2, "kind": "validate"}, "is a record of meshrun validate, which has other rows"),
@@ -364,7 +373,7 @@ OTHER_JSON = [
     ({"version": 1, "meshrun": "1.0", "buffer_bytes": 1, "hosts": []}, "is a record of meshrun bench copy"),
     ({"version": "1.0", "lesson": "pool"}, "is a record of meshrun bench memory pool"),
     ({"operations": [1]}, "an object with the keys operations"),
-    ({"operations": {"all_reduce": 5}}, "is JSON, but no record of measurements: a number"),
+    ({"operations": {"all_reduce": 5}}, "is JSON, but no record of measurements: got a number"),
     ({"operations": {}}, "holds no measurements"),
     ({"version": 3, "args": ["x"], "results": [5]}, "row 1 of results"),
     ({"version": 3, "args": ["x"], "results": [{"size": 8}]}, "row 1 of results has no 'count'"),
