@@ -221,7 +221,8 @@ def _problem(operation: str, layout: RankLayout, algorithm: Algorithm, known: bo
     if algorithm == "tree" and not known:
         return "a tree is a chain inside a host, and how its ends are spread over the GPUs is not known"
     if not known:
-        return f"no formula for {operation} by {algorithm} on {layout.hosts} host(s)"
+        hosts = "1 host" if layout.hosts == 1 else f"{layout.hosts} hosts"
+        return f"no formula for {operation} by {algorithm} on {hosts}"
     return ""
 
 

@@ -88,6 +88,12 @@ FILE = click.Path(path_type=Path)
 @click.option("--budget", type=DURATION, metavar="TIME", help="Reduce sizes and repeats to fit, such as 60s.")
 @click.option("--soak", type=DURATION, metavar="TIME", help="Repeat for this time, such as 1h.")
 @click.option(
+    "--expect-gpus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Each host must have N GPUs; any other number is critical.",
+)
+@click.option(
     "--simulate",
     metavar="FLEET",
     help="Rehearse on a model, such as hosts=8,gpus=8,fault=nic:h3:1:0.6.",
@@ -140,7 +146,9 @@ def validate(
     Exit status: 0 ok, 1 warning, 2 critical, 3 unknown, for example if a measurement is missing.
     """
     files = {name: words.pop(name) for name in FILES}
-    plan = replace(quick_plan() if quick else Plan(), keep_going=keep_going)
+    expected_gpus = words.pop("expect_gpus")
+    plan = replace(quick_plan() if quick else Plan(), keep_going=keep_going, expected_gpus=expected_gpus)
+    plan = replace(plan, quick=quick and words["budget"] is None and words["soak"] is None)
     if rungs is not None:
         plan = replace(plan, rungs=rungs, by_name=True)
     if words["simulate"] is None:  # a model has no tensor cores

@@ -21,6 +21,11 @@ class Plan:
     rungs: tuple[RungName, ...] = RUNGS
     by_name: bool = False  # --rungs names them: one that cannot be measured is unknown, not left out
     keep_going: bool = True  # continue after a broken rung
+    expected_gpus: int | None = None  # of each host, by --expect-gpus
+    quick: bool = False  # by --quick, without --budget or --soak
+    # Of a climb without --budget; the last call is finished. What is not judged by then is unknown.
+    seconds: float = 600.0
+    even_shares: bool = False  # of this time, for all operations: none uses up that of later ones
     memory_bytes: int = 1 << 30
     product_bytes: int = 256 << 20
     tensor_bytes: int = 128 << 20  # of one operand; at most 9,500 rows, so that results are exact
@@ -57,15 +62,30 @@ CPU_BLIND = 0.5  # share of the siblings' rate: processors are too noisy for mor
 CPU_SPAN = 20.0  # seconds; long enough that temporary load on a core does not look like a fault
 CPU_SAMPLES = 4  # divisor of the samples: a sample on CPUs takes long
 CPU_REPEATS = 2  # divisor of the repeats, for the same reason
+# Seconds from the start of rank 0 to the end of the measurements with --quick. With what comes before and
+# after these, the command ends within 30 s, also if there are more ranks than cores.
+QUICK_CPU_SECONDS = 22.0
 # Larger than most caches; each operation takes a few milliseconds.
 CPU_BYTES = {
     "memory_bytes": 32 << 20, "product_bytes": 4 << 20, "copy_bytes": 32 << 20,
     "pair_bytes": 4 << 20, "nic_bytes": 1 << 20, "ring_bytes": 4 << 20,
 }  # fmt: skip
+# With --quick. Most of the time of a call is that of generating and checking its data.
+QUICK_CPU_BYTES = {name: nbytes // 4 for name, nbytes in CPU_BYTES.items()}
 
 
 def for_cpus(plan: Plan) -> Plan:
-    """Return the plan for ranks on CPUs: smaller sizes, fewer samples over a longer time, more tolerance."""
+    """Return the plan for ranks on CPUs: smaller sizes, fewer samples over a longer time, more tolerance.
+
+    With --quick there is no time to measure suspects again over `CPU_SPAN`; they leave the verdict unknown.
+    """
+    if plan.quick:
+        plan = replace(
+            at_most(plan, QUICK_CPU_BYTES),
+            seconds=QUICK_CPU_SECONDS,
+            even_shares=True,
+            max_retests=0,
+        )
     return replace(
         at_most(plan, CPU_BYTES),
         tolerance=-math.log(CPU_SHARE),

@@ -174,6 +174,24 @@ class Alarm:
     sentence: str
 
 
+HostPart = Literal["GPU", "NIC", "NVLink", "rank"]  # rank: one on CPUs
+
+
+@dataclass(frozen=True)
+class UnevenHost:
+    """A host with another number of parts than most hosts of its kind, or than --expect-gpus says.
+
+    count: parts of this host that take part in the run. usual: the number of the others, or the stated one.
+    siblings: hosts that have the usual number; None if it was stated. An alarm names each of these hosts.
+    """
+
+    host: str
+    part: HostPart
+    count: int
+    usual: int
+    siblings: int | None
+
+
 @dataclass(frozen=True)
 class Verdict:
     """findings, alarms: worst first. not_judged: sentences."""
@@ -183,6 +201,7 @@ class Verdict:
     rungs: tuple[RungResult, ...]
     not_judged: tuple[str, ...]
     alarms: tuple[Alarm, ...] = ()
+    uneven_hosts: tuple[UnevenHost, ...] = ()
 
     @property
     def line(self) -> str:

@@ -24,7 +24,15 @@ from launch.cli.cli_context import CliContext, terminal_columns
 from launch.cli.errors import ShadowedPackage, check_shadowing, report_error, single_line, usage_message
 from launch.cli.job_command import Jobs
 from launch.cli.params import MAX_RESTARTS, ON_FAILURE, STALL, START, restarts
-from launch.cli.plugins import ARGUMENTS, Commands, command_in, conclude, without_ranks
+from launch.cli.plugins import (
+    ARGUMENTS,
+    Commands,
+    check_words,
+    command_in,
+    conclude,
+    has_result,
+    without_ranks,
+)
 from launch.cli.selftest import selftest
 from launch.spec import HOST_TIMEOUT
 
@@ -99,6 +107,8 @@ def command(
         if ranks > 1 and run_dir is None and not _is_rank(launched):
             from launch.mpi.local import start
 
+            if has_result(words):  # which is printed once, before ranks are started in vain
+                check_words(command, words)
             status = start(
                 ranks,
                 words,
@@ -265,13 +275,32 @@ def _described(failure: BaseException) -> str:
 
 
 def _ended(words: Sequence[str], status: int, sentence: str, debug: bool) -> int:
-    """Report an error, and print the result of a command that must print one; returns the exit status."""
+    """Report an error, and print the result of a command that must print one; returns the exit status.
+
+    Where both streams are the same terminal or file, such a result states the error, and only the hint
+    follows.
+    """
     from runner.system.launcher import detect_launcher
 
-    status, launched = report_error(sentence, status, words, debug), detect_launcher()
+    launched, ran = detect_launcher(), command_in(words)
     if words[0] == "--run-dir" or (launched is not None and launched.rank):
-        return status  # the process that started the ranks concludes, or rank 0
-    return conclude(command_in(words), status, sentence)
+        return report_error(sentence, status, words, debug)  # what started the ranks concludes, or rank 0
+    if not (has_result(ran) and same_stream(1, 2)):
+        report_error(sentence, status, words, debug)
+        return conclude(ran, status, sentence)
+    status = conclude(ran, status, sentence)
+    _, _, hint = sentence.partition(" Try: ")
+    if hint or debug:
+        report_error(f"Try: {hint}" if hint else sentence, status, words, debug)
+    return status
+
+
+def same_stream(one: int, other: int) -> bool:
+    """Whether two file descriptors are open on the same terminal, pipe or file."""
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:  # one is closed
+        return False
 
 
 def _meshrun_error() -> type[MeshrunError]:

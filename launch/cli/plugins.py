@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -85,13 +85,22 @@ def conclude(
     Only commands with a method `conclude(words, status, why, rank_status, answer, files)` have such a result.
     ran: the command's name and arguments. `partial(conclude, ran)` is a `launch.supervise.judge.Conclude`.
     """
+    give = _conclusion(ran)
+    return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
+
+
+def has_result(ran: Sequence[str]) -> bool:
+    """Whether `conclude` prints something for this command."""
+    return _conclusion(ran) is not None
+
+
+def _conclusion(ran: Sequence[str]) -> Callable[..., Any] | None:
     from runner.errors import MeshrunError
 
     try:
-        give = getattr(_load(ran[0]), "conclude", None) if ran else None
+        return getattr(_load(ran[0]), "conclude", None) if ran else None
     except (MeshrunError, click.UsageError):  # reported when the command was loaded
-        return status
-    return status if give is None else int(give(ran[1:], status, why, rank_status, answer, files))
+        return None
 
 
 def _entry_points() -> dict[str, EntryPoint]:

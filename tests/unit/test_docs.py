@@ -527,6 +527,7 @@ def test_records_of_runs_follow_their_schema(tmp_path: Path, how: str) -> None:
         ("doctor", "doctor --device cpu --json a.json"),
         ("validate", "validate --simulate hosts=2,gpus=4 --rungs gpu,pairs -J a.json"),
         ("validate", "validate --simulate hosts=4,gpus=8,fault=nic:h3:1:0.6 -J a.json"),
+        ("validate", "validate --simulate gpus=4/3/4,fault=gpu:h0:1:0.6 --quick -J a.json"),
         ("validate", "validate --simulate hosts=2,gpus=4,fault=gpu:h1:2:0.6 --keep-going -J a.json"),
     ],
 )

@@ -16,6 +16,7 @@ from jobs.measure.timers import host_seconds
 from runner.comm.api import Control
 from runner.comm.collectives.api import DATATYPES
 from runner.device.raw.huge_pages import huge_array
+from runner.report.units import counted
 
 ByteArray = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -79,5 +80,5 @@ def _checked(
         mismatches.append(
             f"{HOST.name}, rank {rank} of the host: byte {found.offset * WIDTH} of the target: "
             f"got {found.got}, expected {found.expected}; "
-            f"{found.count} wrong elements of {WIDTH} bytes"
+            f"{counted(found.count, 'wrong element')} of {WIDTH} bytes"
         )

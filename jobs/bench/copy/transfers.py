@@ -15,6 +15,7 @@ from jobs.measure.patterns import Copied, Segment, Untouched
 from jobs.measure.timers import ConcurrentEvents, queue_concurrently
 from runner.comm.collectives.api import DATATYPES
 from runner.device.raw.memory import GpuProperties, Memory
+from runner.report.units import counted
 
 WARM_UP = 4  # copies behind the gate that are not timed
 ELEMENT = "uint64"
@@ -180,7 +181,7 @@ class TransferRunner:
         got, expected = (f"0x{bits:0{2 * WIDTH}x}" for bits in (mismatch.got_bits, mismatch.expected_bits))
         return (
             f"{one.transfer}: byte {mismatch.offset * WIDTH} of the {end} ({getattr(one.transfer, end)}): "
-            f"got {got}, expected {expected}; {mismatch.count} wrong elements of {WIDTH} bytes"
+            f"got {got}, expected {expected}; {counted(mismatch.count, 'wrong element')} of {WIDTH} bytes"
         )
 
 

@@ -32,6 +32,7 @@ from jobs.validate.baseline.baseline_run import (
 from jobs.validate.plan import RUNGS
 from jobs.validate.report.model import Drift, Member, Report
 from runner.errors import UserError
+from runner.report.units import counted
 
 SHOWN = 8  # names in a sentence
 
@@ -162,7 +163,9 @@ def another_fleet(path: Path, runs: Sequence[BaselineRun], mine: BaselineRun) ->
     there = dict(nearest.hosts)
     common = sorted(here.keys() & there.keys())
     counts = [
-        f"{name} has {here[name]} GPUs, not {there[name]}" for name in common if here[name] != there[name]
+        f"{name} has {counted(here[name], 'GPU')}, not {there[name]}"
+        for name in common
+        if here[name] != there[name]
     ]
     differing = [] if common else ["no host in common"]
     new, gone = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())

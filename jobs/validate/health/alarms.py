@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
@@ -127,19 +127,25 @@ def below_known(
     else:
         hosts = dict.fromkeys(member.host for member in report.members if member.rank in slow)
         shown = ", ".join(list(hosts)[:SHOWN]) + (", ..." if len(hosts) > SHOWN else "")
+        on, reach = "host" if len(hosts) == 1 else "hosts", "reaches" if len(slow) == 1 else "reach"
+        what, unit = f"{limit.rung} {limit.what}", unit_of(limit.what)
         sentence = (
-            f"{len(slow)} of {len(best)} GPUs (hosts {shown}) reach {percent(rate / limit.rate)} of what the "
-            f"hardware allows at best: {limit.rung} {limit.what} at {rate_text(rate, unit_of(limit.what))} "
-            f"{unit_name(unit_of(limit.what))} ({limit.assumption}); {percent(limit.least)} is usual at least"
+            f"{len(slow)} of {len(best)} GPUs ({on} {shown}) {reach} {percent(rate / limit.rate)} of what "
+            f"the hardware allows at best: {what} at {rate_text(rate, unit)} {unit_name(unit)} "
+            f"({limit.assumption}); {percent(limit.least)} is usual at least"
         )
     return [Alarm(gravity(rate, limit), sentence)]
 
 
 def with_alarms(verdict: Verdict, more: Sequence[Alarm]) -> Verdict:
     """Add alarms; the status becomes at least as severe as the worst of them."""
-    every = sorted((*verdict.alarms, *more), key=lambda one: one.status != "critical")
+    every = worst_first((*verdict.alarms, *more))
     worst: Status = max((verdict.status, *(one.status for one in every)), key=SEVERITY.index)
-    return replace(verdict, status=worst, alarms=tuple(every))
+    return replace(verdict, status=worst, alarms=every)
+
+
+def worst_first(every: Iterable[Alarm]) -> tuple[Alarm, ...]:
+    return tuple(sorted(every, key=lambda one: one.status != "critical"))
 
 
 def with_not_judged(verdict: Verdict, why: str) -> Verdict:
@@ -164,6 +170,7 @@ def far_below(rung: RungName, what: str, rates: Mapping[str, float], limit: Hard
 def wrong_data_sentence(one: WrongData, name: Callable[[int], str]) -> str:
     origin = "" if one.source is None or one.source == one.rank else f" from {name(one.source)}"
     return (
-        f"{name(one.rank)}: wrong data{origin} ({one.what}, {one.nbytes:,} bytes): {one.count:,} bytes, the "
+        f"{name(one.rank)}: wrong data{origin} ({one.what}, {one.nbytes:,} bytes): {one.count:,} "
+        f"byte{'s'[: one.count != 1]}, the "
         f"first at {one.offset:,}, {one.got} instead of {one.expected}"
     )

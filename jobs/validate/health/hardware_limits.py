@@ -18,6 +18,7 @@ from jobs.validate.plan import RungName
 from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
 from meshrun import World
+from runner.report.units import counted
 from runner.system.launcher import environment
 from runner.system.links import gpu_links, network_rate, nics
 
@@ -248,4 +249,6 @@ def _network_path(one: RankFacts, sharing: int = 1) -> NominalRate:
 def _sum(rates: Sequence[NominalRate]) -> NominalRate:
     """Return the sum over the ranks of one host; all rates are known."""
     each = rates[0].source if len({one.source for one in rates}) == 1 else "its ranks' paths to the network"
-    return NominalRate(sum(one.rate or 0.0 for one in rates), f"{len(rates)} ranks a host, {each}")
+    return NominalRate(
+        sum(one.rate or 0.0 for one in rates), f"{counted(len(rates), 'rank')} per host, {each}"
+    )

@@ -18,6 +18,7 @@ from jobs.validate.plan import RUNGS
 from jobs.validate.probe.api import RankPlace
 from jobs.validate.report.model import HardwareLimit
 from runner.errors import UserError, shortened
+from runner.report.units import counted
 
 DATA = Path(__file__).with_name("known_rates.json")
 GPU_KEYS = {"model", "memory", "float32", "float16", "nvlink", "links", "source"}
@@ -179,7 +180,7 @@ def simulated_facts(places: Sequence[RankPlace], known: KnownRates) -> list[Rank
         generation, gigabits = SIMULATED_LINKS.get(model, (5, 400))
         pcie = NominalRate(PCIE[generation], f"PCIe generation {generation}, x16")
         ranks = key[1]
-        words = f"a NIC of {gigabits} Gb/s, shared by {ranks} rank(s)"
+        words = f"a NIC of {gigabits} Gb/s for {counted(ranks, 'rank')}"
         network = NominalRate(gigabits / 8 * GB / ranks, words)
         facts = RankFacts(unknown, unknown, pcie, network, capability=NVLS_CAPABILITY)
         known_facts[key] = with_known(facts, model, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -38,10 +39,6 @@ def parse_duration(text: str) -> float:
     return value
 
 
-# Seconds of a climb without --budget; the last call is finished. What is not judged by then is unknown.
-MOST_SECONDS = 600.0
-
-
 class Deadline:
     """A time limit. clock: returns seconds."""
 
@@ -61,20 +58,36 @@ class TimeLimit:
 
     expected: seconds of each rung without suspects, if estimated. Then a rung without an expectation has no
     time, and each leaves to later ones what these are expected to take.
+    even_shares: each operation leaves to all later ones as much time as it has.
     """
 
-    def __init__(self, deadline: Deadline, expected: Mapping[RungName, float] | None = None) -> None:
-        self.deadline, self.expected = deadline, expected
+    def __init__(
+        self,
+        deadline: Deadline,
+        expected: Mapping[RungName, float] | None = None,
+        even_shares: bool = False,
+    ) -> None:
+        self.deadline, self.expected, self.even_shares = deadline, expected, even_shares
 
     def missing(self, name: RungName) -> str:
         """Return why there is no time for a rung, or ""."""
         least = 0.0 if self.expected is None else self.expected.get(name, math.inf)
-        return "" if least < self.deadline.left() else f"no time is left of {self.deadline.seconds:.4g} s"
+        return "" if least < self.deadline.left() else f"no time is left of {self.deadline.seconds:.3g} s"
 
     def left(self, name: RungName) -> float:
         """Return the seconds left for a rung."""
         later = RUNGS[RUNGS.index(name) + 1 :]
         return self.deadline.left() - sum((self.expected or {}).get(rung, 0.0) for rung in later)
+
+    def share(self, name: RungName, later: int) -> Callable[[], float]:
+        """Return a function that returns the seconds left for an operation of a rung that begins now.
+
+        later: number of the operations after it, also those of later rungs.
+        """
+        if not self.even_shares:
+            return functools.partial(self.left, name)
+        end = self.deadline.elapsed() + self.deadline.left() / (later + 1)
+        return lambda: end - self.deadline.elapsed()
 
 
 def quick() -> Plan:

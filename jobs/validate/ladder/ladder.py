@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from jobs.measure.outliers import is_critical
-from jobs.validate.health.alarms import alarms
+from jobs.validate.health.alarms import alarms, worst_first
 from jobs.validate.health.counters import changes
+from jobs.validate.health.uneven_hosts import compare_hosts, count_parts, uneven_alarm
 from jobs.validate.ladder.budget import Deadline, TimeLimit
 from jobs.validate.localize.findings import findings, merge
 from jobs.validate.localize.observations import Observations
@@ -38,10 +38,19 @@ from jobs.validate.report.model import Change, RateCurve
 from jobs.validate.report.wording import rate_text, unit_name
 from jobs.validate.topology import Topology, topology_of
 from jobs.validate.verdict import Finding, RungResult, Status, Verdict, unit_of
+from runner.report.units import counted
 
 CURVE_SHIFTS = (18, 16, 14, 12, 10, 8, 6, 4, 2, 0)  # a curve's sizes: ring_bytes >> shift
 
+PLURAL = ("copies", "flows")  # measurements whose name is a plural
+
 CURVE_SECONDS = 30.0  # of a curve, at most
+
+# Of each rung on CPUs, which share a limited time: their measurements, and the curves of "node" and "all".
+OPERATIONS: dict[RungName, int] = {
+    "gpu": 2, "host": 2, "pairs": 1, "node": 2, "host pairs": 1, "rails": 1, "all": 1,
+}  # fmt: skip
+
 CURVE_RANKS = 8192  # above, one sample of each size
 TIME_UP = "no time was left"
 
@@ -58,7 +67,7 @@ class Ladder:
     plan: from rung "host pairs" on with the bytes that its flows had time for, and rings with as much less.
 
     tables: measurements by rung and operation, with the work (bytes; operations of a product) that rates
-    count. incomplete: something could not be judged. ended: the critical reason for an early end, or "".
+    count. ended: the critical reason for an early end, or "".
 
     least: known rates, by rung and operation. rates_again: best rates of the ranks that were below these at
     first, when looked at again.
@@ -82,8 +91,10 @@ class Ladder:
         self.wrong: list[WrongData] = []
         self.curves: list[RateCurve] = []
         self.least, self.rates_again = least, dict[tuple[RungName, str], Mapping[int, float]]()
-        self.incomplete = False
+        self.gaps = 0  # sentences of `not_judged` that make the verdict unknown; they come first
         self.ended = ""
+        parts = count_parts(probe.places, probe.hosts, probe.unit)
+        self.uneven_hosts, self.uneven_notes = compare_hosts(parts, plan.expected_gpus)
 
     @property
     def faults(self) -> KnownFaults:
@@ -132,12 +143,15 @@ class Ladder:
         raised = alarms(
             self.ended, self.wrong, self.changes, self.probe.places, self.probe.hosts, self.topology.unit
         )
+        uneven = (uneven_alarm(one, self.topology.unit) for one in self.uneven_hosts)
+        raised = worst_first((*raised, *uneven))
         return Verdict(
             self.status([one.status for one in raised]),
             tuple(sorted(self.findings, key=lambda one: (RUNGS.index(one.rung), one.factor))),
             (*self.rungs, *rest),
-            (*self.not_judged, *missing_siblings(self.topology, self.plan)),
+            (*self.not_judged, *self.uneven_notes, *missing_siblings(self.topology, self.plan)),
             raised,
+            self.uneven_hosts,
         )
 
     def skip_reason(self, name: RungName, broken: str) -> str:
@@ -165,11 +179,16 @@ class Ladder:
             return "there is one rank"
         return ""
 
+    @property
+    def incomplete(self) -> bool:
+        """Whether something could not be judged that makes the verdict unknown."""
+        return self.gaps > 0
+
     def note_not_judged(self, sentence: str, *, first: bool = False) -> None:
         """Note something that could not be judged; the verdict is then not ok. first: it is the reason that
         the verdict's line gives."""
-        self.incomplete = True
-        self.not_judged.insert(0 if first else len(self.not_judged), sentence)
+        self.not_judged.insert(0 if first else self.gaps, sentence)
+        self.gaps += 1
 
     def end_early(self, ended: str, critical: bool) -> None:
         """End the run. ended: the reason. critical: a rank failed, and `ended` names it."""
@@ -181,13 +200,14 @@ class Ladder:
     def measure_rung(self, name: RungName) -> bool:
         """Measure one rung and record the results. Returns whether it is broken."""
         self.probe.reset()
-        self.probe.left = functools.partial(self.limit.left, name)
         before = self.probe.counters()
         begin = time.perf_counter()
         found: list[Finding] = []
         named = set[PartName]()
         rates: dict[str, float] = {}
-        for what, measurement in self.measurements(name):
+        measurements = self.measurements(name)
+        for number, (what, measurement) in enumerate(measurements, 1):
+            self.probe.left = self.limit.share(name, self.operations_after(name, number))
             measurement.named = frozenset(named)
             try:
                 located = localize(measurement, self.plan)
@@ -195,10 +215,8 @@ class Ladder:
                 self.note_time_up(name, what)
                 continue
             work = operation_work(what, measurement.nbytes)
-            if isinstance(measurement, InterNode) and measurement.bytes_of_flow < self.plan.nic_bytes:
-                nbytes = measurement.bytes_of_flow
-                share = self.plan.nic_bytes // nbytes
-                self.plan = replace(self.plan, nic_bytes=nbytes, ring_bytes=self.plan.ring_bytes // share)
+            if isinstance(measurement, InterNode):
+                self.reduce_sizes(measurement.bytes_of_flow)
             self.note_gaps(name, what, located)
             for gap in measurement.gaps:
                 self.note_not_judged(f"{name}: {gap}")
@@ -212,10 +230,8 @@ class Ladder:
                 rates[what] = float(np.median(work / rated.siblings))
                 if isinstance(measurement, SingleGpu | IntraNode | InterNode):
                     self.look_again(name, what, measurement, rated, work, found)
-        if name == "all" and self.topology.hosts >= LEAST_HOSTS:
-            found += self.leaf_switches(rates)
         if name in ("node", "all"):
-            self.measure_curve(name)
+            found += self.measure_together(name, rates)
         if name == "all" and (points := self.curves[-1].points):
             rates = {"ring": points[-1][1], **rates}
         new = merge(found, self.topology)
@@ -232,6 +248,18 @@ class Ladder:
         why = TIME_UP if result == "not measured" else ""
         self.rungs.append(RungResult(name, result, why, rounds, messages, rates, analysed, measured))
         return broken
+
+    def reduce_sizes(self, nbytes: int) -> None:
+        """Reduce what NICs move to the bytes that a flow had time for, and rings by the same factor."""
+        if nbytes < self.plan.nic_bytes:
+            share = self.plan.nic_bytes // nbytes
+            self.plan = replace(self.plan, nic_bytes=nbytes, ring_bytes=self.plan.ring_bytes // share)
+
+    def operations_after(self, name: RungName, done: int) -> int:
+        """Return how many operations follow after `done` ones of a rung, also in later rungs."""
+        later = RUNGS[RUNGS.index(name) + 1 :]
+        follow = [rung for rung in later if rung in self.plan.rungs and not self.why_impossible(rung)]
+        return OPERATIONS[name] - done + sum(OPERATIONS[rung] for rung in follow)
 
     def named(self, rung: RungName, found: list[Finding]) -> list[Finding]:
         """Return the findings without paths and links between hosts, if more of these than hosts are slow.
@@ -281,10 +309,18 @@ class Ladder:
         self.rates_again[name, what] = again.best
         if count := len(again.undecided):
             rate, unit = rate_text(least, unit_of(what)), unit_name(unit_of(what))
+            some = f"{what} of {counted(count, self.topology.unit)}"
             self.note_not_judged(
-                f"{name}: {what} of {count} {self.topology.unit}{'s'[: count > 1]} are around {rate} {unit}, "
-                "which is usual at least, in some looks above it and in more below"
+                f"{name}: {some} reached the usual rate, {rate} {unit} or more, in some looks but not in most"
             )
+
+    def measure_together(self, name: RungName, rates: dict[str, float]) -> list[Finding]:
+        """Measure the curve of "node" or "all", and before it the leaf switches of "all"."""
+        self.probe.left = self.limit.share(name, self.operations_after(name, OPERATIONS[name]))
+        many = name == "all" and self.topology.hosts >= LEAST_HOSTS
+        found = self.leaf_switches(rates) if many else []
+        self.measure_curve(name)
+        return found
 
     def leaf_switches(self, rates: dict[str, float]) -> list[Finding]:
         """Measure under full load. Returns the findings; adds the rate to `rates`."""
@@ -294,8 +330,11 @@ class Ladder:
             self.note_time_up("all", "flows")
             return []
         rates["flows"] = found.rate
-        self.not_judged += found.notes
-        self.incomplete = self.incomplete or found.unexplained
+        for note in found.notes:
+            if found.unexplained:
+                self.note_not_judged(note)
+            else:
+                self.not_judged.append(note)
         if found.failed:
             self.note_not_judged(failed_measurements("all", "flows", found.failed))
         return found.findings
@@ -348,7 +387,10 @@ class Ladder:
         groups = [group for group in groups if len(group) > 1] or [list(range(topology.ranks))]
         share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
         points: list[tuple[int, float]] = []
-        samples, until = curve_samples(self.plan, topology.ranks), self.probe.clock() + CURVE_SECONDS
+        samples, until = (
+            curve_samples(self.plan, topology.ranks),
+            self.probe.clock() + CURVE_SECONDS,
+        )
         for nbytes in filter(None, (self.plan.ring_bytes >> shift for shift in reversed(CURVE_SHIFTS))):
             if points and self.probe.clock() >= until:
                 break
@@ -375,11 +417,14 @@ class Ladder:
                 f"{name}: {count} measurement{'s'[: count > 1]} of {what} slow again, and no part explains it"
             )
         if visible < self.plan.critical:
-            self.incomplete = self.incomplete or visible < self.plan.blind
-            share = f"{100 * visible:.0f} %"
-            self.not_judged.append(
-                f"{name}: {what} vary so much that only parts below {share} of the others are detectable"
+            share, vary = f"{100 * visible:.0f} %", "vary" if what in PLURAL else "varies"
+            sentence = (
+                f"{name}: {what} {vary} so much that only parts below {share} of the others are detectable"
             )
+            if visible < self.plan.blind:
+                self.note_not_judged(sentence)
+            else:
+                self.not_judged.append(sentence)
         if located.left:
             count = len(located.left)
             self.note_not_judged(f"{name}: {count} suspect{'s'[: count > 1]} of {what} not retested")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from jobs.validate.ladder.budget import Deadline
 from jobs.validate.verdict import SEVERITY, Alarm, Finding, Verdict, measured_nothing
+from runner.report.units import counted
 
 # Different names that one fault may get in different rounds.
 FAMILY = {
@@ -43,8 +44,8 @@ class SoakResult:
     @property
     def line(self) -> str:
         """Describe the result in one line."""
-        rounds = f"{self.rounds} round{'s'[: self.rounds != 1]}"
-        single = f"; bad in a single round: {self.unconfirmed} times" if self.unconfirmed else ""
+        rounds = counted(self.rounds, "round")
+        single = f"; bad in a single round: {counted(self.unconfirmed, 'time')}" if self.unconfirmed else ""
         if self.first is None:
             return f"no degradation in {self.at:.0f} s, {rounds}{single}"
         return f"first degradation after {self.at:.0f} s: {self.first.sentence} ({rounds}{single})"

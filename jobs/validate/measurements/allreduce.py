@@ -165,7 +165,12 @@ class AllReduce(RungMeasurement):
         return table, dict.fromkeys(left, enough <= looks)
 
     def visible(self, table: Observations) -> float:
-        """Return the share below which a rail is detectable. Arcs show long ones that loads hide."""
+        """Return the share below which a ring is detectable; 1 for a ring without others to compare it with.
+
+        Arcs show long rails that loads hide.
+        """
+        if len(self.groups) < 2:
+            return 1.0
         known = self.is_long and all(key in self.cleared or key in self.retested for key in self.groups)
         return max(table.visible, self.plan.critical) if known else table.visible
 

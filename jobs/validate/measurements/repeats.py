@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -59,6 +60,17 @@ def measure_repeatedly(
     return [np.concatenate(of_one, axis=1) for of_one in zip(*parts, strict=True)] if count > 1 else parts[0]
 
 
+def repeats_in_time(
+    measure: Measure[Round], rounds: Sequence[Round], samples: int, count: int
+) -> list[list[Seconds]]:
+    """Measure all rounds `count` times, or as often as there is time. Returns the seconds of each repeat."""
+    found = []
+    with suppress(TimeUpError):
+        for _ in range(count):
+            found.append([measure(each, samples) for each in rounds])
+    return found
+
+
 def measure_first(
     measure: Measure[Round],
     rounds: Sequence[Round],
@@ -84,13 +96,14 @@ def measure_first(
             count = max(count, math.ceil(wanted / samples))
         if count <= done:
             break
-        try:
-            more = measure_repeatedly(measure, rounds, samples, count - done)
-        except TimeUpError:
+        more = repeats_in_time(measure, rounds, samples, count - done)
+        if not more:
             break
-        found = [np.concatenate(both, axis=1) for both in zip(found, more, strict=True)]
+        found = [np.concatenate(parts, axis=1) for parts in zip(found, *more, strict=True)]
         steady = [without_common(each) for each in found]
-        noise, done = max(noise, noise_of_rounds(steady, samples)), count
+        noise, done = max(noise, noise_of_rounds(steady, samples)), done + len(more)
+        if done < count:
+            break
     return steady, noise
 
 

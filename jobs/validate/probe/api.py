@@ -52,7 +52,8 @@ class RankPlace:
     "mlx5_3 port 1"; ranks of a host with the same text share them. nic_model: of the ports. paths: type of
     the path to each rank of its host, ordered by position, as in `nvidia-smi topo -m`: "NV18", "PIX", "SYS",
     and "X" to itself. domain: the NVLink network of several hosts that its GPU belongs to.
-    pxn: flows to another rail may leave through the NIC of that rail's GPU.
+    pxn: flows to another rail may leave through the NIC of that rail's GPU. nvlinks: of its GPU, those that
+    are up.
     """
 
     rank: int
@@ -65,6 +66,7 @@ class RankPlace:
     paths: tuple[str, ...] = ()
     domain: str = ""
     pxn: bool = False
+    nvlinks: int | None = None
 
 
 @dataclass(frozen=True)

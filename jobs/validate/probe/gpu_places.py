@@ -30,6 +30,7 @@ class GpuPlace:
     ports: names of the network ports that it uses, such as "mlx5_3 port 1". port_model: their kind and rate.
     paths: type of the path to each GPU asked for, "X" to itself; () if unknown. domain: the NVLink network of
     several hosts that it belongs to; "" without one. pxn: NCCL may use the NICs of other GPUs for it.
+    nvlinks: that are up; None if unknown.
     """
 
     number: int | None = None
@@ -39,6 +40,7 @@ class GpuPlace:
     paths: tuple[str, ...] = ()
     domain: str = ""
     pxn: bool = False
+    nvlinks: int | None = None
 
 
 def gpu_place(uuid: str, bus_id: str, gpus: Sequence[str], root: Path = Path("/sys")) -> GpuPlace:
@@ -53,7 +55,8 @@ def gpu_place(uuid: str, bus_id: str, gpus: Sequence[str], root: Path = Path("/s
     models = {port_model(one, root) for one in used}
     rail = of_run.index(used[0]) if used else None
     pxn = bool(used) and environment().get("NCCL_P2P_PXN_LEVEL", "2") != "0"  # as NCCL without the variable
-    return GpuPlace(number, rail, names, ", ".join(sorted(models)), paths, nvlink_domain(uuid), pxn)
+    nvlinks = None if links is None else links.total()
+    return GpuPlace(number, rail, names, ", ".join(sorted(models)), paths, nvlink_domain(uuid), pxn, nvlinks)
 
 
 def nvml_place(uuid: str) -> tuple[int | None, Counter[str] | None]:
@@ -235,6 +238,7 @@ def rank_places(
             paths,
             gpu.domain,
             gpu.pxn,
+            gpu.nvlinks,
         )
         found.append(place)
     return found

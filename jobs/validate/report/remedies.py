@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from jobs.validate.report.model import Report
 from jobs.validate.report.wording import find_member, part_name, rank_name
-from jobs.validate.verdict import Finding
+from jobs.validate.verdict import Finding, HostPart
+from runner.report.units import counted
 
 # {host}, {other}: hosts; {gpu}, {peer}: GPUs as nvidia-smi names them; {rail}: a number.
 ADVICE = {
@@ -40,6 +41,14 @@ ADVICE = {
     "are up, their rate, errors); its hosts are fast among each other",
     "ring": "on {host}: systemctl status nvidia-fabricmanager and nvidia-smi topo -m; each pair is fast "
     "alone, so look at the NVSwitches, and at NCCL_DEBUG=INFO for the ring it took",
+}
+# Of a host with another number of these than its siblings.
+UNEVEN: dict[HostPart, str] = {
+    "GPU": "on {host}: nvidia-smi -L (does it list all GPUs?), dmesg -T | grep -i xid (did one fall off the "
+    "bus?); if all are there, the number of ranks that the launcher starts on it",
+    "NIC": "on {host}: ibstat or rdma link (is a port down, or at a lower rate than the others?)",
+    "NVLink": "on {host}: nvidia-smi nvlink -s (which links are down?); then reset or reseat the GPU",
+    "rank": "the number of ranks that the launcher starts on {host}",
 }
 SAME = {"nvlink send": "nvlink", "nvlink receive": "nvlink", "send": "nic", "receive": "nic"}
 NETWORK = "on {host}: ethtool (rate), ip -s link (errors, drops), tc qdisc (a limit?); then cable and port"
@@ -88,6 +97,11 @@ def of_findings(report: Report) -> Iterator[Remedy]:
 
 
 def of_others(report: Report) -> Iterator[Remedy]:
+    for part, look in UNEVEN.items():
+        uneven = next((one for one in report.verdict.uneven_hosts if one.part == part), None)
+        if uneven is not None:
+            about = f"host {uneven.host} has {counted(uneven.count, part)}"
+            yield Remedy(about, look.format(host=uneven.host))
     fault = next((one for one in report.changes if one.weight == "fault"), None)
     if fault is not None:
         look = f"{fault.meaning}; check whether it still increases on an idle machine"

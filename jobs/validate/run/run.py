@@ -28,8 +28,9 @@ from jobs.validate.report.formats import json as json_format
 from jobs.validate.report.model import Member, Report
 from jobs.validate.report.wording import headline
 from jobs.validate.run import outputs
-from jobs.validate.run.early_end import ENDED_FROM_OUTSIDE, one_line, print_report
+from jobs.validate.run.early_end import ENDED_FROM_OUTSIDE, one_line, print_report, process_start
 from jobs.validate.run.options import ValidateOptions
+from jobs.validate.run.progress import Progress
 from jobs.validate.run.validation import Validation, measure
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
@@ -43,6 +44,11 @@ from runner.system import launcher
 from runner.system.counters import read_counters
 from runner.world.failure import FailureHandler
 
+LEAST_SECONDS = 1.0  # of the measurements of --quick on CPUs, even if the start has taken all of its time
+QUICK_ON_CPUS = (
+    "--quick on CPUs ends within about 30 s and does not measure suspects again, so it cannot confirm a slow "
+    "part; --quick --budget 2m can"
+)
 GRACE = 0.5  # seconds for rank 0 to find dead ranks; launchers give a rank at least one second to end
 
 
@@ -69,6 +75,10 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
         open_probe(world, progress, partial(read_counters, uuid, number)) as probe,
     ):
         validation.plan = fit_to_devices(world, for_hosts(options.plan, len(world.hosts)))
+        if validation.plan.even_shares:
+            left = max(validation.plan.seconds - (time.time() - process_start()), LEAST_SECONDS)
+            validation.plan = replace(validation.plan, seconds=left)
+            validation.notes.append(QUICK_ON_CPUS)
         if (usual := validation.plan.critical) < options.plan.critical:
             validation.notes.append(
                 f"ranks on CPUs: only a part below {100 * usual:.0f} % of its siblings counts as slow"
@@ -81,14 +91,15 @@ def run(world: World, handler: FailureHandler, options: ValidateOptions, cli_con
             finally:
                 handler.before_exit = None
         else:
-            with probe.lead():
+            lines = Progress(cli_context.columns, validation.plan.rungs, silent=options.nagios)
+            with probe.lead(), lines:
                 validation.members = members_of(world, probe)
                 known = known_rates(options.rates)
                 models = [rank.device.name for rank in world.ranks]
                 facts = [with_known(one, model, known) for one, model in zip(facts, models, strict=True)]
                 validation.limits = with_shares(compute_limits(facts, probe.places), known)
                 check_baseline(options, validation.members)
-                on_rung = write_before_rung(handler, validation, StatusLine(cli_context.columns).show)
+                on_rung = write_before_rung(handler, validation, lines.show)
                 report = measure(validation, probe, on_rung, tell)
             handler.before_exit = None
             report = publish(report, options, cli_context)

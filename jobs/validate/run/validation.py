@@ -13,7 +13,7 @@ from typing import Any
 from jobs.validate.baseline import compare as baseline
 from jobs.validate.health.alarms import add_fleet_alarms, least_rates, with_not_judged
 from jobs.validate.ladder import costs
-from jobs.validate.ladder.budget import MOST_SECONDS, Deadline, TimeLimit, fit
+from jobs.validate.ladder.budget import Deadline, TimeLimit, fit
 from jobs.validate.ladder.ladder import Ladder, OnRung
 from jobs.validate.ladder.part_rates import best_rates, matrices, part_rates
 from jobs.validate.ladder.soak import soak
@@ -92,7 +92,7 @@ class Validation:
 def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Callable[[str], None]) -> Report:
     """Climb once, or repeatedly for a soak, within the budget; compare with and save to the baseline.
 
-    Without a budget, each climb ends after MOST_SECONDS.
+    Without a budget, each climb ends after the plan's seconds.
 
     on_rung: called before each rung. on_round: called with a line about each round of a soak.
     """
@@ -103,7 +103,8 @@ def measure(validation: Validation, probe: Probe, on_rung: OnRung, on_round: Cal
     least = least_rates(validation.limits, validation.members)
 
     def climb() -> Verdict:
-        usual = TimeLimit(Deadline(MOST_SECONDS, probe.clock))
+        deadline = Deadline(validation.plan.seconds, probe.clock)
+        usual = TimeLimit(deadline, even_shares=validation.plan.even_shares)
         validation.ladder = Ladder(probe, validation.plan, on_rung, limit or usual, least)
         return validation.ladder.climb()
 

@@ -67,7 +67,10 @@ def measure(context: Context) -> Lesson:
         context.progress(f"the data of stride {access.stride}, offset {access.first}")
         wrong = reads.mismatches(access) if context.check else 0
         if wrong:
-            mismatches.append(f"stride {access.stride}, offset {access.first}: {wrong:,} elements are wrong")
+            elements_are = "element is" if wrong == 1 else "elements are"
+            mismatches.append(
+                f"stride {access.stride}, offset {access.first}: {wrong:,} {elements_are} wrong"
+            )
     size = reads.piece
     share = {access: one.useful / copy.useful for access, one in timed.items()}
     return Lesson(

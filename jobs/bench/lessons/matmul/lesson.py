@@ -66,9 +66,8 @@ def _products(
             compute(operation)
             rows = freivalds.wrong_rows(xp, matrices, shape, precision)
             if rows:
-                mismatches.append(
-                    f"{precision.name}, {method}: {rows:,} rows of integer products have wrong elements"
-                )
+                rows_have = "row of integer products has" if rows == 1 else "rows of integer products have"
+                mismatches.append(f"{precision.name}, {method}: {rows:,} {rows_have} wrong elements")
     freivalds.fill(xp, matrices, shape, precision, exact=False)
     device.settle()
     for method, operation in matrices.operations.items():

@@ -86,7 +86,10 @@ def _seconds(
             expected = shape if method != "copy" else (shape[0] * shape[1], 1)
             count, first = count_mismatches(xp, matrix.target, expected)
             if count:
-                mismatches.append(f"{title}, {method}: {count:,} elements are wrong, the first at {first:,}")
+                elements_are = "element is" if count == 1 else "elements are"
+                mismatches.append(
+                    f"{title}, {method}: {count:,} {elements_are} wrong, the first at {first:,}"
+                )
         seconds[method] = device.seconds(operation)
     return seconds
 

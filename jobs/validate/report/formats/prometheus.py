@@ -49,7 +49,11 @@ def text(report: Report) -> str:
     for one in sorted(report.verdict.findings, key=lambda one: -one.factor):
         hosts, gpus = printable(",".join(one.hosts)), ",".join(map(str, one.gpus))
         findings.labels(one.kind, hosts, gpus, one.rung).set(one.factor)
-    wrong = "Problems other than slow parts: wrong data, error counters, a dead rank."
+    other = "Parts of a host that has another number of them than its siblings, or than expected."
+    uneven = gauge("uneven_host_parts", other, "host", "part", "usual")
+    for host in report.verdict.uneven_hosts:
+        uneven.labels(printable(host.host), host.part, host.usual).set(host.count)
+    wrong = "Problems other than slow parts: wrong data, error counters, a dead rank, an uneven host."
     raised = gauge("alarms", wrong, "status")
     for severity in ("warning", "critical"):
         raised.labels(severity).set(alarms.count(severity))

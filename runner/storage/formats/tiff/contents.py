@@ -339,7 +339,7 @@ def _check_decodes(path: Path, found: _Contents) -> None:
     except (*UNREAD, OSError) as reason:
         raise UserError(
             f"tifffile cannot decode {path}",
-            got=f"{first_line(reason)} ({_encoding(key)})",
+            why=f"{first_line(reason)} ({_encoding(key)})",
             hint=_recompress(path),
         ) from reason
 

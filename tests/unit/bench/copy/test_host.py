@@ -80,7 +80,7 @@ def test_a_copy_that_goes_wrong_is_named(on_ranks: Ranks, monkeypatch: pytest.Mo
     assert results[0] == results[1]
     assert len(results[0].wrong) == 16  # two ranks, four samples, alone and together
     assert results[0].wrong[0].startswith("host_local_copy, rank 0 of the host: byte 800 of the target: got ")
-    assert "1 wrong elements" in results[0].wrong[0]
+    assert "1 wrong element " in results[0].wrong[0]
     unchecked = CopySettings(size=1 << 12, copies=3, samples=4, check=False)
     assert measured(on_ranks, 2, unchecked)[0].wrong == ()
 

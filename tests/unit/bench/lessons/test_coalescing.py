@@ -136,7 +136,7 @@ def skips_the_last(source: Any, target: Any, count: Any, stride: Any, first: Any
     [
         (ignores_stride, len(STRIDES) - 1, "stride 64, offset 0: 1,022 elements are wrong"),
         (ignores_first, len(OFFSETS) - 1, "stride 1, offset 32: 65,472 elements are wrong"),
-        (skips_the_last, len(STRIDES) + len(OFFSETS) - 1, "stride 1, offset 0: 1 elements are wrong"),
+        (skips_the_last, len(STRIDES) + len(OFFSETS) - 1, "stride 1, offset 0: 1 element is wrong"),
     ],
 )
 def test_a_broken_kernel_is_found(

@@ -97,7 +97,7 @@ def test_a_kernel_that_skips_the_last_row_is_found(monkeypatch: pytest.MonkeyPat
     lesson = matmul.measure(context(box(monkeypatch, skips_the_last_row)))
     assert len(lesson.mismatches) >= 3
     assert all("tiled" in sentence for sentence in lesson.mismatches)
-    assert lesson.mismatches[0].startswith("float32, tiled: 1 rows of integer products")
+    assert lesson.mismatches[0].startswith("float32, tiled: 1 row of integer products has")
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_a_single_bad_round_is_a_warning_with_its_time() -> None:
     assert result.worst.findings == bad().findings
     assert result.worst.not_judged == ("bad in a single round, number 2 after 20 s",)
     assert "round 2 was bad once" in lines[2]
-    assert result.line == "no degradation in 40 s, 4 rounds; bad in a single round: 1 times"
+    assert result.line == "no degradation in 40 s, 4 rounds; bad in a single round: 1 time"
 
 
 def test_every_other_round_bad_is_no_degradation_but_counted() -> None:

@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from toy_fleet import ToyFleet
 
-from jobs.validate.ladder.budget import Deadline, TimeLimit
+from jobs.validate.ladder.budget import Deadline, TimeLimit, quick
 from jobs.validate.ladder.ladder import Ladder, climb_ladder
-from jobs.validate.plan import Plan
+from jobs.validate.measurements.repeats import measure_first
+from jobs.validate.plan import Plan, for_cpus
 from jobs.validate.probe.api import Seconds
+from jobs.validate.probe.metered import MeteredProbe
 from jobs.validate.report.model import Report
 from jobs.validate.run.options import ValidateOptions
 from jobs.validate.run.run import measure_simulated
 from jobs.validate.simulation.fleet import SimulatedFleet
 from jobs.validate.simulation.spec import parse_fleet
-from jobs.validate.verdict import Finding
+from jobs.validate.topology import Ints
+from jobs.validate.verdict import Finding, Verdict
 from runner.errors import UserError
 
 BUSY = "oversubscription=2,ecmp=8,spread=0.02,hostnoise=0.05,noise=0.08,neighbours=0.1"
@@ -126,3 +131,68 @@ def test_a_curve_of_its_largest_size_only_is_enough(calls: int, status: str) -> 
     ladder.calls = calls
     assert ladder.climb().status == status
     assert len(ladder.curves[-1].points) == calls
+
+
+class SlowCpus(ToyFleet):
+    """Ranks on CPUs whose calls take seconds each, as of many on few cores."""
+
+    longest = 2.0
+
+    def noisy(
+        self, seconds: Sequence[float], samples: int, random: np.random.Generator | None = None
+    ) -> Seconds:
+        self.waited += self.longest
+        return super().noisy(seconds, samples, random)
+
+
+def quick_on_cpus(fleet: ToyFleet) -> tuple[ToyFleet, Verdict]:
+    fleet.unit, fleet.unavailable = "CPU", {"host": "none"}
+    plan = for_cpus(replace(quick(), quick=True))
+    limit = TimeLimit(Deadline(plan.seconds, fleet.clock), even_shares=plan.even_shares)
+    return fleet, Ladder(fleet, plan, limit=limit).climb()
+
+
+@pytest.mark.parametrize("gpus", [[2], [8], [4, 4], [2, 2, 2, 2]])
+def test_quick_on_cpus_ends_in_its_time_and_lists_what_it_could_not_see(gpus: list[int]) -> None:
+    fleet, verdict = quick_on_cpus(SlowCpus(gpus, noise=0.3))
+    assert fleet.waited <= for_cpus(replace(Plan(), quick=True)).seconds + SlowCpus.longest
+    unseen = [one.name for one in verdict.rungs if one.why.startswith("no time")]
+    assert all(any(note.startswith(f"{name}: ") for note in verdict.not_judged) for name in unseen)
+    assert not unseen or verdict.status == "unknown"
+
+
+@pytest.mark.parametrize("gpus", [[2], [8]])
+def test_no_rung_of_quick_on_cpus_uses_up_the_time_of_later_ones(gpus: list[int]) -> None:
+    """Noise makes each of them measure again; calls take so long that the first could go on for ever."""
+    fleet = SlowCpus(gpus, noise=0.3)
+    fleet.longest = 0.2
+    _, verdict = quick_on_cpus(fleet)
+    assert [one.name for one in verdict.rungs if one.rates] == ["gpu", "pairs", "node", "all"]
+
+
+def test_suspects_of_quick_on_cpus_are_unknown_at_once() -> None:
+    """They would be measured again over 20 s, for which there is no time."""
+    fleet, verdict = quick_on_cpus(
+        ToyFleet([4], single_rank_factor=lambda _, place: 0.3 + 0.7 * (place.gpu != 1))
+    )
+    assert fleet.waited == 0.0
+    assert verdict.status == "unknown"
+    assert verdict.line == "unknown: gpu: 1 suspect of memory not retested"
+
+
+def test_healthy_cpus_are_ok_with_quick() -> None:
+    _, verdict = quick_on_cpus(ToyFleet([4]))
+    assert verdict.status == "ok"
+
+
+def test_repeats_that_were_complete_when_time_was_up_count() -> None:
+    """Of ten more repeats, there is time for two."""
+    fleet = MeteredProbe(ToyFleet([2], noise=0.5))
+    fleet.left = lambda: 3 - fleet.rounds
+
+    def measure(flows: Ints, samples: int) -> Seconds:
+        return fleet.flows(flows, 1 << 20, samples)
+
+    flows = np.array([(0, 1), (1, 0)])
+    (seconds,), _ = measure_first(measure, [flows], 3, replace(Plan(), max_repeats=11))
+    assert seconds.shape == (2, 9)

@@ -153,7 +153,7 @@ def test_the_number_and_the_peers_are_nvmls(host: Host) -> None:
         host.device("pci0000:17", f"0000:17:{gpu[5:7]}.0", gpu)
     with loaded(Nvml([1, 1, 0, 1])):
         found = gpu_place(UUID, gpus[0], gpus, host.root)
-    assert (found.number, found.paths) == (5, ("X", "NV3"))
+    assert (found.number, found.paths, found.nvlinks) == (5, ("X", "NV3"), 3)
 
 
 def test_bits_are_mirrored_within_a_power_of_two() -> None:
@@ -188,11 +188,12 @@ def test_without_ports_columns_are_local_ranks() -> None:
 
 def test_a_place_says_what_its_gpu_says_with_paths_by_column() -> None:
     gpus = [
-        GpuPlace(1, 1, ("mlx5_1 port 1",), "MT4129", ("X", "NV18")),
+        GpuPlace(1, 1, ("mlx5_1 port 1",), "MT4129", ("X", "NV18"), nvlinks=18),
         GpuPlace(0, 0, ("mlx5_0 port 1", "mlx5_2 port 1"), "MT4129", ("NV18", "X")),
     ]
     first, second = rank_places([0, 0], [0, 1], ["NVIDIA H200"] * 2, gpus)
     assert (first.gpu, first.number, first.nic, first.paths) == (1, 1, "mlx5_1 port 1", ("NV18", "X"))
+    assert (first.nvlinks, second.nvlinks) == (18, None)
     assert (second.gpu, second.nic) == (0, "mlx5_0 port 1, mlx5_2 port 1")
     assert second.paths == ("X", "NV18")
     assert (second.model, second.nic_model) == ("NVIDIA H200", "MT4129")

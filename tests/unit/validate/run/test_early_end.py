@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from jobs.validate.run.early_end import process_start, written_by_rank_0
 from launch.cli.main import main
 from launch.cli.plugins import conclude
 from launch.mpi import launcher as mpi_launcher
+from launch.mpi.rank_command import PROGRAM
 from launch.slurm.job import SubmittedJob
 from launch.slurm.queries import JobState
 from launch.supervise.judge import Outcome, judge
@@ -61,6 +63,34 @@ def test_wrong_words_are_unknown(
     captured = capsys.readouterr()
     assert re.fullmatch(r"UNKNOWN: .+\n", captured.out)
     assert captured.out.removeprefix("UNKNOWN: ").strip() in captured.err
+
+
+ONCE = [
+    ["validate", "--rungs", "moon"],
+    ["-n", "2", "validate", "--quik"],
+    ["-n", "2", "validate", "--simulate", "hosts=2"],
+    ["validate", "--simulate", "hosts=2,gpu=3"],
+]
+
+
+@pytest.mark.parametrize("words", ONCE, ids=" ".join)
+def test_a_mistake_is_printed_once_where_both_streams_are_the_same(words: list[str]) -> None:
+    ended = subprocess.run(
+        [*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert ended.returncode == 3
+    verdict, *hint = ended.stdout.splitlines()
+    assert verdict.startswith("UNKNOWN: ")
+    assert len(hint) == 1
+    assert hint[0].startswith("meshrun: Try: ")
+
+
+def test_a_mistake_is_on_both_streams_where_they_differ() -> None:
+    """A monitor reads the one, and a person who has redirected it the other."""
+    ended = subprocess.run([*PROGRAM, *ONCE[0]], capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("UNKNOWN: Invalid value for '--rungs'")
+    assert ended.stderr.startswith("meshrun: Invalid value for '--rungs'")
+    assert (ended.stdout + ended.stderr).count("\n") == 2
 
 
 @pytest.mark.parametrize("before", [["-n", "3"], ["--ranks=3"], ["launch", "local", "-j", "3", "--"]])
