@@ -145,6 +145,7 @@ def airflow(
         "velocity_x": tunnel.greatest,
         "outflow": flow.outflow,
         "anchor": ANCHOR,
+        "adapt": tunnel.adapt,
     }
     known = {one.name for one in step.parameters}
     parameters = {name: value for name, value in parameters.items() if name in known}

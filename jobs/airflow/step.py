@@ -37,6 +37,7 @@ Collision = Literal["trt", "bgk", "les"]
 Damping = Literal["results", "factors"]
 SOUND = 1 / math.sqrt(3)  # speed of sound, in cells a step
 SCALE = {np.dtype(np.float32): 1.0, np.dtype(np.float16): 2.0**15}  # of stored populations, by dtype
+ABSORBED = 2 / (1 + SOUND)  # part of what changes at a SLIP cell: 1 + R, where nothing of sound is reflected
 LIMIT = 1.0  # of a population that a moving wall sends back
 Values = dict[int, Any]  # by the number of a velocity
 
@@ -110,6 +111,10 @@ class _Step:
                 Parameter(f"velocity_{axis}", float, 0.0, False, "of MOVING cells, in cells a step")
                 for axis in self._axis_names
             ]
+        if self.kinds & {Cell.SLIP, Cell.SLIP_Z}:
+            found.append(
+                Parameter("adapt", float, 1.0, False, "rate at which SLIP cells follow the pressure, 0 to 1")
+            )
         if Cell.OUTFLOW in self.kinds:
             found += [
                 Parameter("outflow", float, SOUND, False, "speed at which waves leave OUTFLOW cells, 0 to 1"),
@@ -146,7 +151,7 @@ class _Step:
             damped = kind_here == int(Cell.DAMPED)
             collides = collides | damped
         results = collided = self._collided(arrived, parameters, xp, damped)
-        for kind, replaced in self._replaced(arrived, blocks, wind, parameters, xp):
+        for kind, replaced in self._replaced(arrived, blocks, cells, wind, parameters, xp):
             is_kind = kind_here == int(kind)
             results = [xp.where(is_kind, new, old) for new, old in zip(replaced, results, strict=True)]
         if len(self._others) > 1:  # most cells collide: a kernel then makes one test
@@ -278,6 +283,7 @@ class _Step:
         self,
         arrived: Sequence[Any],
         blocks: Sequence[Any],
+        cells: Any,
         wind: Any,
         parameters: dict[str, float],
         xp: ModuleType,
@@ -291,11 +297,44 @@ class _Step:
             yield Cell.MOVING, self._moved(back, wind, parameters, xp)
         for kind, axis in ((Cell.SLIP, -2), (Cell.SLIP_Z, -3)):
             if kind in self.kinds:
-                yield kind, [arrived[one] for one in lattice.mirror[axis]]
+                yield kind, self._slipped(arrived, cells, kind, axis, parameters, xp)
         if Cell.DAMPED in self._others:
             yield Cell.DAMPED, self._collided(arrived, parameters, xp, damped=True)
         if Cell.OUTFLOW in self.kinds:
             yield Cell.OUTFLOW, self._leaving(arrived, blocks, parameters)
+
+    def _slipped(
+        self,
+        arrived: Sequence[Any],
+        cells: Any,
+        kind: Cell,
+        axis: int,
+        parameters: dict[str, float],
+        xp: ModuleType,
+    ) -> list[Any]:
+        """Return the populations of a wall without friction, which reflects a steady flow and absorbs sound.
+
+        The sum of what arrives from the fluid, p / 2 + j / 2 with the pressure p and the momentum j towards
+        the wall, is compared with its mean over time, which the population at rest holds. The wall reflects
+        each population, less its share of (1 + R) times the difference: a change comes back as -R times
+        itself. Sound has p = j / sqrt(3); at a right angle, it vanishes with R below. The mean follows with
+        the rate `adapt`: at 1 there is no difference, and all is reflected.
+        """
+        lattice, adapt = self.lattice, parameters["adapt"]
+        towards = [
+            [number for number, one in enumerate(lattice.velocities) if one[axis] == sign] for sign in (-1, 1)
+        ]
+        sums = [_total([arrived[number] for number in numbers]) for numbers in towards]
+        # The cell beyond the last row is of the row at the opposite end, of the same kind.
+        beyond = tuple(int(at == lattice.axes + axis) for at in range(lattice.axes))
+        is_last = _part(cells, beyond) == int(kind)
+        change = xp.where(is_last, sums[1], sums[0]) - arrived[0]
+        share = (1 - adapt) * ABSORBED / sum(lattice.weights[number] for number in towards[0])
+        results = [arrived[one] for one in lattice.mirror[axis]]
+        for number in (*towards[0], *towards[1]):
+            results[number] = results[number] - (share * lattice.weights[number]) * change
+        results[0] = arrived[0] + adapt * change
+        return results
 
     def _moved(
         self, back: Sequence[Any], wind: Any, parameters: dict[str, float], xp: ModuleType

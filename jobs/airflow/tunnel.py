@@ -26,6 +26,7 @@ Inlet = Literal["uniform", "parabolic"]
 # The greatest velocity of a parabolic inlet over its mean, by number of axes: between plates, in a duct.
 GREATEST = {2: 1.5, 3: 2.25}
 DAMPED = 16  # part of the width in which eddies are damped: 1/16 at most
+ADAPT = 2.0  # steps for each cell across the flow in which the sides follow a change of pressure
 SLAB = 1 << 16  # cells that are computed in one go: their arrays fit a core's cache
 WOBBLE = 0.05  # velocity across the flow before the first step, over that of the inlet: it starts vortices
 
@@ -64,6 +65,12 @@ class Tunnel:
     def undamped(self) -> int:
         """The column up to which all neighbours of a cell are neither damped nor outflow."""
         return self.shape[-1] - 2 - self.damped
+
+    @property
+    def adapt(self) -> float:
+        """Rate at which the sides follow the pressure: slowly by the period of the lowest sound across the
+        flow, so that they absorb it."""
+        return min(1 / (ADAPT * max(self.shape[:-1])), 1.0)
 
     @cached_property
     def kinds(self) -> frozenset[Cell]:
@@ -150,6 +157,9 @@ class Tunnel:
             part = g[first : first + rows] if len(g) > 1 else g
             found[first : first + rows] = part * a + part**2 * b
         self._set_solid(found, region, 0)
+        if number == 0 and self.sides == "slip":  # the mean that SLIP cells hold, of an undisturbed flow
+            for axis in range(-lattice.axes, -1):
+                self._set(found, region, axis, (0, self.shape[axis] - 1), 0)
         return found
 
     def sources(self, description: dict[str, Any]) -> list[ComputedSource]:

@@ -45,11 +45,13 @@ def step(
     outflow: float = 0.0,
     anchor: float = 0.0,
     les: float = 0.0,
+    adapt: float = 1.0,
 ) -> list[Array]:
     """One step of populations after a collision: stream, collide, boundaries.
 
     cells: 0 fluid, 1 solid, 2 moving, 3 outflow, 4 slip normal to y, 5 slip normal to z, 6 damped. wall:
-    velocity of moving cells, times `wind` half way to the cell that a population goes to.
+    velocity of moving cells, times `wind` half way to the cell that a population goes to. adapt: rate at
+    which slip cells follow the pressure on the side of the fluid.
     """
     axes, number = tuple(range(cells.ndim)), {e: n for n, e in enumerate(velocities)}
     weights = [weight(e, len(velocities)) for e in velocities]
@@ -85,7 +87,19 @@ def step(
         for kind, axis in ((4, -2), (5, -3)):
             if (cells == kind).any():
                 image = tuple(-x if a - len(axes) == axis else x for a, x in enumerate(e))
-                result = np.where(cells == kind, came[number[image]], result)
+                last = np.roll(cells, -1, axis) == kind
+                arriving = np.where(
+                    last,
+                    *(
+                        sum(one - w for one, w, v in zip(came, weights, velocities, strict=True) if v[axis] == s)
+                        for s in (1, -1)
+                    ),
+                )
+                change = arriving - (came[0] - weights[0])
+                normal = sum(w for w, v in zip(weights, velocities, strict=True) if v[axis] == 1)
+                absorbed = 2 / (1 + 3**-0.5) * (1 - adapt) * weights[n] / normal * change * abs(e[axis])
+                reflected = came[number[image]] - absorbed + (adapt * change if n == 0 else 0)
+                result = np.where(cells == kind, reflected, result)
         if e[-1] < 0:
             convected = outflow * np.roll(f[n], 1, -1) + (1 - outflow) * f[n]
             result = np.where(cells == 3, convected, result)

@@ -70,6 +70,13 @@ def test_sound_leaves_at_the_outflow(outflow: float, most: float) -> None:
     assert FLOWS.reflection(10, outflow)["reflected"] < most
 
 
+@pytest.mark.parametrize("axis", [-2, -3])
+def test_sides_without_friction_absorb_sound(axis: int) -> None:
+    assert FLOWS.side_reflection(1.0, axis=axis)["reflected"] > 0.9
+    assert FLOWS.side_reflection(1 / 800, axis=axis)["reflected"] < 0.12
+    assert FLOWS.side_reflection(0.0, axis=axis)["reflected"] < 0.01
+
+
 def test_the_anchor_brings_the_density_back() -> None:
     """A channel that starts at too high a pressure."""
     cells = np.zeros((3, 40), np.uint8)

@@ -29,6 +29,7 @@ RATES = {
     "velocity_z": -0.02,
     "outflow": 0.45,
     "anchor": 0.02,
+    "adapt": 0.1,
 }
 
 
@@ -84,6 +85,7 @@ def test_steps_agree_with_a_textbook(lattice: Lattice, collision: Collision, pro
             wind=1.0 if wind is None else wind,
             outflow=RATES["outflow"],
             anchor=RATES["anchor"],
+            adapt=RATES["adapt"],
             les=RATES["les"] if collision == "les" else 0.0,
         )
     for one, expected, weight in zip(found, f, weights, strict=True):
