@@ -16,7 +16,8 @@ import numpy as np
 
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
-from jobs.airflow.shapes.bodies import Body
+from jobs.airflow.moments import population_in_equilibrium
+from jobs.airflow.shapes.bodies import Body, box_around
 from jobs.airflow.step import SCALE
 from runner.region import HostArray, Region, Shape, overlap
 from runner.storage.formats.registry import ComputedSource
@@ -27,8 +28,9 @@ Inlet = Literal["uniform", "parabolic"]
 GREATEST = {2: 1.5, 3: 2.25}
 DAMPED = 16  # part of the width in which eddies are damped: 1/16 at most
 ADAPT = 2.0  # steps for each cell across the flow in which the sides follow a change of pressure
-SLAB = 1 << 16  # cells that are computed in one go: their arrays fit a core's cache
-WOBBLE = 0.05  # velocity across the flow before the first step, over that of the inlet: it starts vortices
+# Of the eddy around the body before the first step, which starts the shedding of vortices: its greatest
+# velocity over that of the inlet, and its radius over the body's length.
+EDDY_SPEED, EDDY_RADIUS = 0.1, 2.0
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,7 @@ class Tunnel:
     def _set_solid(self, found: HostArray, region: Region, value: int) -> None:
         """Set the values of the body's cells. found: of `region`."""
         part = overlap(region, self.body.box)
-        inside = tuple(
-            slice(a - origin, b - origin)
-            for a, b, origin in zip(part.start, part.stop, region.start, strict=True)
-        )
+        inside = part.slices_in(region)
         if part not in self._solid:
             self._solid[part] = self.body.solid(part)
         found[inside][self._solid[part]] = value
@@ -139,28 +138,60 @@ class Tunnel:
         return found
 
     def population(self, number: int, region: Region, out: HostArray | None = None) -> HostArray:
-        """Return a population of `region` before the first step: in equilibrium with the wind.
+        """Return a population of `region` before the first step: in equilibrium with the wind and an eddy.
 
-        The velocity along the flow is g, of the place across it, and that across the flow g * s, s of the
-        column. The equilibrium is then g a + g^2 b, with a and b of the column.
+        The wind g is that of the place across the flow: its equilibrium is g a + g^2 b, with numbers a and b.
         """
         lattice = self.lattice
         g = self._profile(region) * self.greatest
-        s = WOBBLE * np.sin(2 * np.pi * np.arange(region.start[-1], region.stop[-1]) / self.shape[-1])
-        e = lattice.velocities[number]
         weight = lattice.weights[number] * SCALE[self.storage]
-        along = e[-1] + e[-2] * s
-        a, b = 3 * weight * along, weight * (4.5 * along**2 - 1.5 * (1 + s**2))
+        e = lattice.velocities[number]
+        a, b = 3 * weight * e[-1], weight * (4.5 * e[-1] ** 2 - 1.5)
         found = np.empty(region.shape, self.storage) if out is None else out
-        rows = max(SLAB // max(math.prod(region.shape[1:]), 1), 1)
-        for first in range(0, region.shape[0], rows):
-            part = g[first : first + rows] if len(g) > 1 else g
-            found[first : first + rows] = part * a + part**2 * b
+        found[...] = (g * a + g**2 * b)
+        if (part := overlap(region, self._eddy_box)).size:
+            inside = part.slices_in(region)
+            wind = np.broadcast_to(g, region.shape)[inside]
+            across, along = self._eddy(part)
+            velocity = [np.zeros((1,) * wind.ndim)] * (lattice.axes - 2) + [across, wind + along]
+            found[inside] = population_in_equilibrium(lattice, number, 0.0, velocity, self.storage)
         self._set_solid(found, region, 0)
         if number == 0 and self.sides == "slip":  # the mean that SLIP cells hold, of an undisturbed flow
             for axis in range(-lattice.axes, -1):
                 self._set(found, region, axis, (0, self.shape[axis] - 1), 0)
         return found
+
+    @cached_property
+    def _eddy_middle(self) -> HostArray:
+        """Row and column of the middle of the body."""
+        found: HostArray = np.add(self.body.box.start, self.body.box.stop)[-2:] / 2 - 0.5
+        return found
+
+    @cached_property
+    def _eddy_radius(self) -> float:
+        """Radius of the eddy. It ends before the sides: a velocity across them would be sound. 0: no body."""
+        if type(self.body) is Body:
+            return 0.0
+        room = np.minimum(self._eddy_middle - 1, np.array(self.shape[-2:]) - 2 - self._eddy_middle)
+        return float(np.clip(room.min(), 0, EDDY_RADIUS * self.body.length))
+
+    @cached_property
+    def _eddy_box(self) -> Region:
+        """Cells that the eddy reaches."""
+        radius = self._eddy_radius
+        return box_around(self._eddy_middle - radius, self._eddy_middle + radius, self.shape)
+
+    def _eddy(self, region: Region) -> tuple[HostArray, HostArray]:
+        """Return the velocity of the eddy along y and x, (rows, columns): of a stream function, so that it has
+        no divergence, that goes as (1 - (r / radius)^2)^3."""
+        rows, columns = (
+            (np.arange(first, stop) - middle) / self._eddy_radius
+            for first, stop, middle in zip(region.start[-2:], region.stop[-2:], self._eddy_middle, strict=True)
+        )
+        y, x = np.meshgrid(rows, columns, indexing="ij")
+        # x (1 - x^2)^2 is greatest, 16 / 25 / sqrt(5), at x = 1 / sqrt(5).
+        turn = EDDY_SPEED * self.greatest * math.sqrt(5) * 25 / 16 * np.maximum(1 - x**2 - y**2, 0) ** 2
+        return turn * x, -turn * y
 
     def sources(self, description: dict[str, Any]) -> list[ComputedSource]:
         """Return the inputs of the step. description: plain values that tell this tunnel from others."""

@@ -20,7 +20,7 @@ from jobs.airflow.airflow import airflow
 from jobs.airflow.cells import Cell
 from jobs.airflow.flow_frames import FlowFrames
 from jobs.airflow.lattice import D2Q9, D3Q19
-from jobs.airflow.moments import equilibrium
+from jobs.airflow.moments import equilibrium, momentum
 from jobs.airflow.shapes.bodies import Body
 from jobs.airflow.shapes.shape import Placement, read
 from jobs.airflow.tunnel import Tunnel
@@ -255,7 +255,8 @@ def test_isolines_change_only_the_pixels_on_them_and_no_rank_changes_them(tmp_pa
     }
     white = (last["lines"] == 255).all(axis=2)
     assert 20 < white.sum() < white.size / 4
-    assert np.array_equal(last["lines"][~white], last["plain"][~white])
+    one, other = (last[name][~white].astype(int) for name in ("lines", "plain"))
+    assert abs(one - other).max() <= 2  # one of the 256 colours is that of the lines
     assert not np.array_equal(white, (last["pressure"] == 255).all(axis=2))
 
 
@@ -281,10 +282,36 @@ def test_the_flow_starts_in_equilibrium_with_the_wind(inlet: Any, lattice: Any) 
     tunnel = Tunnel(body, lattice, "walls", inlet, 0.1, np.dtype(np.float32))
     whole = Region((0,) * lattice.axes, body.shape)
     along = tunnel.greatest * tunnel.wind(whole).astype(float)
-    across = 0.05 * along * np.sin(2 * np.pi * np.arange(40) / 40)
-    velocity = [np.zeros(body.shape)] * (lattice.axes - 2) + [across, along]
+    velocity = [np.zeros(body.shape)] * (lattice.axes - 1) + [along]
     for number, one in enumerate(equilibrium(lattice, np.zeros(body.shape), velocity)):
         np.testing.assert_allclose(tunnel.population(number, whole), one, rtol=0, atol=2e-8)
+
+
+@pytest.mark.parametrize("size", ["80x60", "80x40x12"])
+@pytest.mark.parametrize("sides", ["slip", "walls", "periodic"])
+def test_what_disturbs_the_start_is_an_eddy_that_makes_no_sound(size: str, sides: Any) -> None:
+    """It has no divergence, and ends before the sides, the inlet and the outflow."""
+    body = read("cylinder", Placement(size=size, length=10, place="0.3,0.45"))
+    lattice = D2Q9 if len(body.shape) == 2 else D3Q19
+    tunnel = Tunnel(body, lattice, sides, "uniform", 0.1, np.dtype(np.float32))
+    whole = Region((0,) * lattice.axes, body.shape)
+    parts = [Region((*whole.start[:-1], a), (*whole.stop[:-1], b)) for a, b in ((0, 23), (23, 80))]
+    start = [tunnel.population(number, whole) for number in range(lattice.size)]
+    for number, one in enumerate(start):
+        cut = np.concatenate([tunnel.population(number, part) for part in parts], -1)
+        np.testing.assert_array_equal(cut, one)
+    *_, across, along = momentum(lattice, start)
+    fluid = ~body.solid(whole)
+    eddy = np.where(fluid, np.hypot(across, along - 0.1), 0)
+    edge = np.ones(eddy.shape[-2:], bool)
+    edge[1:-1, 1:-1] = False
+    assert eddy[..., edge].max() < 1e-7
+    assert 0.005 < eddy.max() <= 0.0101
+    divergence = np.gradient(across, axis=-2) + np.gradient(along, axis=-1)
+    inner = np.ones(fluid.shape, bool)
+    for shift, axis in ((1, -1), (-1, -1), (1, -2), (-1, -2)):
+        inner &= np.roll(fluid, shift, axis)
+    assert abs(divergence[inner & fluid]).max() < 0.02 * eddy.max()
 
 
 def test_walls_without_friction_stand_on_all_sides_of_three_axes() -> None:
