@@ -22,7 +22,7 @@ from jobs.airflow.tunnel import Sides, Tunnel
 from jobs.airflow.units import Flow
 from runner.errors import UserError
 from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from runner.plan.step_options import Steady, StepOptions
+from runner.plan.step_options import COLORS, Steady, StepOptions
 from runner.region import Shape
 from runner.report.record import Record
 from runner.run.services.simulation import Simulate
@@ -71,7 +71,8 @@ def airflow(
 
     INPUT is the shape: a picture (dark is solid), cylinder, sphere, airfoil:2412@8 (NACA digits and angle of
     attack), none, an .stl file, an array or a folder of pictures (a plane each). OUTPUT is the film: .gif,
-    .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs. The air flows from left to right.
+    .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs; leave it out, or write -, for no film. The air flows
+    from left to right.
 
     reynolds: Reynolds number: mean velocity of the inlet * length / viscosity.
     size: cells of the domain, WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH. Default: the picture's.
@@ -105,7 +106,17 @@ def airflow(
     tunnel = Tunnel(body, chosen, sides, inlet, speed, np.dtype(storage))
     damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
     step = step_job(chosen, tunnel.kinds, collision, storage, inlet == "parabolic", damping)
-    options = _options(simulate.options, tunnel)
+    if not simulate.filmed:
+        given = {
+            "--draw": draw != "speed",
+            "--isolines": isolines != 0,
+            "--slice": slice is not None,
+            "--every": simulate.options.every is not None,
+            "--frame-range": simulate.options.frame_range is not None,
+            "--frame-colors": simulate.options.frame_colors != COLORS[0],
+        }
+        world.collective_call(lambda: _check_no_film(given, argument))
+    options = _options(simulate.options, tunnel, filmed=simulate.filmed)
     assert options.steps is not None
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
     if forces is not None:
@@ -154,6 +165,7 @@ def airflow(
         "cells": math.prod(body.shape),
         "reynolds": reynolds,
         "length": body.length,
+        **_reference(body),
         "speed": speed,
         "viscosity": flow.viscosity,
         "omega": flow.omega,
@@ -165,7 +177,13 @@ def airflow(
     if snapshots is not None:
         result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
-        result |= world.on_root(lambda: _measured(samples, tunnel, forces, steady))
+        measured, sound = world.on_root(lambda: _measured(samples, tunnel, forces, steady))
+        result |= measured
+        if sound is not None:
+            world.warn(
+                f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
+                "--sides slip absorbs it"
+            )
     return result
 
 
@@ -202,12 +220,25 @@ def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Fl
     return flow
 
 
-def _options(given: StepOptions, tunnel: Tunnel) -> StepOptions:
+def _check_no_film(given: dict[str, bool], shape: str) -> None:
+    """Refuse options of a film where there is none. given: whether an option is."""
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None:
+        raise UserError(
+            f"{name} does not apply: there is no film",
+            expected="FILM after SHAPE",
+            hint=f"meshrun run airflow {shape} film.webp {name} ...",
+        )
+
+
+def _options(given: StepOptions, tunnel: Tunnel, *, filmed: bool = True) -> StepOptions:
     """Return the options of steps with those that are not given."""
     expected = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
     steps = given.steps or expected * (LONGEST if isinstance(given.until, Steady) else 1)
     every = given.every or max(expected // FRAMES, 1)
-    return replace(given, steps=steps, every=every, check_finite=given.check_finite or every)
+    return replace(
+        given, steps=steps, every=every if filmed else None, check_finite=given.check_finite or every
+    )
 
 
 def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptions) -> ForceSamples | None:
@@ -304,9 +335,20 @@ def _identity(word: str) -> dict[str, Any]:
     return {"word": word} | ({"bytes": state.st_size, "changed_ns": state.st_mtime_ns} if state else {})
 
 
-def _measured(samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
-    """Return the forces of the run as coefficients, and write them. On rank 0. steady: those of the last
-    sample are meant."""
+def _reference(body: Body) -> Record:
+    """Return what force coefficients refer to, under its name; nothing without a body."""
+    if type(body) is Body:
+        return {}
+    return {"reference_area" if len(body.shape) == 3 else "reference_length": body.reference}
+
+
+def _measured(
+    samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool
+) -> tuple[Record, float | None]:
+    """Return the forces of the run as coefficients, and write them; and the frequency of sound in the lift.
+
+    On rank 0. steady: those of the last sample are meant.
+    """
     history = coefficients.coefficients(samples.steps, samples.forces, tunnel.body, tunnel.speed)
     if file is not None and file.suffix.lower() == ".csv":
         coefficients.write_csv(history, file)
@@ -314,23 +356,5 @@ def _measured(samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: 
         coefficients.plot(history, file, f"{tunnel.body.name}, {tunnel.sides}")
     if steady:
         last = {"drag": float(history.drag[-1]), "lift": float(history.lift[-1])}
-        return {**last, "strouhal": None, "strouhal_reason": "the flow is steady"}
-    later = slice(len(history.drag) // 2, None)
-    found: Record = {
-        "drag": float(np.mean(history.drag[later])),
-        "lift": float(np.mean(history.lift[later])),
-    }
-    try:
-        shed = coefficients.shedding(history)
-    except UserError as reason:
-        return {**found, "strouhal": None, "strouhal_reason": str(reason)}
-    return {
-        **found,
-        "drag": shed.drag,
-        "greatest_drag": shed.greatest_drag,
-        "lift": shed.lift,
-        "greatest_lift": shed.greatest_lift,
-        "strouhal": shed.strouhal,
-        "strouhal_uncertainty": shed.uncertainty,
-        "periods": shed.periods,
-    }
+        return {**last, "strouhal": None, "strouhal_reason": "the flow is steady"}, None
+    return coefficients.averages(history, tunnel.sounds)

@@ -18,7 +18,7 @@ from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
 from jobs.airflow.moments import population_in_equilibrium
 from jobs.airflow.shapes.bodies import Body, box_around
-from jobs.airflow.step import SCALE
+from jobs.airflow.step import SCALE, SOUND
 from runner.region import HostArray, Region, Shape, overlap
 from runner.storage.formats.registry import ComputedSource
 
@@ -27,6 +27,7 @@ Inlet = Literal["uniform", "parabolic"]
 # The greatest velocity of a parabolic inlet over its mean, by number of axes: between plates, in a duct.
 GREATEST = {2: 1.5, 3: 2.25}
 DAMPED = 16  # part of the width in which eddies are damped: 1/16 at most
+SOUNDS = 8  # of them between the sides, from the lowest on, are looked for in the lift
 ADAPT = 2.0  # steps for each cell across the flow in which the sides follow a change of pressure
 # Of the eddy around the body before the first step, which starts the shedding of vortices: its greatest
 # velocity over that of the inlet, and its radius over the body's length.
@@ -73,6 +74,19 @@ class Tunnel:
         """Rate at which the sides follow the pressure: slowly by the period of the lowest sound across the
         flow, so that they absorb it."""
         return min(1 / (ADAPT * max(self.shape[:-1])), 1.0)
+
+    @property
+    def sounds(self) -> list[float]:
+        """Frequencies of sound that stands between the sides, times the body's length over the speed.
+
+        n waves fit twice the height between walls, or half of them between periodic sides. The flow carries
+        sound along. Sides without friction absorb it: none.
+        """
+        if self.sides == "slip":
+            return []
+        height, waves = (self.shape[-2], 2) if self.sides == "periodic" else (self.shape[-2] - 2, 1)
+        lowest = math.sqrt(SOUND**2 - self.speed**2) / (2 * height) * self.body.length / self.speed
+        return [number * lowest for number in range(waves, SOUNDS + 1, waves)]
 
     @cached_property
     def kinds(self) -> frozenset[Cell]:

@@ -56,8 +56,8 @@ class _KnownSteps:
 @dataclass
 class _StepsToPlan:
     """In place of `runner.run.services.simulation.Simulate`: keeps what it is called with, and ends the
-    job there. ranks: that are planned; local: of a host; limit: bytes that one may use. film: none, as a plan has no
-    OUTPUT."""
+    job there. ranks: that are planned; local: of a host; limit: bytes that one may use. film: none, as a plan
+    has no OUTPUT; filmed: options of the film are accepted."""
 
     options: StepOptions
     ranks: int
@@ -65,6 +65,7 @@ class _StepsToPlan:
     limit: int
     gpu: bool
     film: None = field(default=None, init=False)
+    filmed: bool = field(default=True, init=False)
     known: _KnownSteps | None = field(default=None, init=False)
 
     def check_memory(self, total: int) -> None:

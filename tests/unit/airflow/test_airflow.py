@@ -423,6 +423,54 @@ def test_a_body_among_the_damped_columns_is_warned_of(tmp_path: Path) -> None:
     assert "the last 6 columns" in warning
 
 
+def test_a_run_without_a_film_has_the_same_forces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {name: value for name, value in SMALL.items() if name != "every"}
+    filmed = blow(tmp_path, "film", forces=tmp_path / "filmed.csv")
+    for output in (["-"], []):
+        record = airflow.run("cylinder", *output, device="cpu", forces=tmp_path / "bare.csv", **words)
+        assert record["output"] is None
+        assert record["steps"]["frames"] == 0
+        assert record["result"] == filmed["result"]
+        assert (tmp_path / "bare.csv").read_bytes() == (tmp_path / "filmed.csv").read_bytes()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["bare.csv", "film", "filmed.csv"]
+    airflow.run("cylinder", device="cpu", checkpoint=20, **words)
+    assert not (tmp_path / "airflow.checkpoint").exists()  # as the run is complete
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("draw", "pressure"), ("isolines", 3), ("every", 10), ("frame_range", "0:1"), ("frame_colors", "gray")],
+)
+def test_options_of_a_film_are_refused_without_one(name: str, value: Any) -> None:
+    words = {key: one for key, one in SMALL.items() if key != "every"}
+    option = name.replace("_", "-")
+    with pytest.raises(UserError, match=f"{option} does not apply: there is no film|{name} does not apply"):
+        airflow.run("cylinder", device="cpu", **words, **{name: value})
+
+
+def test_the_reference_and_the_window_of_averages_are_told(tmp_path: Path) -> None:
+    flat = blow(tmp_path, "flat", forces=tmp_path / "forces.csv")["result"]
+    assert flat["reference_length"] == 8
+    assert flat["averaged_steps"] == [30, 50]
+    rows = list(csv.DictReader((tmp_path / "forces.csv").open()))[2:]
+    lift = np.array([float(row["lift"]) for row in rows])
+    assert flat["lift_rms"] == pytest.approx(lift.std())
+    assert flat["lift_amplitude"] == pytest.approx((lift.max() - lift.min()) / 2)
+    deep = blow(tmp_path, "deep", shape="sphere", size="32x16x16", length=5.0, steps=20)["result"]
+    assert deep["reference_area"] == pytest.approx(math.pi * 25 / 4)
+
+
+@pytest.mark.parametrize(("sides", "fraction"), [("walls", 0.5), ("periodic", 1.0)])
+def test_sounds_between_the_sides_have_the_frequencies_of_standing_waves(sides: Any, fraction: float) -> None:
+    body = read("cylinder", Placement(size="100x62", length=10))
+    tunnel = Tunnel(body, D2Q9, sides, "uniform", 0.05, np.dtype(np.float32))
+    height = 60 if sides == "walls" else 62
+    sound = fraction * math.sqrt(1 / 3) / height * 10 / 0.05
+    assert tunnel.sounds[:2] == pytest.approx([sound, 2 * sound], rel=0.01)
+    assert Tunnel(body, D2Q9, "slip", "uniform", 0.05, np.dtype(np.float32)).sounds == []
+
+
 @pytest.mark.parametrize(
     ("name", "words"), [("film.bmp", "unknown format of frames"), ("film.npy", "pictures")]
 )
