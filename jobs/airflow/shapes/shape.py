@@ -19,7 +19,7 @@ from PIL import Image
 
 from jobs.airflow.shapes import airfoil, stl
 from jobs.airflow.shapes.bodies import Body, CellBody, Round, of_cells, silhouette
-from jobs.airflow.shapes.surface import Surface
+from jobs.airflow.shapes.surface import Surface, frontal_area
 from runner.errors import UserError
 from runner.pipeline.decoded_inputs import open_decoded
 from runner.region import HostArray, Region, Shape
@@ -249,8 +249,7 @@ def _surface(path: Path, placement: Placement) -> Surface:
         scale = min(ACROSS * min(shape[:2]) / across, ALONG * shape[2] / float(extent[2]))
     middle = _middle(placement, shape, 3, PLACE["surface"])
     placed = (corners - (low + high) / 2) * scale + middle
-    body = Surface(str(path), shape, across * scale, 1.0, placed, triangles.oriented)
-    return replace(body, reference=float(max(silhouette(body).frontal, 1)))
+    return Surface(str(path), shape, across * scale, frontal_area(placed), placed, triangles.oriented)
 
 
 def _is_picture(path: Path) -> bool:
