@@ -17,6 +17,7 @@ from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
 from jobs.airflow.shapes import shape as shapes
 from jobs.airflow.shapes.bodies import Body, CellBody
+from jobs.airflow.shapes.parts import find_parts
 from jobs.airflow.step import SCALE, Collision, Damping, step_job
 from jobs.airflow.tunnel import Sides, Tunnel
 from jobs.airflow.units import Flow
@@ -260,7 +261,8 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
     chosen = every or max(round(body.length / tunnel.speed / SAMPLES), 1)
     scale = 1 / SCALE[tunnel.storage]
-    return ForceSamples(body, tunnel.lattice, scale, chosen, options.steps or 0, interpolated)
+    last, parts = options.steps or 0, find_parts(body)
+    return ForceSamples(body, tunnel.lattice, scale, chosen, last, interpolated, parts)
 
 
 def _check_forces(path: Path, samples: ForceSamples | None) -> None:
@@ -349,12 +351,29 @@ def _measured(
 
     On rank 0. steady: those of the last sample are meant.
     """
-    history = coefficients.coefficients(samples.steps, samples.forces, tunnel.body, tunnel.speed)
+    history = _history(samples, tunnel)
     if file is not None and file.suffix.lower() == ".csv":
         coefficients.write_csv(history, file)
     elif file is not None:
         coefficients.plot(history, file, f"{tunnel.body.name}, {tunnel.sides}")
     if steady:
-        last = {"drag": float(history.drag[-1]), "lift": float(history.lift[-1])}
+        last = {
+            name: float(values[-1])
+            for name, values in history.columns.items()
+            if name.startswith(("drag", "lift"))
+        }
         return {**last, "strouhal": None, "strouhal_reason": "the flow is steady"}, None
     return coefficients.averages(history, tunnel.sounds)
+
+
+def _history(samples: ForceSamples, tunnel: Tunnel) -> coefficients.History:
+    """Return the coefficients over time, of the whole and of each separate body."""
+    body, speed = tunnel.body, tunnel.speed
+    of_parts = [
+        coefficients.coefficients(
+            samples.steps, samples.forces_on(number), replace(body, reference=float(reference)), speed
+        )
+        for number, reference in enumerate(samples.parts.references if samples.parts else ())
+    ]
+    whole = coefficients.coefficients(samples.steps, samples.forces, body, speed)
+    return replace(whole, parts=of_parts)

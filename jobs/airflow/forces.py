@@ -45,17 +45,26 @@ NORMAL = 1.959964
 @dataclass(frozen=True)
 class History:
     """Force coefficients over time, arrays of (samples,). steps: whole numbers. time: in length / U.
-    side: across the flow, towards larger depth; None in two axes."""
+    side: across the flow, towards larger depth; None in two axes. parts: the same of each separate body."""
 
     steps: HostArray
     time: HostArray
     drag: HostArray
     lift: HostArray
     side: HostArray | None = None
+    parts: Sequence[History] = ()
 
     @property
     def columns(self) -> dict[str, HostArray]:
-        found = {"step": self.steps, "time": self.time, "drag": self.drag, "lift": self.lift}
+        """Arrays by the names of a file's columns: of part N, drag_N, lift_N and side_N."""
+        found = {"step": self.steps, "time": self.time, **self._coefficients}
+        for number, part in enumerate(self.parts, 1):
+            found |= {f"{name}_{number}": values for name, values in part._coefficients.items()}
+        return found
+
+    @property
+    def _coefficients(self) -> dict[str, HostArray]:
+        found = {"drag": self.drag, "lift": self.lift}
         return found if self.side is None else {**found, "side": self.side}
 
 
@@ -222,7 +231,7 @@ def averages(history: History, sounds: Sequence[float] = ()) -> tuple[Record, fl
             "strouhal": None,
             "strouhal_reason": str(reason),
         }
-        return found, heard_sound(history, sounds)
+        return found | _of_parts(history, sounds), heard_sound(history, sounds)
     first = int(np.searchsorted(history.time, shed.begin, side="right"))
     return {
         "drag": shed.drag,
@@ -235,7 +244,18 @@ def averages(history: History, sounds: Sequence[float] = ()) -> tuple[Record, fl
         "strouhal": shed.strouhal,
         "strouhal_uncertainty": shed.uncertainty,
         "periods": shed.periods,
+        **_of_parts(history, sounds),
     }, heard_sound(history, sounds, shed)
+
+
+def _of_parts(history: History, sounds: Sequence[float]) -> Record:
+    """Return the same figures of each separate body, with its number after their names."""
+    found: Record = {}
+    for number, part in enumerate(history.parts, 1):
+        own, _ = averages(part, sounds)
+        names = ("drag", "lift", "lift_rms", "lift_amplitude", "strouhal", "strouhal_reason")
+        found |= {f"{name}_{number}": own[name] for name in names if name in own}
+    return found
 
 
 def heard_sound(history: History, sounds: Sequence[float], shed: Shedding | None = None) -> float | None:

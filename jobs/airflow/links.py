@@ -64,8 +64,24 @@ class Links:
 
     def on(self, xp: ModuleType) -> Links:
         """Return the same links as arrays of `xp`."""
-        names = [one.name for one in fields(self) if one.name != "strides"]
-        return replace(self, **{name: xp.asarray(getattr(self, name)) for name in names})
+        return replace(self, **{name: xp.asarray(getattr(self, name)) for name in self._arrays})
+
+    @property
+    def solid_cells(self) -> HostArray:
+        """The solid cell of each link, in cells from the first one of the block: (n, axes). On the host."""
+        found, left = [], self.solid
+        for step in self.strides:
+            found.append(left // step)
+            left = left % step
+        return np.stack(found, 1)
+
+    def chosen(self, kept: HostArray) -> Links:
+        """Return some of the links. kept: (n,) bool."""
+        return replace(self, **{name: getattr(self, name)[kept] for name in self._arrays})
+
+    @property
+    def _arrays(self) -> list[str]:
+        return [one.name for one in fields(self) if one.name != "strides"]
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int, slice]]:

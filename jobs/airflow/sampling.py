@@ -13,6 +13,7 @@ from jobs.airflow import links
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
 from jobs.airflow.shapes.bodies import Body
+from jobs.airflow.shapes.parts import Parts
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array, HostArray
@@ -24,13 +25,14 @@ PENDING = 256  # samples that wait on the device
 class BodyLinks:
     """This rank's links, and the kernels' table of the populations for each of their two blocks.
 
-    scale: by which stored populations are to be multiplied.
+    scale: by which stored populations are to be multiplied. parts: of the body, if it has several.
     """
 
     stepper: Stepper
     body: Body
     lattice: Lattice
     scale: float
+    parts: Parts | None = None
     _tables: dict[int, Array] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +47,12 @@ class BodyLinks:
             kinds == int(Cell.FLUID),
             [step // block.itemsize for step in block.strides],
         )
-        self.links = found.on(self.stepper.world.xp)
+        xp = self.stepper.world.xp
+        self.links, self._of_parts = found.on(xp), [found.on(xp)]
+        if self.parts is not None:
+            origin = np.subtract(plan.region.start, [low for low, _ in plan.widths])
+            part = self.parts.of((found.solid_cells + origin) % self.body.shape)
+            self._of_parts = [found.chosen(part == one).on(xp) for one in range(len(self.parts.places))]
 
     def set_slots(self, blocks: Sequence[Array]) -> None:
         """Set what the fluid will pull from the body. blocks: padded, of all inputs."""
@@ -53,10 +60,13 @@ class BodyLinks:
         links.set_slots(populations, self.links, self.stepper.world.xp, self._table(populations))
 
     def momentum(self, blocks: Sequence[Array]) -> Array:
-        """Return what the fluid gives the body in a step on this rank: see `links.momentum`."""
+        """Return what the fluid gives each part of the body in a step on this rank: (parts, axes + 1), see
+        `links.momentum`."""
         populations = blocks[: self.lattice.size]
-        xp = self.stepper.world.xp
-        return links.momentum(populations, self.links, self.lattice, xp, self.scale, self._table(populations))
+        xp, table = self.stepper.world.xp, self._table(populations)
+        return xp.stack(
+            [links.momentum(populations, one, self.lattice, xp, self.scale, table) for one in self._of_parts]
+        )
 
     def _table(self, populations: Sequence[Array]) -> Array | None:
         """Return the table of these blocks; it stays in place, as CUDA graphs repeat its address."""
@@ -74,7 +84,7 @@ class ForceSamples:
 
     every: steps between two samples.
     last: step of the run, which is not sampled, as no halos are exchanged after it. interpolated: whether the
-    slots of the links are set before each step. steps: of each sample.
+    slots of the links are set before each step. parts: of the body, if it has several. steps: of each sample.
     """
 
     body: Body
@@ -83,6 +93,7 @@ class ForceSamples:
     every: int
     last: int
     interpolated: bool
+    parts: Parts | None = None
     steps: list[int] = field(default_factory=list, init=False)
     _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device
     _momentum: list[HostArray] = field(default_factory=list, init=False)  # of all ranks
@@ -116,7 +127,7 @@ class ForceSamples:
     def open(self, stepper: Stepper) -> Callable[[Sequence[Array]], None]:
         """Find the links of this rank; return what to call before each step."""
         with stepper.phases("prepare"):  # which is no part of the loop's time
-            self._links = BodyLinks(stepper, self.body, self.lattice, self.scale)
+            self._links = BodyLinks(stepper, self.body, self.lattice, self.scale, self.parts)
         return self._links.set_slots
 
     def begin(self, stepper: Stepper) -> None:
@@ -162,7 +173,11 @@ class ForceSamples:
     @property
     def forces(self) -> HostArray:
         """Force of each sample along each axis, (samples, axes), in lattice units; after the last step."""
-        return np.array([links.force(one) for one in self._momentum]).reshape(-1, self.lattice.axes)
+        return np.array([links.force(one.sum(0)) for one in self._momentum]).reshape(-1, self.lattice.axes)
+
+    def forces_on(self, part: int) -> HostArray:
+        """Return the same of one part of the body."""
+        return np.array([links.force(one[part]) for one in self._momentum]).reshape(-1, self.lattice.axes)
 
 
 def _on_host(stepper: Stepper, values: Array) -> HostArray:

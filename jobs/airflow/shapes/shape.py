@@ -19,6 +19,7 @@ from PIL import Image
 
 from jobs.airflow.shapes import airfoil, stl
 from jobs.airflow.shapes.bodies import Body, CellBody, Round, of_cells, silhouette
+from jobs.airflow.shapes.parts import connected
 from jobs.airflow.shapes.surface import Surface, frontal_area
 from runner.errors import UserError
 from runner.pipeline.decoded_inputs import open_decoded
@@ -398,7 +399,7 @@ def _passes(body: Body, between_walls: tuple[slice, ...]) -> bool:
         one, other = (_without_end(fluid.ndim, axis, end) for end in (0, -1))
         open_both = fluid[one] & fluid[other]
         pairs.append(np.unique(np.stack([run[one][open_both], run[other][open_both]], 1), axis=0))
-    reached = _connected(np.concatenate(pairs), int(begins.sum()))
+    reached = connected(np.concatenate(pairs), int(begins.sum()))
     left, right = (reached[run[..., end][fluid[..., end]]] for end in (0, -1))
     return bool(np.isin(left, right).any())
 
@@ -406,17 +407,3 @@ def _passes(body: Body, between_walls: tuple[slice, ...]) -> bool:
 def _without_end(ndim: int, axis: int, end: int) -> tuple[slice, ...]:
     cut = slice(1, None) if end == 0 else slice(None, -1)
     return tuple(cut if at == axis else slice(None) for at in range(ndim))
-
-
-def _connected(pairs: HostArray, count: int) -> HostArray:
-    """Return, for each of `count` nodes, the smallest node that edges (n, 2) connect it with."""
-    label = np.arange(count)
-    while True:
-        smallest = label[pairs].min(1)
-        before = label.copy()
-        for side in pairs.T:
-            np.minimum.at(label, label[side], smallest)
-            np.minimum.at(label, side, smallest)
-        label = label[label]
-        if np.array_equal(label, before):
-            return label

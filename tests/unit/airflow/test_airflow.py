@@ -461,6 +461,25 @@ def test_the_reference_and_the_window_of_averages_are_told(tmp_path: Path) -> No
     assert deep["reference_area"] == pytest.approx(math.pi * 25 / 4)
 
 
+def test_the_forces_on_each_of_two_bodies_add_up_on_any_ranks(tmp_path: Path) -> None:
+    solid = np.zeros((48, 64), np.uint8)
+    solid[8:14, 16:22] = solid[30:38, 20:26] = solid[38, 26] = 1  # the second one has a corner of its own
+    np.save(tmp_path / "two.npy", solid)
+    words = {"shape": str(tmp_path / "two.npy"), "size": None, "length": 6.0}
+    one = blow(tmp_path, "one", forces=tmp_path / "one.csv", **words)["result"]
+    more = blow(tmp_path, "more", forces=tmp_path / "more.csv", **words, ranks=3)["result"]
+    assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "more.csv").read_bytes()
+    assert more == one
+    rows = list(csv.DictReader((tmp_path / "one.csv").open()))
+    assert list(rows[0]) == ["step", "time", "drag", "lift", "drag_1", "lift_1", "drag_2", "lift_2"]
+    for row in rows:
+        for name in ("drag", "lift"):  # of 6, 9 and 15 rows
+            whole = 6 * float(row[f"{name}_1"]) + 9 * float(row[f"{name}_2"])
+            assert 15 * float(row[name]) == pytest.approx(whole, rel=1e-9)
+    assert one["drag_1"] != one["drag_2"]
+    assert one["drag_1"] == pytest.approx(np.mean([float(row["drag_1"]) for row in rows[2:]]))
+
+
 @pytest.mark.parametrize(("sides", "fraction"), [("walls", 0.5), ("periodic", 1.0)])
 def test_sounds_between_the_sides_have_the_frequencies_of_standing_waves(sides: Any, fraction: float) -> None:
     body = read("cylinder", Placement(size="100x62", length=10))

@@ -139,7 +139,8 @@ def test_an_stl_file_of_a_sphere_and_of_a_box(save_as: Any, tmp_path: Path) -> N
     assert np.count_nonzero(whole(body)) == pytest.approx(4 / 3 * np.pi * 15**3, rel=0.02)
     assert body.length == pytest.approx(30)
     a, b, c = np.moveaxis(made[..., 1:] * 30 / np.ptp(made[..., 1]), 1, 0)
-    frontal = abs(np.cross(b - a, c - a)).sum() / 4  # seen from both sides, each triangle twice its half
+    (p, q), (r, s) = (b - a).T, (c - a).T
+    frontal = abs(p * s - q * r).sum() / 4  # each line meets the front and the back of it
     assert body.reference == pytest.approx(frontal, rel=1e-3)  # its cells cover 2 % more
     middle = [one.mean() + 0.5 for one in whole(body).nonzero()]
     assert middle == pytest.approx([25, 30, 40], abs=0.05)
