@@ -86,29 +86,32 @@ def ball(folder: Path, cells: int, box: Box) -> Path:
     return path
 
 
-WIDE, DEEP = (48.0, 32.0), (16.0, 10.0, 10.0)
+TUNNEL, WIDE = (48.0, 32.0), (96.0, 80.0)
+DEEP = (24.0, 14.0, 14.0)
+MIDDLE, IN_FRONT = {"place": "0.4,0.5"}, {"place": "0.4,0.5,0.5"}
+STEADY = {"until": "steady"}
 CASES = {
-    "cylinder-20": Case("cylinder", 20, 20, WIDE, 300, {"drag": (2.0, 2.1)}, {"until": "steady"}),
-    "cylinder-40": Case("cylinder", 40, 20, WIDE, 400, {"drag": (1.50, 1.60)}, {"until": "steady"}),
-    "cylinder-40-cells": Case(
-        "cylinder", 40, 20, WIDE, 400, {"drag": (1.50, 1.62)}, {"until": "steady", "surface": "cells"}
-    ),
+    "cylinder-20": Case("cylinder", 20, 16, WIDE, 400, {"drag": (2.0, 2.1)}, STEADY | MIDDLE),
+    "cylinder-40": Case("cylinder", 40, 16, WIDE, 400, {"drag": (1.50, 1.60)}, STEADY | MIDDLE),
     "cylinder-100": Case(
-        "cylinder", 100, 20, WIDE, 250, {"drag": (1.32, 1.36), "strouhal": (0.164, 0.168)}
+        "cylinder", 100, 16, WIDE, 300, {"drag": (1.32, 1.35), "strouhal": (0.164, 0.168)}, MIDDLE
     ),
     "cylinder-200": Case(
-        "cylinder", 200, 20, WIDE, 250, {"drag": (1.30, 1.36), "strouhal": (0.195, 0.20)}
+        "cylinder", 200, 16, WIDE, 300, {"drag": (1.30, 1.35), "strouhal": (0.195, 0.20)}, MIDDLE
     ),
+    "cylinder-200-cells": Case("cylinder", 200, 20, TUNNEL, 250, {}, {"surface": "cells"}),
+    "cylinder-100-fast": Case("cylinder", 100, 10, TUNNEL, 250, {}),
+    "cylinder-100-slow": Case("cylinder", 100, 10, TUNNEL, 250, {}, {"speed": 0.05}),
     "square-100": Case(
-        blocks([(12, 0)], "square"), 100, 20, WIDE, 300, {"drag": (1.46, 1.49), "strouhal": (0.146, 0.149)}
+        blocks([(12, 0)], "square"), 100, 20, TUNNEL, 300, {"drag": (1.46, 1.49), "strouhal": (0.146, 0.149)}
     ),
-    "side-by-side-100": Case(blocks([(12, -1.5), (12, 1.5)], "circle"), 100, 20, WIDE, 300, {}),
-    "tandem-100": Case(blocks([(12, 0), (17, 0)], "circle"), 100, 20, WIDE, 300, {}),
+    "side-by-side-100": Case(blocks([(12, -0.85), (12, 0.85)], "circle"), 100, 20, TUNNEL, 300, {}),
+    "tandem-100": Case(blocks([(12, 0), (17, 0)], "circle"), 100, 20, TUNNEL, 300, {}),
     "naca-0012": Case("airfoil:0012", 500, 80, (12.0, 10.0), 60, {"drag": (0.172, 0.178)}),
-    "sphere-100": Case("sphere", 100, 20, DEEP, 60, {"drag": (1.07, 1.11)}),
-    "sphere-100-stl": Case(ball, 100, 20, DEEP, 60, {"drag": (1.07, 1.11)}),
-    "sphere-300": Case("sphere", 300, 20, DEEP, 100, {"drag": (0.64, 0.68)}),
-}  # fmt: skip
+    "sphere-100": Case("sphere", 100, 16, DEEP, 60, {"drag": (1.07, 1.11)}, IN_FRONT),
+    "sphere-100-stl": Case(ball, 100, 16, DEEP, 60, {"drag": (1.07, 1.11)}, IN_FRONT),
+    "sphere-300": Case("sphere", 300, 16, DEEP, 120, {"drag": (0.64, 0.68)}, IN_FRONT),
+}
 
 
 def measure(name: str, folder: Path, scale: float, device: str) -> None:
@@ -119,7 +122,10 @@ def measure(name: str, folder: Path, scale: float, device: str) -> None:
     cells = round(case.cells * scale)
     speed = case.options.get("speed", 0.1)
     steps = round(case.times * cells / speed)
-    options: dict[str, Any] = {"length": float(cells), "size": "x".join(str(round(one * cells)) for one in case.box)}
+    options: dict[str, Any] = {
+        "length": float(cells),
+        "size": "x".join(str(round(one * cells)) for one in case.box),
+    }
     with tempfile.TemporaryDirectory() as made:
         shape = case.shape if isinstance(case.shape, str) else str(case.shape(Path(made), cells, case.box))
         if shape.endswith(".npy"):
@@ -127,11 +133,9 @@ def measure(name: str, folder: Path, scale: float, device: str) -> None:
         begin = time.perf_counter()
         record = airflow.run(
             shape,
-            Path(made) / "film",
             device=device,
             reynolds=float(case.reynolds),
             steps=steps,
-            every=steps,
             forces=folder / f"{name}.csv",
             **options,
             **case.options,

@@ -36,7 +36,7 @@ LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where --steps is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
 FRAMES = 100  # where --every is not given
-SAMPLES = 16  # of forces while the flow passes a length of the body
+SAMPLES = 16  # of forces while the flow goes as far as the body is long or, if it is less, high
 MOST_ISOLINES = 100
 ANCHOR = 0.02  # rate at which the density at the outflow relaxes to 1
 
@@ -259,7 +259,10 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
             raise UserError("--forces-every does not apply: there is no body", got=every)
         return None
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
-    chosen = every or max(round(body.length / tunnel.speed / SAMPLES), 1)
+    eddies = min(
+        body.length, body.box.shape[-2]
+    )  # as large as the body is high: less than an airfoil's chord
+    chosen = every or max(round(eddies / tunnel.speed / SAMPLES), 1)
     scale = 1 / SCALE[tunnel.storage]
     last, parts = options.steps or 0, find_parts(body)
     return ForceSamples(body, tunnel.lattice, scale, chosen, last, interpolated, parts)

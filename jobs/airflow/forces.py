@@ -34,7 +34,9 @@ ALIKE = (0.8, 1.25)  # amplitude of a period by that of the last ones, where vor
 SETTLED = 0.02  # difference of the mean drag of a period from that of the last ones, as a part of it
 REGULAR = 0.5  # part of the lift's variance that belongs to the fundamental and its harmonics, at least
 STILL = 1e-4  # amplitude of the lift by the drag, below which the flow is steady
-DECAY = 0.01  # part of its amplitude that a lift may lose from period to period: vortices that are shed lose none
+DECAY = (
+    0.01  # part of its amplitude that a lift may lose from period to period: vortices that are shed lose none
+)
 SAME = 0.03  # difference of two frequencies that are the same, as a part of them
 HEARD = 0.01  # part of the lift's variance in the band of a sound, from which on it is one
 # The two-sided 95 % quantile of Student's t for 1, 2, ... degrees of freedom; then by Cornish and Fisher.

@@ -162,7 +162,7 @@ class Tunnel:
         e = lattice.velocities[number]
         a, b = 3 * weight * e[-1], weight * (4.5 * e[-1] ** 2 - 1.5)
         found = np.empty(region.shape, self.storage) if out is None else out
-        found[...] = (g * a + g**2 * b)
+        found[...] = g * a + g**2 * b
         if (part := overlap(region, self._eddy_box)).size:
             inside = part.slices_in(region)
             wind = np.broadcast_to(g, region.shape)[inside]
@@ -200,7 +200,9 @@ class Tunnel:
         no divergence, that goes as (1 - (r / radius)^2)^3."""
         rows, columns = (
             (np.arange(first, stop) - middle) / self._eddy_radius
-            for first, stop, middle in zip(region.start[-2:], region.stop[-2:], self._eddy_middle, strict=True)
+            for first, stop, middle in zip(
+                region.start[-2:], region.stop[-2:], self._eddy_middle, strict=True
+            )
         )
         y, x = np.meshgrid(rows, columns, indexing="ij")
         # x (1 - x^2)^2 is greatest, 16 / 25 / sqrt(5), at x = 1 / sqrt(5).

@@ -91,7 +91,11 @@ def step(
                 arriving = np.where(
                     last,
                     *(
-                        sum(one - w for one, w, v in zip(came, weights, velocities, strict=True) if v[axis] == s)
+                        sum(
+                            one - w
+                            for one, w, v in zip(came, weights, velocities, strict=True)
+                            if v[axis] == s
+                        )
                         for s in (1, -1)
                     ),
                 )
