@@ -180,6 +180,13 @@ def airflow(
     if samples is not None and samples.steps:
         measured, sound = world.on_root(lambda: _measured(samples, tunnel, forces, steady))
         result |= measured
+        if samples.pressure is not None:
+            greatest, least = samples.pressure.coefficients(speed)
+            result |= {
+                "free_stream_pressure": samples.pressure.free_stream,
+                "greatest_pressure_coefficient": greatest,
+                "least_pressure_coefficient": least,
+            }
         if sound is not None:
             world.warn(
                 f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "

@@ -66,14 +66,14 @@ class Links:
         """Return the same links as arrays of `xp`."""
         return replace(self, **{name: xp.asarray(getattr(self, name)) for name in self._arrays})
 
-    @property
-    def solid_cells(self) -> HostArray:
-        """The solid cell of each link, in cells from the first one of the block: (n, axes). On the host."""
-        found, left = [], self.solid
+    def cells(self, places: Array) -> tuple[Array, ...]:
+        """Return the cells at some places, `near` or `solid`: an array of their coordinates along each axis of
+        the block."""
+        found = []
         for step in self.strides:
-            found.append(left // step)
-            left = left % step
-        return np.stack(found, 1)
+            found.append(places // step)
+            places = places % step
+        return tuple(found)
 
     def chosen(self, kept: HostArray) -> Links:
         """Return some of the links. kept: (n,) bool."""

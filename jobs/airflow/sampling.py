@@ -12,12 +12,14 @@ import numpy as np
 from jobs.airflow import links
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
+from jobs.airflow.moments import pressure
 from jobs.airflow.shapes.bodies import Body
 from jobs.airflow.shapes.parts import Parts
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array, HostArray
 
+INLET = 1  # column of the first fluid cells
 PENDING = 256  # samples that wait on the device
 
 
@@ -51,7 +53,8 @@ class BodyLinks:
         self.links, self._of_parts = found.on(xp), [found.on(xp)]
         if self.parts is not None:
             origin = np.subtract(plan.region.start, [low for low, _ in plan.widths])
-            part = self.parts.of((found.solid_cells + origin) % self.body.shape)
+            solid = np.stack(found.cells(found.solid), 1)
+            part = self.parts.of((solid + origin) % self.body.shape)
             self._of_parts = [found.chosen(part == one).on(xp) for one in range(len(self.parts.places))]
 
     def set_slots(self, blocks: Sequence[Array]) -> None:
@@ -68,6 +71,11 @@ class BodyLinks:
             [links.momentum(populations, one, self.lattice, xp, self.scale, table) for one in self._of_parts]
         )
 
+    def cells_beside(self, blocks: Sequence[Array]) -> list[Array]:
+        """Return the populations of the fluid cells of this rank that touch the body, once for each link."""
+        cells = self.links.cells(self.links.near)
+        return [one[cells] for one in blocks[: self.lattice.size]]
+
     def _table(self, populations: Sequence[Array]) -> Array | None:
         """Return the table of these blocks; it stays in place, as CUDA graphs repeat its address."""
         if self.stepper.world.xp is np:
@@ -76,6 +84,26 @@ class BodyLinks:
         if key not in self._tables:
             self._tables[key] = links.addresses(self.stepper.world.xp, populations)
         return self._tables[key]
+
+
+@dataclass(frozen=True)
+class SurfacePressure:
+    """Pressures after the last step, less that of the air at rest, in density * (cells / step)^2.
+
+    free_stream: mean over the first column of fluid cells behind the inlet. greatest, least: of the fluid
+    cells that touch the body.
+    """
+
+    free_stream: float
+    greatest: float
+    least: float
+
+    def coefficients(self, speed: float) -> tuple[float, float]:
+        """Return the greatest and the least pressure coefficient. speed: of the free stream."""
+        return (
+            2 * (self.greatest - self.free_stream) / speed**2,
+            2 * (self.least - self.free_stream) / speed**2,
+        )
 
 
 @dataclass
@@ -95,6 +123,7 @@ class ForceSamples:
     interpolated: bool
     parts: Parts | None = None
     steps: list[int] = field(default_factory=list, init=False)
+    pressure: SurfacePressure | None = field(default=None, init=False)
     _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device
     _momentum: list[HostArray] = field(default_factory=list, init=False)  # of all ranks
     _stepper: Stepper = field(init=False)
@@ -161,6 +190,31 @@ class ForceSamples:
 
     def end(self, stepper: Stepper) -> None:
         self._add_up()
+        self.pressure = self._measure_pressure(stepper)
+
+    def _measure_pressure(self, stepper: Stepper) -> SurfacePressure | None:
+        """Return the pressures on all ranks; None if one is not finite. Collective."""
+        plan, blocks = stepper.plans[0], stepper.padded
+        inner = tuple(
+            slice(low, low + length)
+            for (low, _), length in zip(plan.widths, plan.region.shape, strict=True)
+        )
+        column = np.zeros(0)
+        if plan.region.start[-1] <= INLET < plan.region.stop[-1]:
+            place = (*inner[:-1], inner[-1].start + INLET - plan.region.start[-1])
+            at_inlet = [one[place] for one in blocks[: self.lattice.size + 1]]
+            values = _on_host(stepper, pressure(at_inlet[:-1]))
+            column = values[_on_host(stepper, at_inlet[-1]) == int(Cell.FLUID)]
+        near = self._links.cells_beside(blocks)
+        beside = _on_host(stepper, pressure(near)) if len(near[0]) else np.zeros(0)
+        # Whole numbers add up to the same on any ranks.
+        total = int(np.rint(column.astype(float) * links.UNIT).sum()) if np.isfinite(column).all() else None
+        own = (total, len(column), *((float(beside.max()), float(beside.min())) if len(beside) else (None, None)))
+        totals, counts, greatest, least = zip(*stepper.world.control.allgather(own), strict=True)
+        highest, lowest = ([one for one in values if one is not None] for values in (greatest, least))
+        if None in totals or not sum(counts) or not highest or not np.isfinite([*highest, *lowest]).all():
+            return None
+        return SurfacePressure(sum(totals) / links.UNIT / sum(counts), max(highest), min(lowest))
 
     def _add_up(self) -> None:
         """Add up the pending samples of all ranks."""

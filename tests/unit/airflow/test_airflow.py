@@ -461,6 +461,28 @@ def test_the_reference_and_the_window_of_averages_are_told(tmp_path: Path) -> No
     assert deep["reference_area"] == pytest.approx(math.pi * 25 / 4)
 
 
+def test_the_pressure_coefficients_at_the_body_are_those_of_the_fields(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    words = {"steps": 400, "every": 400, "fields": tmp_path / "f.h5"}
+    one, more = (
+        blow(tmp_path, name, **words, ranks=ranks)["result"] for name, ranks in (("one", 1), ("more", 3))
+    )
+    names = ("free_stream_pressure", "greatest_pressure_coefficient", "least_pressure_coefficient")
+    assert [one[name] for name in names] == [more[name] for name in names]
+    with h5py.File(tmp_path / "f.h5") as file:
+        pressure = file["VTKHDF/PointData/pressure"][-1].astype(float)
+        solid = file["VTKHDF/PointData/solid"][-1] != 0
+    assert one["free_stream_pressure"] == pytest.approx(pressure[1:-1, 1].mean(), abs=1e-9)
+    beside = np.zeros_like(solid)
+    for shift in ((a, b) for a in (-1, 0, 1) for b in (-1, 0, 1)):
+        beside |= np.roll(solid, shift, (0, 1))
+    found = (pressure[beside & ~solid] - one["free_stream_pressure"]) / (0.1**2 / 2)
+    assert one["greatest_pressure_coefficient"] == pytest.approx(found.max(), rel=1e-5)
+    assert one["least_pressure_coefficient"] == pytest.approx(found.min(), rel=1e-5)
+    assert 1 < found.max() < 2.5  # in front of a cylinder at Reynolds number 20, between close sides
+    assert found.min() < -0.4
+
+
 def test_the_forces_on_each_of_two_bodies_add_up_on_any_ranks(tmp_path: Path) -> None:
     solid = np.zeros((48, 64), np.uint8)
     solid[8:14, 16:22] = solid[30:38, 20:26] = solid[38, 26] = 1  # the second one has a corner of its own
