@@ -19,7 +19,7 @@ from jobs.airflow.shapes import shape as shapes
 from jobs.airflow.shapes.bodies import Body, CellBody
 from jobs.airflow.shapes.parts import find_parts
 from jobs.airflow.step import SCALE, Collision, Damping, step_job
-from jobs.airflow.tunnel import Sides, Tunnel
+from jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from jobs.airflow.units import Flow
 from runner.errors import UserError
 from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
@@ -71,9 +71,9 @@ def airflow(
     """Blow air past a shape and film it: lattice-Boltzmann method, two or three axes.
 
     INPUT is the shape: a picture (dark is solid), cylinder, sphere, airfoil:2412@8 (NACA digits and angle of
-    attack), none, an .stl file, an array or a folder of pictures (a plane each). OUTPUT is the film: .gif,
-    .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs; leave it out, or write -, for no film. The air flows
-    from left to right.
+    attack), none, cavity (a closed box whose top moves along x), an .stl file, an array or a folder of
+    pictures (a plane each). OUTPUT is the film: .gif, .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs;
+    leave it out, or write -, for no film. The air flows from left to right.
 
     reynolds: Reynolds number: mean velocity of the inlet * length / viscosity.
     size: cells of the domain, WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH. Default: the picture's.
@@ -104,7 +104,10 @@ def airflow(
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
     chosen = world.collective_call(lambda: _lattice(lattice, body.shape))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
-    tunnel = Tunnel(body, chosen, sides, inlet, speed, np.dtype(storage))
+    if argument == "cavity":
+        world.collective_call(lambda: _check_cavity(sides, inlet))
+    kind = Cavity if argument == "cavity" else Tunnel
+    tunnel = kind(body, chosen, sides, inlet, speed, np.dtype(storage))
     damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
     step = step_job(chosen, tunnel.kinds, collision, storage, inlet == "parabolic", damping)
     if not simulate.filmed:
@@ -226,6 +229,15 @@ def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Fl
     flow = Flow(reynolds, body.length, speed)
     flow.check(collision)
     return flow
+
+
+def _check_cavity(sides: str, inlet: str) -> None:
+    """Refuse options of a tunnel."""
+    for option, value, usual in (("--sides", sides, "slip"), ("--inlet", inlet, "uniform")):
+        if value != usual:
+            raise UserError(
+                f"{option} does not apply: a cavity is closed", got=value, hint=f"leave {option} out"
+            )
 
 
 def _check_no_film(given: dict[str, bool], shape: str) -> None:

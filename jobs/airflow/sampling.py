@@ -196,8 +196,7 @@ class ForceSamples:
         """Return the pressures on all ranks; None if one is not finite. Collective."""
         plan, blocks = stepper.plans[0], stepper.padded
         inner = tuple(
-            slice(low, low + length)
-            for (low, _), length in zip(plan.widths, plan.region.shape, strict=True)
+            slice(low, low + length) for (low, _), length in zip(plan.widths, plan.region.shape, strict=True)
         )
         column = np.zeros(0)
         if plan.region.start[-1] <= INLET < plan.region.stop[-1]:
@@ -209,7 +208,11 @@ class ForceSamples:
         beside = _on_host(stepper, pressure(near)) if len(near[0]) else np.zeros(0)
         # Whole numbers add up to the same on any ranks.
         total = int(np.rint(column.astype(float) * links.UNIT).sum()) if np.isfinite(column).all() else None
-        own = (total, len(column), *((float(beside.max()), float(beside.min())) if len(beside) else (None, None)))
+        own = (
+            total,
+            len(column),
+            *((float(beside.max()), float(beside.min())) if len(beside) else (None, None)),
+        )
         totals, counts, greatest, least = zip(*stepper.world.control.allgather(own), strict=True)
         highest, lowest = ([one for one in values if one is not None] for values in (greatest, least))
         if None in totals or not sum(counts) or not highest or not np.isfinite([*highest, *lowest]).all():

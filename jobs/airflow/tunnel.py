@@ -223,3 +223,30 @@ class Tunnel:
         if self.inlet == "parabolic":
             found.append(one("wind", np.dtype(np.float32), self.wind))
         return found
+
+
+@dataclass(frozen=True)
+class Cavity(Tunnel):
+    """A closed box of air at rest, whose top moves along x with the speed and drives it. No body."""
+
+    @property
+    def sounds(self) -> list[float]:
+        return []
+
+    @cached_property
+    def kinds(self) -> frozenset[Cell]:
+        return frozenset({Cell.FLUID, Cell.SOLID, Cell.MOVING})
+
+    def cells(self, region: Region, out: HostArray | None = None) -> HostArray:
+        found = np.empty(region.shape, np.uint8) if out is None else out
+        found[...] = int(Cell.FLUID)
+        self._set(found, region, -2, (0,), Cell.MOVING)
+        for axis, length in enumerate(self.shape):
+            ends = (length - 1,) if axis == self.lattice.axes - 2 else (0, length - 1)
+            self._set(found, region, axis, ends, Cell.SOLID)
+        return found
+
+    def population(self, number: int, region: Region, out: HostArray | None = None) -> HostArray:
+        found = np.empty(region.shape, self.storage) if out is None else out
+        found[...] = 0
+        return found

@@ -28,11 +28,10 @@ from runner.storage.formats import registry
 from runner.storage.formats.image_folder import open_folder
 from runner.storage.paths import split, suffix
 
-WORDS = (
-    "none, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of pictures"
-)
+WORDS = "none, cavity, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of pictures"
 FILES = tuple(name for name, module in registry.FORMATS.items() if module != "raw")  # raw: has no shape
 FLAT, DEEP = (1024, 2048), (128, 128, 256)  # the domain where no size is given
+SQUARE = (258, 258)  # that of a cavity, with its walls
 PLACE = {"airfoil": 0.3, "surface": 0.35}  # fraction of the width; others: a quarter
 ROUND = 1 / 8  # diameter of cylinder and sphere, as a part of the height
 CHORD = 1 / 4  # of the width
@@ -80,6 +79,12 @@ def read(word: str, placement: Placement | None = None) -> Body:
         shape = _domain(placement, FLAT)
         length = placement.length or float(shape[-2])
         return Body("none", shape, length, length * math.prod(shape[:-2]))
+    if word == "cavity":
+        _fixed("a cavity", placement, "leave --place out")
+        shape = _domain(placement, SQUARE)
+        if placement.length is not None:
+            raise UserError("--length does not apply to a cavity", got=placement.length, hint="--size")
+        return Body("cavity", shape, float(shape[-1] - 2), 1.0)
     if word in ("cylinder", "sphere"):
         return _round(word, placement)
     if name == "airfoil":
