@@ -111,15 +111,8 @@ def airflow(
     damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
     step = step_job(chosen, tunnel.kinds, collision, storage, inlet == "parabolic", damping)
     if not simulate.filmed:
-        given = {
-            "--draw": draw != "speed",
-            "--isolines": isolines != 0,
-            "--slice": slice is not None,
-            "--every": simulate.options.every is not None,
-            "--frame-range": simulate.options.frame_range is not None,
-            "--frame-colors": simulate.options.frame_colors != COLORS[0],
-        }
-        world.collective_call(lambda: _check_no_film(given, argument))
+        drawn = {"--draw": draw != "speed", "--isolines": isolines != 0, "--slice": slice is not None}
+        world.collective_call(lambda: _check_no_film(drawn, simulate.options, argument))
     options = _options(simulate.options, tunnel, filmed=simulate.filmed)
     assert options.steps is not None
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
@@ -181,20 +174,7 @@ def airflow(
     if snapshots is not None:
         result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
-        measured, sound = world.on_root(lambda: _measured(samples, tunnel, forces, steady))
-        result |= measured
-        if samples.pressure is not None:
-            greatest, least = samples.pressure.coefficients(speed)
-            result |= {
-                "free_stream_pressure": samples.pressure.free_stream,
-                "greatest_pressure_coefficient": greatest,
-                "least_pressure_coefficient": least,
-            }
-        if sound is not None:
-            world.warn(
-                f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
-                "--sides slip absorbs it"
-            )
+        result |= _results(world, samples, tunnel, forces, steady)
     return result
 
 
@@ -240,8 +220,13 @@ def _check_cavity(sides: str, inlet: str) -> None:
             )
 
 
-def _check_no_film(given: dict[str, bool], shape: str) -> None:
-    """Refuse options of a film where there is none. given: whether an option is."""
+def _check_no_film(given: dict[str, bool], options: StepOptions, shape: str) -> None:
+    """Refuse options of a film where there is none. given: whether such an option of the job is."""
+    given = given | {
+        "--every": options.every is not None,
+        "--frame-range": options.frame_range is not None,
+        "--frame-colors": options.frame_colors != COLORS[0],
+    }
     name = next((name for name, is_given in given.items() if is_given), None)
     if name is not None:
         raise UserError(
@@ -364,6 +349,25 @@ def _reference(body: Body) -> Record:
     if type(body) is Body:
         return {}
     return {"reference_area" if len(body.shape) == 3 else "reference_length": body.reference}
+
+
+def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
+    """Return what the run reports of the forces and the pressure, and write the forces. Collective."""
+    result, sound = world.on_root(lambda: _measured(samples, tunnel, file, steady))
+    if sound is not None:
+        world.warn(
+            f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
+            "--sides slip absorbs it"
+        )
+    if samples.pressure is None:
+        return dict(result)
+    greatest, least = samples.pressure.coefficients(tunnel.speed)
+    return {
+        **result,
+        "free_stream_pressure": samples.pressure.free_stream,
+        "greatest_pressure_coefficient": greatest,
+        "least_pressure_coefficient": least,
+    }
 
 
 def _measured(

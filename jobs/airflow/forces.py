@@ -261,10 +261,10 @@ def _of_parts(history: History, sounds: Sequence[float]) -> Record:
 
 
 def heard_sound(history: History, sounds: Sequence[float], shed: Shedding | None = None) -> float | None:
-    """Return the frequency of the sound in the domain that most of the lift's power belongs to, beside `shed`.
+    """Return the frequency of the sound in the domain that most of the lift's power belongs to.
 
-    sounds: frequencies of sound in the domain. Looks at the later half; None if no part of the lift that
-    counts has one of these frequencies.
+    sounds: frequencies of sound in the domain. shed: vortices, whose part of the lift does not count. Looks
+    at the later half; None if no part of the lift that counts has one of these frequencies.
 
     >>> time = np.linspace(0, 100, 2000)
     >>> lift = 0.3 * np.sin(1.0 * time) + 0.1 * np.sin(2.5 * time)
@@ -302,7 +302,7 @@ def heard_sound(history: History, sounds: Sequence[float], shed: Shedding | None
 
 
 def _check_decay(periods: Sequence[_Period]) -> None:
-    """Raise UserError if the amplitude of the lift falls from period to period, the last of which is first."""
+    """Raise UserError if the amplitude of the lift falls from period to period. periods: the last first."""
     numbers = -np.arange(len(periods), dtype=float)
     sizes = np.log([abs(one.fundamental) for one in periods])
     from_mean = numbers - numbers.mean()

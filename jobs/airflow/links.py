@@ -67,8 +67,7 @@ class Links:
         return replace(self, **{name: xp.asarray(getattr(self, name)) for name in self._arrays})
 
     def cells(self, places: Array) -> tuple[Array, ...]:
-        """Return the cells at some places, `near` or `solid`: an array of their coordinates along each axis of
-        the block."""
+        """Return the cells at some places, `near` or `solid`: their coordinates along each axis."""
         found = []
         for step in self.strides:
             found.append(places // step)

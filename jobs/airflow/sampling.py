@@ -14,7 +14,7 @@ from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
 from jobs.airflow.moments import pressure
 from jobs.airflow.shapes.bodies import Body
-from jobs.airflow.shapes.parts import Parts
+from jobs.airflow.shapes.parts import SeparateBodies
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array, HostArray
@@ -34,7 +34,7 @@ class BodyLinks:
     body: Body
     lattice: Lattice
     scale: float
-    parts: Parts | None = None
+    parts: SeparateBodies | None = None
     _tables: dict[int, Array] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class ForceSamples:
     every: int
     last: int
     interpolated: bool
-    parts: Parts | None = None
+    parts: SeparateBodies | None = None
     steps: list[int] = field(default_factory=list, init=False)
     pressure: SurfacePressure | None = field(default=None, init=False)
     _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device

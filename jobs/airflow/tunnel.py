@@ -126,7 +126,7 @@ class Tunnel:
             self._solid[part] = self.body.solid(part)
         found[inside][self._solid[part]] = value
 
-    def _set(self, found: HostArray, region: Region, axis: int, places: Iterable[int], kind: Cell) -> None:
+    def _set(self, found: HostArray, region: Region, axis: int, places: Iterable[int], kind: int) -> None:
         for place in places:
             if region.start[axis] <= place < region.stop[axis]:
                 index: list[Any] = [slice(None)] * found.ndim
@@ -196,8 +196,10 @@ class Tunnel:
         return box_around(self._eddy_middle - radius, self._eddy_middle + radius, self.shape)
 
     def _eddy(self, region: Region) -> tuple[HostArray, HostArray]:
-        """Return the velocity of the eddy along y and x, (rows, columns): of a stream function, so that it has
-        no divergence, that goes as (1 - (r / radius)^2)^3."""
+        """Return the velocity of the eddy along y and x: (rows, columns).
+
+        It has no divergence, as it is that of a stream function: (1 - (r / radius)^2)^3, times a number.
+        """
         rows, columns = (
             (np.arange(first, stop) - middle) / self._eddy_radius
             for first, stop, middle in zip(

@@ -16,7 +16,7 @@ MOST_CELLS = 2**24  # of a box whose cells are looked at
 
 
 @dataclass(frozen=True)
-class Parts:
+class SeparateBodies:
     """Separate bodies, in the order of their places along the flow, then from the top and the front.
 
     box: that holds all of them. labels: (*box.shape) uint8, the number of each solid cell's part, from 0.
@@ -35,7 +35,7 @@ class Parts:
         return found
 
 
-def find_parts(body: Body) -> Parts | None:
+def find_parts(body: Body) -> SeparateBodies | None:
     """Return the parts of a body; None if it has one, too many, or too many cells to look at.
 
     Cells that touch at a corner belong together: no flow passes there.
@@ -49,7 +49,7 @@ def find_parts(body: Body) -> Parts | None:
     run = np.cumsum(begins.reshape(-1)).reshape(solid.shape) - 1  # of solid cells along the flow
     pairs = [np.zeros((0, 2), np.int64)]
     for shift in product((-1, 0, 1), repeat=solid.ndim):
-        if shift > (0,) * solid.ndim:
+        if shift[:-1] > (0,) * (solid.ndim - 1):  # each two neighbours once, but for those of one run
             here, there = (
                 tuple(
                     slice(max(sign * one, 0), length + min(sign * one, 0))
@@ -58,20 +58,21 @@ def find_parts(body: Body) -> Parts | None:
                 for sign in (1, -1)
             )
             touch = solid[here] & solid[there]
-            pairs.append(np.unique(np.stack([run[here][touch], run[there][touch]], 1), axis=0))
+            touch[..., 1:] &= ~touch[..., :-1]  # cells that follow each other are of the same two runs
+            pairs.append(np.stack([run[here][touch], run[there][touch]], 1))
     label = connected(np.concatenate(pairs), int(begins.sum()))
     names = np.unique(label)
     if not 1 < len(names) <= MOST_PARTS:
         return None
     number = np.searchsorted(names, label)[run]  # of each solid cell
-    cells = [np.argwhere(solid & (number == one)) for one in range(len(names))]
-    middles = np.array([(one.min(0) + one.max(0)) / 2 for one in cells]) + box.start
+    cells: list[HostArray] = [np.argwhere(solid & (number == one)) for one in range(len(names))]
+    middles = np.array([np.mean([one.min(axis=0), one.max(axis=0)], axis=0) for one in cells]) + box.start
     order = np.lexsort([*middles.T[:-1], middles[:, -1]])
     frontal = np.array([len(np.unique(cells[one][:, :-1], axis=0)) for one in order])
-    exact = body.reference / max(np.count_nonzero(solid.any(-1)), 1)  # of a line along the flow
+    exact = body.reference / (int(np.count_nonzero(solid.any(-1))) or 1)  # of a line along the flow
     labels = np.zeros(solid.shape, np.uint8)
     labels[solid] = np.argsort(order)[number[solid]]
-    return Parts(box, labels, frontal * exact, middles[order])
+    return SeparateBodies(box, labels, frontal * exact, middles[order])
 
 
 def connected(pairs: HostArray, count: int) -> HostArray:

@@ -28,7 +28,10 @@ from runner.storage.formats import registry
 from runner.storage.formats.image_folder import open_folder
 from runner.storage.paths import split, suffix
 
-WORDS = "none, cavity, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of pictures"
+WORDS = (
+    "none, cavity, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of "
+    "pictures"
+)
 FILES = tuple(name for name, module in registry.FORMATS.items() if module != "raw")  # raw: has no shape
 FLAT, DEEP = (1024, 2048), (128, 128, 256)  # the domain where no size is given
 SQUARE = (258, 258)  # that of a cavity, with its walls
