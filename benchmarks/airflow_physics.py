@@ -205,10 +205,12 @@ def side_reflection(adapt: float, width: float = 20, axis: int = -2, xp: Any = n
 
     axis: normal to the wall; -2 on D2Q9, -3 on D3Q19.
     """
-    lattice, kind = (D2Q9, Cell.SLIP) if axis == -2 else (LATTICES["D3Q19"], Cell.SLIP_Z)
+    lattice, kinds = (D2Q9, (Cell.SLIP, Cell.SLIP_END))
+    if axis == -3:
+        lattice, kinds = LATTICES["D3Q19"], (Cell.SLIP_Z, Cell.SLIP_Z_END)
     shape = (400, *(4,) * (lattice.axes - 1))  # of an array whose first axis is normal to the wall
     cells = np.zeros(shape, np.uint8)
-    cells[[0, -1]] = kind
+    cells[0], cells[-1] = kinds
     pulse = 1e-3 * np.exp(-(((np.arange(400) - 200) / width) ** 2))
     pulse = np.broadcast_to(pulse.reshape(-1, *(1,) * (lattice.axes - 1)), shape)
     velocity = [SOUND * pulse, *[0 * pulse] * (lattice.axes - 1)]

@@ -18,7 +18,7 @@ from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
 from jobs.airflow.moments import population_in_equilibrium
 from jobs.airflow.shapes.bodies import Body, box_around
-from jobs.airflow.step import SCALE, SOUND
+from jobs.airflow.step import SCALE, SLIPPING, SOUND
 from runner.region import HostArray, Region, Shape, overlap
 from runner.storage.formats.registry import ComputedSource
 
@@ -95,7 +95,9 @@ class Tunnel:
         if type(self.body) is not Body or self.sides == "walls":
             found.add(Cell.SOLID)
         if self.sides == "slip":
-            found |= {Cell.SLIP, Cell.SLIP_Z} if self.lattice.axes == 3 else {Cell.SLIP}
+            found |= {
+                kind for kinds, axis in SLIPPING.items() if axis >= -self.lattice.axes for kind in kinds
+            }
         return frozenset(found)
 
     @cached_property
@@ -112,9 +114,12 @@ class Tunnel:
         self._set(found, region, -1, range(last - self.damped, last), Cell.DAMPED)
         self._set(found, region, -1, (last,), Cell.OUTFLOW)
         if self.sides != "periodic":
-            for axis in range(-self.lattice.axes, -1):
-                kind = Cell.SOLID if self.sides == "walls" else Cell.SLIP if axis == -2 else Cell.SLIP_Z
-                self._set(found, region, axis, (0, self.shape[axis] - 1), kind)
+            for kinds, axis in reversed(SLIPPING.items()):
+                if axis >= -self.lattice.axes:
+                    for place, kind in zip((0, self.shape[axis] - 1), kinds, strict=True):
+                        self._set(
+                            found, region, axis, (place,), Cell.SOLID if self.sides == "walls" else kind
+                        )
         self._set_solid(found, region, int(Cell.SOLID))
         return found
 

@@ -319,8 +319,8 @@ def test_walls_without_friction_stand_on_all_sides_of_three_axes() -> None:
     kinds = Tunnel(body, D3Q19, "slip", "uniform", 0.1, np.dtype(np.float32)).cells(
         Region((0, 0, 0), body.shape)
     )
-    assert (kinds[1:-1, [0, -1], 3] == Cell.SLIP).all()
-    assert (kinds[[0, -1], 1:-1, 3] == Cell.SLIP_Z).all()
+    assert (kinds[1:-1, [0, -1], 3] == [Cell.SLIP, Cell.SLIP_END]).all()
+    assert (kinds[[0, -1], 1:-1, 3] == np.array([[Cell.SLIP_Z], [Cell.SLIP_Z_END]])).all()
     assert (kinds[1:-1, 1:-1, 0] == Cell.MOVING).all()
     assert (kinds[1:-1, 1:-1, -1] == Cell.OUTFLOW).all()
 

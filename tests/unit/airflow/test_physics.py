@@ -109,7 +109,7 @@ def test_a_closed_box_keeps_its_mass(name: str) -> None:
 
 def test_slip_walls_do_not_slow_a_uniform_flow() -> None:
     cells = np.zeros((12, 30), np.uint8)
-    cells[0] = cells[-1] = Cell.SLIP
+    cells[0], cells[-1] = Cell.SLIP, Cell.SLIP_END
     cells[:, 0], cells[:, -1] = Cell.MOVING, Cell.OUTFLOW
     start = moments.equilibrium(
         D2Q9, np.zeros(cells.shape), [np.zeros(cells.shape), np.full(cells.shape, 0.1)]
@@ -167,7 +167,7 @@ def test_the_flow_past_a_cylinder_stays_bounded_at_the_limits(
     rows, columns = np.mgrid[: 6 * diameter, : 12 * diameter]
     cells = np.zeros(rows.shape, np.uint8)
     cells[:, -1 - 3 * diameter // 2 :] = Cell.DAMPED
-    cells[0] = cells[-1] = Cell.SLIP
+    cells[0], cells[-1] = Cell.SLIP, Cell.SLIP_END
     cells[(rows - 3 * diameter - 0.3) ** 2 + (columns - 3 * diameter) ** 2 < diameter**2 / 4] = Cell.SOLID
     cells[:, 0], cells[:, -1] = Cell.MOVING, Cell.OUTFLOW
     start = moments.equilibrium(
