@@ -36,7 +36,9 @@ LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where --steps is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
 FRAMES = 100  # where --every is not given
-SAMPLES = 16  # of forces while the flow goes as far as the body is long or, if it is less, high
+# Of forces, while the flow passes the length of a body, and at least while it goes as far as the body is
+# high: a thin one sheds eddies of that size, each in about five times as long.
+SAMPLES, FEWEST_SAMPLES = 16, 4
 MOST_ISOLINES = 100
 ANCHOR = 0.02  # rate at which the density at the outflow relaxes to 1
 
@@ -83,7 +85,7 @@ def airflow(
     speed: mean velocity of the inlet, in cells a step: larger is faster and less accurate, at most 0.115.
     sides: what is above and below: walls, walls without friction, or a periodic domain.
     inlet: profile of the inlet's velocity.
-    surface: whether the exact surface of a named shape is used, or its cells only.
+    surface: whether the exact surface is used (of a named shape, .stl file or smooth picture), or cells only.
     lattice: discrete velocities. auto: D2Q9 or D3Q19.
     collision: two relaxation times, one, or a large-eddy model (stable at large Reynolds numbers).
     storage: type in memory: float16 halves the bytes of a cell and keeps three digits.
@@ -251,22 +253,20 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     body = tunnel.body
     if every is not None and every < 1:
         raise UserError("--forces-every is no number of steps", got=every, expected="1 or more")
-    exact = not isinstance(body, CellBody) and type(body) is not Body
+    exact = type(body) not in (Body, CellBody)
     if surface == "interpolated" and not exact:
         raise UserError(
             "--surface interpolated needs an exact surface",
             got=body.name,
-            expected="cylinder, sphere, an airfoil or an .stl file",
+            expected="cylinder, sphere, an airfoil, an .stl file or a picture with smooth edges",
         )
     if type(body) is Body:
         if every is not None:
             raise UserError("--forces-every does not apply: there is no body", got=every)
         return None
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
-    eddies = min(
-        body.length, body.box.shape[-2]
-    )  # as large as the body is high: less than an airfoil's chord
-    chosen = every or max(round(eddies / tunnel.speed / SAMPLES), 1)
+    passing = min(body.length / SAMPLES, body.box.shape[-2] / FEWEST_SAMPLES)
+    chosen = every or max(round(passing / tunnel.speed), 1)
     scale = 1 / SCALE[tunnel.storage]
     last, parts = options.steps or 0, find_parts(body)
     return ForceSamples(body, tunnel.lattice, scale, chosen, last, interpolated, parts)

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from jobs.airflow.shapes import airfoil, stl
-from jobs.airflow.shapes.bodies import Body, CellBody, Round, of_cells, silhouette
+from jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody, of_cells, silhouette
 from jobs.airflow.shapes.parts import connected
 from jobs.airflow.shapes.surface import Surface, frontal_area
 from runner.errors import UserError
@@ -41,6 +41,9 @@ CHORD = 1 / 4  # of the width
 ACROSS, ALONG = 1 / 4, 1 / 3  # the most that an STL's body takes of height and depth, and of the width
 EDGES = (("front", "back"), ("top", "bottom"), ("left", "right"))
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as the job grayscale
+SMOOTH = (
+    0.05  # standard deviation, in cells, of where between cells edges are: those drawn smoothly have more
+)
 ASPECT = 0.02  # by which the sides of a picture may change their proportion
 SHORTEST = 4  # cells along an axis
 MOST_CELLS = 1 << 48  # of a domain: 10,000 TB, which no machine holds
@@ -276,16 +279,37 @@ def _picture(path: Path, placement: Placement) -> CellBody:
     shape = _domain(placement, light.shape)
     if shape != light.shape:
         light = _resized(path, light, shape)
-    return _dark(str(path), shape, light < 0.5, placement)
-
-
-def _dark(name: str, shape: Shape, solid: HostArray, placement: Placement) -> CellBody:
+    solid = light < 0.5
     if not solid.any():
         raise UserError(
-            f"{name} holds no body: nothing in it is dark",
+            f"{path} holds no body: nothing in it is dark",
             expected="a body drawn dark (luminance below one half) on light or transparent ground",
         )
-    return of_cells(name, shape, lambda region: solid[region.slices], placement.length)
+    body = of_cells(str(path), shape, lambda region: solid[region.slices], placement.length)
+    if not _has_smooth_edges(light, solid):
+        return body
+    return ShadedBody(
+        body.name, shape, body.length, _covered_rows(light, solid), body.read, body.extent, light
+    )
+
+
+def _covered_rows(light: HostArray, solid: HostArray) -> float:
+    """Return the rows that a body covers, as seen along the flow: a part of the first and of the last one."""
+    ground, dark = float(np.median(light[~solid])), float(np.median(light[solid]))
+    rows = np.flatnonzero(solid.any(1))
+    around = np.unique(np.clip([rows - 1, rows, rows + 1], 0, len(light) - 1))
+    return float(np.clip((ground - light[around].min(1)) / (ground - dark), 0, 1).sum())
+
+
+def _has_smooth_edges(light: HostArray, solid: HostArray) -> bool:
+    """Return whether the brightness passes one half at various places between cells."""
+    found = []
+    for before, after in ((np.s_[:-1, :], np.s_[1:, :]), (np.s_[:, :-1], np.s_[:, 1:])):
+        passes = solid[before] != solid[after]
+        pair = np.sort(np.stack([light[before][passes], light[after][passes]]), axis=0)
+        found.append((0.5 - pair[0]) / (pair[1] - pair[0]))
+    places = np.concatenate(found)
+    return bool(len(places)) and float(places.std()) > SMOOTH
 
 
 def _resized(path: Path, light: HostArray, shape: Shape) -> HostArray:

@@ -520,7 +520,9 @@ def test_a_film_that_cannot_be_written_is_refused(tmp_path: Path, name: str, wor
         blow(tmp_path, name)
 
 
-@pytest.mark.parametrize(("shape", "every"), [("cylinder", 25), ("airfoil:0012", 3), ("airfoil:0012@30", 13)])
+@pytest.mark.parametrize(
+    ("shape", "every"), [("cylinder", 25), ("airfoil:0012", 10), ("airfoil:0012@30", 25)]
+)
 def test_forces_are_sampled_often_enough_for_the_eddies_of_a_body(shape: str, every: int) -> None:
     """An airfoil sheds eddies of the size of its height: by its chord, their periods have few samples."""
     body = read(shape, Placement(size="200x128", length=40))
