@@ -17,12 +17,13 @@ from jobs.airflow.lattice import LATTICES, Lattice
 from jobs.airflow.sampling import ForceSamples
 from jobs.airflow.shapes import shape as shapes
 from jobs.airflow.shapes.bodies import Body, CellBody
+from jobs.airflow.shapes.parts import find_parts
 from jobs.airflow.step import SCALE, Collision, Damping, step_job
-from jobs.airflow.tunnel import Sides, Tunnel
+from jobs.airflow.tunnel import Cavity, Sides, Tunnel
 from jobs.airflow.units import Flow
 from runner.errors import UserError
 from runner.pipeline.steps.snapshots import Snapshots, count_snapshots
-from runner.plan.step_options import Steady, StepOptions
+from runner.plan.step_options import COLORS, Steady, StepOptions
 from runner.region import Shape
 from runner.report.record import Record
 from runner.run.services.simulation import Simulate
@@ -35,7 +36,9 @@ LATTICE = {2: "D2Q9", 3: "D3Q19"}  # by number of axes
 CROSSINGS = 4  # of the domain by the flow, where --steps is not given
 LONGEST = 10  # times as many, for a flow that is to become steady
 FRAMES = 100  # where --every is not given
-SAMPLES = 16  # of forces while the flow passes a length of the body
+# Of forces, while the flow passes the length of a body, and at least while it goes as far as the body is
+# high: a thin one sheds eddies of that size, each in about five times as long.
+SAMPLES, FEWEST_SAMPLES = 16, 4
 MOST_ISOLINES = 100
 ANCHOR = 0.02  # rate at which the density at the outflow relaxes to 1
 
@@ -70,8 +73,9 @@ def airflow(
     """Blow air past a shape and film it: lattice-Boltzmann method, two or three axes.
 
     INPUT is the shape: a picture (dark is solid), cylinder, sphere, airfoil:2412@8 (NACA digits and angle of
-    attack), none, an .stl file, an array or a folder of pictures (a plane each). OUTPUT is the film: .gif,
-    .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs. The air flows from left to right.
+    attack), none, cavity (a closed box whose top moves along x), an .stl file, an array or a folder of
+    pictures (a plane each). OUTPUT is the film: .gif, .webp, .png, .mp4 (with ffmpeg) or a folder of PNGs;
+    leave it out, or write -, for no film. The air flows from left to right.
 
     reynolds: Reynolds number: mean velocity of the inlet * length / viscosity.
     size: cells of the domain, WIDTHxHEIGHT or WIDTHxHEIGHTxDEPTH. Default: the picture's.
@@ -81,7 +85,7 @@ def airflow(
     speed: mean velocity of the inlet, in cells a step: larger is faster and less accurate, at most 0.115.
     sides: what is above and below: walls, walls without friction, or a periodic domain.
     inlet: profile of the inlet's velocity.
-    surface: whether the exact surface of a named shape is used, or its cells only.
+    surface: whether the exact surface is used (of a named shape, .stl file or smooth picture), or cells only.
     lattice: discrete velocities. auto: D2Q9 or D3Q19.
     collision: two relaxation times, one, or a large-eddy model (stable at large Reynolds numbers).
     storage: type in memory: float16 halves the bytes of a cell and keeps three digits.
@@ -102,10 +106,16 @@ def airflow(
     body = world.collective_call(lambda: _body(argument, shapes.Placement(size, place, length, up), sides))
     chosen = world.collective_call(lambda: _lattice(lattice, body.shape))
     flow = world.collective_call(lambda: _flow(reynolds, body, speed, collision))
-    tunnel = Tunnel(body, chosen, sides, inlet, speed, np.dtype(storage))
+    if argument == "cavity":
+        world.collective_call(lambda: _check_cavity(sides, inlet))
+    kind = Cavity if argument == "cavity" else Tunnel
+    tunnel = kind(body, chosen, sides, inlet, speed, np.dtype(storage))
     damping: Damping = "factors" if world.backend.device.kind == "cuda" else "results"
     step = step_job(chosen, tunnel.kinds, collision, storage, inlet == "parabolic", damping)
-    options = _options(simulate.options, tunnel)
+    if not simulate.filmed:
+        drawn = {"--draw": draw != "speed", "--isolines": isolines != 0, "--slice": slice is not None}
+        world.collective_call(lambda: _check_no_film(drawn, simulate.options, argument))
+    options = _options(simulate.options, tunnel, filmed=simulate.filmed)
     assert options.steps is not None
     samples = world.collective_call(lambda: _samples(tunnel, surface, forces_every, options))
     if forces is not None:
@@ -145,6 +155,7 @@ def airflow(
         "velocity_x": tunnel.greatest,
         "outflow": flow.outflow,
         "anchor": ANCHOR,
+        "adapt": tunnel.adapt,
     }
     known = {one.name for one in step.parameters}
     parameters = {name: value for name, value in parameters.items() if name in known}
@@ -153,6 +164,7 @@ def airflow(
         "cells": math.prod(body.shape),
         "reynolds": reynolds,
         "length": body.length,
+        **_reference(body),
         "speed": speed,
         "viscosity": flow.viscosity,
         "omega": flow.omega,
@@ -164,7 +176,7 @@ def airflow(
     if snapshots is not None:
         result |= {"snapshots": len(snapshots.steps), "first_snapshot": snapshots.steps[0]}
     if samples is not None and samples.steps:
-        result |= world.on_root(lambda: _measured(samples, tunnel, forces, steady))
+        result |= _results(world, samples, tunnel, forces, steady)
     return result
 
 
@@ -201,12 +213,39 @@ def _flow(reynolds: float, body: Body, speed: float, collision: Collision) -> Fl
     return flow
 
 
-def _options(given: StepOptions, tunnel: Tunnel) -> StepOptions:
+def _check_cavity(sides: str, inlet: str) -> None:
+    """Refuse options of a tunnel."""
+    for option, value, usual in (("--sides", sides, "slip"), ("--inlet", inlet, "uniform")):
+        if value != usual:
+            raise UserError(
+                f"{option} does not apply: a cavity is closed", got=value, hint=f"leave {option} out"
+            )
+
+
+def _check_no_film(given: dict[str, bool], options: StepOptions, shape: str) -> None:
+    """Refuse options of a film where there is none. given: whether such an option of the job is."""
+    given = given | {
+        "--every": options.every is not None,
+        "--frame-range": options.frame_range is not None,
+        "--frame-colors": options.frame_colors != COLORS[0],
+    }
+    name = next((name for name, is_given in given.items() if is_given), None)
+    if name is not None:
+        raise UserError(
+            f"{name} does not apply: there is no film",
+            expected="FILM after SHAPE",
+            hint=f"meshrun run airflow {shape} film.webp {name} ...",
+        )
+
+
+def _options(given: StepOptions, tunnel: Tunnel, *, filmed: bool = True) -> StepOptions:
     """Return the options of steps with those that are not given."""
     expected = given.steps or round(CROSSINGS * tunnel.shape[-1] / tunnel.speed)
     steps = given.steps or expected * (LONGEST if isinstance(given.until, Steady) else 1)
     every = given.every or max(expected // FRAMES, 1)
-    return replace(given, steps=steps, every=every, check_finite=given.check_finite or every)
+    return replace(
+        given, steps=steps, every=every if filmed else None, check_finite=given.check_finite or every
+    )
 
 
 def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptions) -> ForceSamples | None:
@@ -214,21 +253,23 @@ def _samples(tunnel: Tunnel, surface: str, every: int | None, options: StepOptio
     body = tunnel.body
     if every is not None and every < 1:
         raise UserError("--forces-every is no number of steps", got=every, expected="1 or more")
-    exact = not isinstance(body, CellBody) and type(body) is not Body
+    exact = type(body) not in (Body, CellBody)
     if surface == "interpolated" and not exact:
         raise UserError(
             "--surface interpolated needs an exact surface",
             got=body.name,
-            expected="cylinder, sphere, an airfoil or an .stl file",
+            expected="cylinder, sphere, an airfoil, an .stl file or a picture with smooth edges",
         )
     if type(body) is Body:
         if every is not None:
             raise UserError("--forces-every does not apply: there is no body", got=every)
         return None
     interpolated = surface == "interpolated" or (surface == "auto" and exact)
-    chosen = every or max(round(body.length / tunnel.speed / SAMPLES), 1)
+    passing = min(body.length / SAMPLES, body.box.shape[-2] / FEWEST_SAMPLES)
+    chosen = every or max(round(passing / tunnel.speed), 1)
     scale = 1 / SCALE[tunnel.storage]
-    return ForceSamples(body, tunnel.lattice, scale, chosen, options.steps or 0, interpolated)
+    last, parts = options.steps or 0, find_parts(body)
+    return ForceSamples(body, tunnel.lattice, scale, chosen, last, interpolated, parts)
 
 
 def _check_forces(path: Path, samples: ForceSamples | None) -> None:
@@ -303,33 +344,62 @@ def _identity(word: str) -> dict[str, Any]:
     return {"word": word} | ({"bytes": state.st_size, "changed_ns": state.st_mtime_ns} if state else {})
 
 
-def _measured(samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
-    """Return the forces of the run as coefficients, and write them. On rank 0. steady: those of the last
-    sample are meant."""
-    history = coefficients.coefficients(samples.steps, samples.forces, tunnel.body, tunnel.speed)
+def _reference(body: Body) -> Record:
+    """Return what force coefficients refer to, under its name; nothing without a body."""
+    if type(body) is Body:
+        return {}
+    return {"reference_area" if len(body.shape) == 3 else "reference_length": body.reference}
+
+
+def _results(world: World, samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool) -> Record:
+    """Return what the run reports of the forces and the pressure, and write the forces. Collective."""
+    result, sound = world.on_root(lambda: _measured(samples, tunnel, file, steady))
+    if sound is not None:
+        world.warn(
+            f"the lift contains sound that stands between the sides, at a frequency of {sound:.4g}: "
+            "--sides slip absorbs it"
+        )
+    if samples.pressure is None:
+        return dict(result)
+    greatest, least = samples.pressure.coefficients(tunnel.speed)
+    return {
+        **result,
+        "free_stream_pressure": samples.pressure.free_stream,
+        "greatest_pressure_coefficient": greatest,
+        "least_pressure_coefficient": least,
+    }
+
+
+def _measured(
+    samples: ForceSamples, tunnel: Tunnel, file: Path | None, steady: bool
+) -> tuple[Record, float | None]:
+    """Return the forces of the run as coefficients, and write them; and the frequency of sound in the lift.
+
+    On rank 0. steady: those of the last sample are meant.
+    """
+    history = _history(samples, tunnel)
     if file is not None and file.suffix.lower() == ".csv":
         coefficients.write_csv(history, file)
     elif file is not None:
         coefficients.plot(history, file, f"{tunnel.body.name}, {tunnel.sides}")
     if steady:
-        last = {"drag": float(history.drag[-1]), "lift": float(history.lift[-1])}
-        return {**last, "strouhal": None, "strouhal_reason": "the flow is steady"}
-    later = slice(len(history.drag) // 2, None)
-    found: Record = {
-        "drag": float(np.mean(history.drag[later])),
-        "lift": float(np.mean(history.lift[later])),
-    }
-    try:
-        shed = coefficients.shedding(history)
-    except UserError as reason:
-        return {**found, "strouhal": None, "strouhal_reason": str(reason)}
-    return {
-        **found,
-        "drag": shed.drag,
-        "greatest_drag": shed.greatest_drag,
-        "lift": shed.lift,
-        "greatest_lift": shed.greatest_lift,
-        "strouhal": shed.strouhal,
-        "strouhal_uncertainty": shed.uncertainty,
-        "periods": shed.periods,
-    }
+        last = {
+            name: float(values[-1])
+            for name, values in history.columns.items()
+            if name.startswith(("drag", "lift"))
+        }
+        return {**last, "strouhal": None, "strouhal_reason": "the flow is steady"}, None
+    return coefficients.averages(history, tunnel.sounds)
+
+
+def _history(samples: ForceSamples, tunnel: Tunnel) -> coefficients.History:
+    """Return the coefficients over time, of the whole and of each separate body."""
+    body, speed = tunnel.body, tunnel.speed
+    of_parts = [
+        coefficients.coefficients(
+            samples.steps, samples.forces_on(number), replace(body, reference=float(reference)), speed
+        )
+        for number, reference in enumerate(samples.parts.references if samples.parts else ())
+    ]
+    whole = coefficients.coefficients(samples.steps, samples.forces, body, speed)
+    return replace(whole, parts=of_parts)

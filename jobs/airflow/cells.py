@@ -15,6 +15,8 @@ class Cell(IntEnum):
     SOLID = 1  # a wall at rest: bounce-back on the node
     MOVING = 2  # a wall with a velocity: a lid, or an inlet as a column of such cells
     OUTFLOW = 3  # a column at the last x, through which the flow leaves
-    SLIP = 4  # a wall without friction, normal to y: specular reflection
-    SLIP_Z = 5  # the same, normal to z
+    SLIP = 4  # a wall without friction, before the fluid along y: specular reflection, but sound is absorbed
+    SLIP_Z = 5  # the same along z
+    SLIP_END = 7  # as SLIP, behind the fluid along y
+    SLIP_Z_END = 8  # the same along z
     DAMPED = 6  # fluid of viscosity 1/6, as columns before the outflow: damps eddies that would burst there

@@ -22,6 +22,7 @@ from jobs.measure import plots
 from runner.errors import UserError
 from runner.files import write_file
 from runner.region import HostArray
+from runner.report.record import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +34,11 @@ ALIKE = (0.8, 1.25)  # amplitude of a period by that of the last ones, where vor
 SETTLED = 0.02  # difference of the mean drag of a period from that of the last ones, as a part of it
 REGULAR = 0.5  # part of the lift's variance that belongs to the fundamental and its harmonics, at least
 STILL = 1e-4  # amplitude of the lift by the drag, below which the flow is steady
+DECAY = (
+    0.01  # part of its amplitude that a lift may lose from period to period: vortices that are shed lose none
+)
+SAME = 0.03  # difference of two frequencies that are the same, as a part of them
+HEARD = 0.01  # part of the lift's variance in the band of a sound, from which on it is one
 # The two-sided 95 % quantile of Student's t for 1, 2, ... degrees of freedom; then by Cornish and Fisher.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 NORMAL = 1.959964
@@ -41,17 +47,26 @@ NORMAL = 1.959964
 @dataclass(frozen=True)
 class History:
     """Force coefficients over time, arrays of (samples,). steps: whole numbers. time: in length / U.
-    side: across the flow, towards larger depth; None in two axes."""
+    side: across the flow, towards larger depth; None in two axes. parts: the same of each separate body."""
 
     steps: HostArray
     time: HostArray
     drag: HostArray
     lift: HostArray
     side: HostArray | None = None
+    parts: Sequence[History] = ()
 
     @property
     def columns(self) -> dict[str, HostArray]:
-        found = {"step": self.steps, "time": self.time, "drag": self.drag, "lift": self.lift}
+        """Arrays by the names of a file's columns: of part N, drag_N, lift_N and side_N."""
+        found = {"step": self.steps, "time": self.time, **self._coefficients}
+        for number, part in enumerate(self.parts, 1):
+            found |= {f"{name}_{number}": values for name, values in part._coefficients.items()}
+        return found
+
+    @property
+    def _coefficients(self) -> dict[str, HostArray]:
+        found = {"drag": self.drag, "lift": self.lift}
         return found if self.side is None else {**found, "side": self.side}
 
 
@@ -61,16 +76,20 @@ class Shedding:
 
     strouhal: f * length / U, and its uncertainty: half the width of the 95 % confidence interval, by what
     differs from period to period; cells and time steps that are too large are not in it. drag, lift: means.
+    lift_rms: root mean square of the lift's difference from its mean. begin: time at which these periods
+    begin.
     greatest_drag, greatest_lift: of the last FEWEST_PERIODS, when what the start left has died away; the
-    amplitude of the lift is of its fundamental.
+    amplitude of the lift, half of its range, too.
     """
 
     strouhal: float
     uncertainty: float
     periods: int
+    begin: float
     drag: float
     greatest_drag: float
     lift: float
+    lift_rms: float
     greatest_lift: float
     lift_amplitude: float
 
@@ -128,20 +147,23 @@ def _limits(values: HostArray) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def shedding(history: History) -> Shedding:
+def shedding(history: History, sounds: Sequence[float] = ()) -> Shedding:
     """Measure the Strouhal number, and the coefficients over the last whole periods.
 
     To each period, the mean, the fundamental and its harmonics are fitted by least squares. A straight line
     through the phases of the fundamental gives the frequency; the residuals of the phases give its
     uncertainty, as Student's t of so many periods. Periods count back from the end, as long as the amplitude
-    and the mean drag are like those of the last ones. UserError if the flow is steady, irregular, sampled too
-    rarely, or if fewer than four regular periods are seen.
+    and the mean drag are like those of the last ones. sounds: frequencies of sound in the domain, which no
+    Strouhal number may be. UserError if the flow is steady, irregular or sampled too rarely, if the lift
+    decays, if its frequency is that of a sound or not that of the drag, or if fewer than four regular periods
+    are seen.
     """
     time, lift, drag = (np.asarray(one) for one in (history.time, history.lift, history.drag))
     if len(time) < 2 * FEWEST_SAMPLES or not (np.isfinite(lift).all() and np.isfinite(drag).all()):
         got = f"{len(time)} samples" if len(time) < 2 * FEWEST_SAMPLES else "values that are not finite"
         raise UserError("the lift has no frequency", got=got, expected=_EXPECTED)
-    if np.ptp(lift[len(lift) // 2 :]) / 2 <= STILL * abs(float(np.mean(drag[len(lift) // 2 :]))):
+    last_quarter = slice(3 * len(lift) // 4, None)
+    if np.ptp(lift[last_quarter]) / 2 <= STILL * abs(float(np.mean(drag[last_quarter]))):
         raise UserError("the lift has no frequency", got="a steady flow", expected="vortices that are shed")
     frequency = _rough_frequency(time, lift)
     spacing = float(np.median(np.diff(time)))
@@ -163,7 +185,10 @@ def shedding(history: History) -> Shedding:
             expected=_EXPECTED,
             hint=f"more steps; a period takes about {1 / frequency:.3g} length / speed",
         )
-    kept = time > time[-1] - len(periods) / frequency
+    _check_decay(periods)
+    _check_sound(frequency, uncertainty, sounds)
+    begin = float(time[-1]) - len(periods) / frequency
+    kept = time > begin
     last = time > time[-1] - FEWEST_PERIODS / frequency
     mean, fitted = float(lift[kept].mean()), _regular_part(time[kept], lift[kept], frequency)
     if fitted < REGULAR:
@@ -172,16 +197,156 @@ def shedding(history: History) -> Shedding:
             got=f"only {fitted:.0%} of its variance at one frequency and its multiples",
             expected="vortices that are shed regularly",
         )
+    _check_drag(time[kept], lift[kept], drag[kept], frequency)
     return Shedding(
         strouhal=frequency,
         uncertainty=uncertainty,
         periods=len(periods),
+        begin=begin,
         drag=float(drag[kept].mean()),
         greatest_drag=float(drag[last].max()),
         lift=mean,
+        lift_rms=float(lift[kept].std()),
         greatest_lift=float(lift[last].max()),
-        lift_amplitude=float(np.mean([abs(one.fundamental) for one in periods])),
+        lift_amplitude=float(np.ptp(lift[last])) / 2,
     )
+
+
+def averages(history: History, sounds: Sequence[float] = ()) -> tuple[Record, float | None]:
+    """Return what a run reports of its forces, and the frequency of a sound that the lift contains, or None.
+
+    Averages are those of `shedding`, or over the later half with the reason why there is no Strouhal number.
+    `averaged_steps` are the first and the last step of the samples that they are taken over. sounds:
+    frequencies of sound in the domain.
+    """
+    try:
+        shed = shedding(history, sounds)
+    except UserError as reason:
+        window = slice(len(history.drag) // 2, None)
+        lift = history.lift[window]
+        found: Record = {
+            "drag": float(np.mean(history.drag[window])),
+            "lift": float(np.mean(lift)),
+            "lift_rms": float(np.std(lift)),
+            "lift_amplitude": float(np.ptp(lift)) / 2,
+            "averaged_steps": [int(step) for step in history.steps[window][[0, -1]]],
+            "strouhal": None,
+            "strouhal_reason": str(reason),
+        }
+        return found | _of_parts(history, sounds), heard_sound(history, sounds)
+    first = int(np.searchsorted(history.time, shed.begin, side="right"))
+    return {
+        "drag": shed.drag,
+        "greatest_drag": shed.greatest_drag,
+        "lift": shed.lift,
+        "greatest_lift": shed.greatest_lift,
+        "lift_rms": shed.lift_rms,
+        "lift_amplitude": shed.lift_amplitude,
+        "averaged_steps": [int(history.steps[first]), int(history.steps[-1])],
+        "strouhal": shed.strouhal,
+        "strouhal_uncertainty": shed.uncertainty,
+        "periods": shed.periods,
+        **_of_parts(history, sounds),
+    }, heard_sound(history, sounds, shed)
+
+
+def _of_parts(history: History, sounds: Sequence[float]) -> Record:
+    """Return the same figures of each separate body, with its number after their names."""
+    found: Record = {}
+    for number, part in enumerate(history.parts, 1):
+        own, _ = averages(part, sounds)
+        names = ("drag", "lift", "lift_rms", "lift_amplitude", "strouhal", "strouhal_reason")
+        found |= {f"{name}_{number}": own[name] for name in names if name in own}
+    return found
+
+
+def heard_sound(history: History, sounds: Sequence[float], shed: Shedding | None = None) -> float | None:
+    """Return the frequency of the sound in the domain that most of the lift's power belongs to.
+
+    sounds: frequencies of sound in the domain. shed: vortices, whose part of the lift does not count. Looks
+    at the later half; None if no part of the lift that counts has one of these frequencies.
+
+    >>> time = np.linspace(0, 100, 2000)
+    >>> lift = 0.3 * np.sin(1.0 * time) + 0.1 * np.sin(2.5 * time)
+    >>> history = History(np.arange(2000), time, np.full(2000, 1.5), lift)
+    >>> heard_sound(history, [0.2, 2.5 / (2 * math.pi), 0.9])
+    0.39788735772973836
+    """
+    later = slice(len(history.time) // 2, None)
+    time, lift, drag = (np.asarray(one)[later] for one in (history.time, history.lift, history.drag))
+    if len(time) < 2 * FEWEST_SAMPLES or not np.isfinite(lift).all():
+        return None
+    left = lift - np.polyval(np.polyfit(time, lift, 1), time)
+    variance = float(left.var())
+    if shed is not None:
+        design = _design(time - time.mean(), shed.strouhal)
+        values, *_ = np.linalg.lstsq(design, left, rcond=None)
+        left = left - design @ values
+    spacing = float(time[-1] - time[0]) / (len(time) - 1)
+    window = np.hanning(len(left))
+    power = np.abs(np.fft.rfft(left * window)) ** 2
+    frequencies = np.fft.rfftfreq(len(left), spacing)
+    variances = 2 * power / (len(left) * (window**2).sum())  # of each frequency; their sum is the variance
+    resolution = 2 / (len(left) * spacing)
+    found = {}
+    for one in sounds:
+        width = max(SAME * one, resolution)
+        band = abs(frequencies - one) <= width
+        beside = (abs(frequencies - one) <= 3 * width) & ~band
+        if not band.any() or (beside.any() and power[beside].max() > power[band].max()):
+            continue
+        part = float(variances[band].sum())
+        if part > HEARD * variance and math.sqrt(2 * part) > STILL * abs(float(drag.mean())):
+            found[one] = part
+    return max(found, key=lambda one: found[one]) if found else None
+
+
+def _check_decay(periods: Sequence[_Period]) -> None:
+    """Raise UserError if the amplitude of the lift falls from period to period. periods: the last first."""
+    numbers = -np.arange(len(periods), dtype=float)
+    sizes = np.log([abs(one.fundamental) for one in periods])
+    from_mean = numbers - numbers.mean()
+    spread = float((from_mean**2).sum())
+    slope = float((from_mean * sizes).sum()) / spread
+    residuals = sizes - sizes.mean() - slope * from_mean
+    error = math.sqrt(float((residuals**2).sum()) / (len(periods) - 2) / spread)
+    if slope + 3 * _student(len(periods) - 2) * error < -DECAY:  # noise alone may look like it in 1 of 20
+        raise UserError(
+            "the lift has no frequency of its own",
+            got=f"an amplitude that falls by {-math.expm1(slope):.1%} from period to period",
+            expected="vortices that are shed",
+            hint="more steps, after which the flow is steady or sheds vortices",
+        )
+
+
+def _check_sound(frequency: float, uncertainty: float, sounds: Sequence[float]) -> None:
+    for one in sounds:
+        if abs(frequency - one) <= max(SAME * one, uncertainty):
+            raise UserError(
+                "the lift has the frequency of sound in the domain",
+                got=f"{frequency:.4g}, and sound from side to side has {one:.4g}",
+                expected="a frequency of vortices",
+                hint="--sides slip, which absorbs sound, or another height of the domain",
+            )
+
+
+def _check_drag(time: HostArray, lift: HostArray, drag: HostArray, frequency: float) -> None:
+    """Raise UserError if the drag, where it changes more than the lift, has a frequency of its own.
+
+    Vortices change the drag at their frequency or twice as often. The lifts of two bodies may cancel, and
+    leave something else.
+    """
+    level = np.polyval(np.polyfit(time, drag, 1), time)
+    if (drag - level).std() <= lift.std():
+        return
+    other = _rough_frequency(time, drag, 0)
+    if min(abs(other / frequency - times) / times for times in (1, 2)) > SAME:
+        raise UserError(
+            "the lift and the drag have different frequencies",
+            got=f"{frequency:.4g} of the lift, and {other:.4g} of the drag, which changes more",
+            expected="a drag that changes once or twice in a period of the lift",
+            hint="look at the forces on each body",
+        )
 
 
 _EXPECTED = f"at least {FEWEST_PERIODS} regular periods, {FEWEST_SAMPLES} samples in each"
@@ -196,14 +361,15 @@ class _Period:
     drag: float
 
 
-def _rough_frequency(time: HostArray, lift: HostArray) -> float:
-    """Return the frequency of the highest peak of the windowed spectrum of the later half."""
-    later = len(time) // 2
+def _rough_frequency(time: HostArray, lift: HostArray, later: int | None = None) -> float:
+    """Return the frequency of the highest peak of the windowed spectrum. later: first sample that counts, by
+    default of the later half."""
+    later = len(time) // 2 if later is None else later
     values = lift[later:] - np.polyval(np.polyfit(time[later:], lift[later:], 1), time[later:])
     count = len(values)
     padded = 8 * count
     power = np.abs(np.fft.rfft(values * np.hanning(count), padded))
-    power[: 8 + 4] = 0  # less than one and a half periods in the later half
+    power[: 8 + 4] = 0  # less than one and a half periods
     peak = int(np.argmax(power))
     spacing = (time[-1] - time[later]) / (count - 1)
     return peak / (padded * float(spacing))

@@ -64,8 +64,23 @@ class Links:
 
     def on(self, xp: ModuleType) -> Links:
         """Return the same links as arrays of `xp`."""
-        names = [one.name for one in fields(self) if one.name != "strides"]
-        return replace(self, **{name: xp.asarray(getattr(self, name)) for name in names})
+        return replace(self, **{name: xp.asarray(getattr(self, name)) for name in self._arrays})
+
+    def cells(self, places: Array) -> tuple[Array, ...]:
+        """Return the cells at some places, `near` or `solid`: their coordinates along each axis."""
+        found = []
+        for step in self.strides:
+            found.append(places // step)
+            places = places % step
+        return tuple(found)
+
+    def chosen(self, kept: HostArray) -> Links:
+        """Return some of the links. kept: (n,) bool."""
+        return replace(self, **{name: getattr(self, name)[kept] for name in self._arrays})
+
+    @property
+    def _arrays(self) -> list[str]:
+        return [one.name for one in fields(self) if one.name != "strides"]
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int, slice]]:

@@ -12,11 +12,14 @@ import numpy as np
 from jobs.airflow import links
 from jobs.airflow.cells import Cell
 from jobs.airflow.lattice import Lattice
+from jobs.airflow.moments import pressure
 from jobs.airflow.shapes.bodies import Body
+from jobs.airflow.shapes.parts import SeparateBodies
 from runner.pipeline.steps.loop import next_multiple
 from runner.pipeline.steps.stepper import Stepper
 from runner.region import Array, HostArray
 
+INLET = 1  # column of the first fluid cells
 PENDING = 256  # samples that wait on the device
 
 
@@ -24,13 +27,14 @@ PENDING = 256  # samples that wait on the device
 class BodyLinks:
     """This rank's links, and the kernels' table of the populations for each of their two blocks.
 
-    scale: by which stored populations are to be multiplied.
+    scale: by which stored populations are to be multiplied. parts: of the body, if it has several.
     """
 
     stepper: Stepper
     body: Body
     lattice: Lattice
     scale: float
+    parts: SeparateBodies | None = None
     _tables: dict[int, Array] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -45,7 +49,13 @@ class BodyLinks:
             kinds == int(Cell.FLUID),
             [step // block.itemsize for step in block.strides],
         )
-        self.links = found.on(self.stepper.world.xp)
+        xp = self.stepper.world.xp
+        self.links, self._of_parts = found.on(xp), [found.on(xp)]
+        if self.parts is not None:
+            origin = np.subtract(plan.region.start, [low for low, _ in plan.widths])
+            solid = np.stack(found.cells(found.solid), 1)
+            part = self.parts.of((solid + origin) % self.body.shape)
+            self._of_parts = [found.chosen(part == one).on(xp) for one in range(len(self.parts.places))]
 
     def set_slots(self, blocks: Sequence[Array]) -> None:
         """Set what the fluid will pull from the body. blocks: padded, of all inputs."""
@@ -53,10 +63,18 @@ class BodyLinks:
         links.set_slots(populations, self.links, self.stepper.world.xp, self._table(populations))
 
     def momentum(self, blocks: Sequence[Array]) -> Array:
-        """Return what the fluid gives the body in a step on this rank: see `links.momentum`."""
+        """Return what the fluid gives each part of the body in a step on this rank: (parts, axes + 1), see
+        `links.momentum`."""
         populations = blocks[: self.lattice.size]
-        xp = self.stepper.world.xp
-        return links.momentum(populations, self.links, self.lattice, xp, self.scale, self._table(populations))
+        xp, table = self.stepper.world.xp, self._table(populations)
+        return xp.stack(
+            [links.momentum(populations, one, self.lattice, xp, self.scale, table) for one in self._of_parts]
+        )
+
+    def cells_beside(self, blocks: Sequence[Array]) -> list[Array]:
+        """Return the populations of the fluid cells of this rank that touch the body, once for each link."""
+        cells = self.links.cells(self.links.near)
+        return [one[cells] for one in blocks[: self.lattice.size]]
 
     def _table(self, populations: Sequence[Array]) -> Array | None:
         """Return the table of these blocks; it stays in place, as CUDA graphs repeat its address."""
@@ -68,13 +86,33 @@ class BodyLinks:
         return self._tables[key]
 
 
+@dataclass(frozen=True)
+class SurfacePressure:
+    """Pressures after the last step, less that of the air at rest, in density * (cells / step)^2.
+
+    free_stream: mean over the first column of fluid cells behind the inlet. greatest, least: of the fluid
+    cells that touch the body.
+    """
+
+    free_stream: float
+    greatest: float
+    least: float
+
+    def coefficients(self, speed: float) -> tuple[float, float]:
+        """Return the greatest and the least pressure coefficient. speed: of the free stream."""
+        return (
+            2 * (self.greatest - self.free_stream) / speed**2,
+            2 * (self.least - self.free_stream) / speed**2,
+        )
+
+
 @dataclass
 class ForceSamples:
     """Samples the force on the body: an observer of the steps, whose samples are part of checkpoints.
 
     every: steps between two samples.
     last: step of the run, which is not sampled, as no halos are exchanged after it. interpolated: whether the
-    slots of the links are set before each step. steps: of each sample.
+    slots of the links are set before each step. parts: of the body, if it has several. steps: of each sample.
     """
 
     body: Body
@@ -83,7 +121,9 @@ class ForceSamples:
     every: int
     last: int
     interpolated: bool
+    parts: SeparateBodies | None = None
     steps: list[int] = field(default_factory=list, init=False)
+    pressure: SurfacePressure | None = field(default=None, init=False)
     _pending: list[Array] = field(default_factory=list, init=False)  # of this rank, on its device
     _momentum: list[HostArray] = field(default_factory=list, init=False)  # of all ranks
     _stepper: Stepper = field(init=False)
@@ -116,7 +156,7 @@ class ForceSamples:
     def open(self, stepper: Stepper) -> Callable[[Sequence[Array]], None]:
         """Find the links of this rank; return what to call before each step."""
         with stepper.phases("prepare"):  # which is no part of the loop's time
-            self._links = BodyLinks(stepper, self.body, self.lattice, self.scale)
+            self._links = BodyLinks(stepper, self.body, self.lattice, self.scale, self.parts)
         return self._links.set_slots
 
     def begin(self, stepper: Stepper) -> None:
@@ -150,6 +190,34 @@ class ForceSamples:
 
     def end(self, stepper: Stepper) -> None:
         self._add_up()
+        self.pressure = self._measure_pressure(stepper)
+
+    def _measure_pressure(self, stepper: Stepper) -> SurfacePressure | None:
+        """Return the pressures on all ranks; None if one is not finite. Collective."""
+        plan, blocks = stepper.plans[0], stepper.padded
+        inner = tuple(
+            slice(low, low + length) for (low, _), length in zip(plan.widths, plan.region.shape, strict=True)
+        )
+        column = np.zeros(0)
+        if plan.region.start[-1] <= INLET < plan.region.stop[-1]:
+            place = (*inner[:-1], inner[-1].start + INLET - plan.region.start[-1])
+            at_inlet = [one[place] for one in blocks[: self.lattice.size + 1]]
+            values = _on_host(stepper, pressure(at_inlet[:-1]))
+            column = values[_on_host(stepper, at_inlet[-1]) == int(Cell.FLUID)]
+        near = self._links.cells_beside(blocks)
+        beside = _on_host(stepper, pressure(near)) if len(near[0]) else np.zeros(0)
+        # Whole numbers add up to the same on any ranks.
+        total = int(np.rint(column.astype(float) * links.UNIT).sum()) if np.isfinite(column).all() else None
+        own = (
+            total,
+            len(column),
+            *((float(beside.max()), float(beside.min())) if len(beside) else (None, None)),
+        )
+        totals, counts, greatest, least = zip(*stepper.world.control.allgather(own), strict=True)
+        highest, lowest = ([one for one in values if one is not None] for values in (greatest, least))
+        if None in totals or not sum(counts) or not highest or not np.isfinite([*highest, *lowest]).all():
+            return None
+        return SurfacePressure(sum(totals) / links.UNIT / sum(counts), max(highest), min(lowest))
 
     def _add_up(self) -> None:
         """Add up the pending samples of all ranks."""
@@ -162,7 +230,11 @@ class ForceSamples:
     @property
     def forces(self) -> HostArray:
         """Force of each sample along each axis, (samples, axes), in lattice units; after the last step."""
-        return np.array([links.force(one) for one in self._momentum]).reshape(-1, self.lattice.axes)
+        return np.array([links.force(one.sum(0)) for one in self._momentum]).reshape(-1, self.lattice.axes)
+
+    def forces_on(self, part: int) -> HostArray:
+        """Return the same of one part of the body."""
+        return np.array([links.force(one[part]) for one in self._momentum]).reshape(-1, self.lattice.axes)
 
 
 def _on_host(stepper: Stepper, values: Array) -> HostArray:

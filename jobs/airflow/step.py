@@ -18,7 +18,9 @@ J. Sterling, S. Chen, G. Doolen, Fields Institute Communications 6 (1996), 151-1
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
@@ -37,6 +39,9 @@ Collision = Literal["trt", "bgk", "les"]
 Damping = Literal["results", "factors"]
 SOUND = 1 / math.sqrt(3)  # speed of sound, in cells a step
 SCALE = {np.dtype(np.float32): 1.0, np.dtype(np.float16): 2.0**15}  # of stored populations, by dtype
+ABSORBED = 2 / (1 + SOUND)  # part of what changes at a SLIP cell: 1 + R, where nothing of sound is reflected
+# Kinds of walls without friction, before and behind the fluid, with the axis normal to them.
+SLIPPING = {(Cell.SLIP, Cell.SLIP_END): -2, (Cell.SLIP_Z, Cell.SLIP_Z_END): -3}
 LIMIT = 1.0  # of a population that a moving wall sends back
 Values = dict[int, Any]  # by the number of a velocity
 
@@ -64,7 +69,7 @@ def step_job(
     what does not exist on the lattice.
     """
     occurring = frozenset(Cell(kind) for kind in kinds)
-    if Cell.SLIP_Z in occurring and lattice.axes < 3:
+    if occurring & {Cell.SLIP_Z, Cell.SLIP_Z_END} and lattice.axes < 3:
         raise UserError("walls normal to z need three axes", got=lattice.name)
     step = _Step(lattice, occurring, collision, np.dtype(storage), damping)
     count = lattice.size
@@ -110,6 +115,10 @@ class _Step:
                 Parameter(f"velocity_{axis}", float, 0.0, False, "of MOVING cells, in cells a step")
                 for axis in self._axis_names
             ]
+        if any(self.kinds & set(kinds) for kinds in SLIPPING):
+            found.append(
+                Parameter("adapt", float, 1.0, False, "rate at which SLIP cells follow the pressure, 0 to 1")
+            )
         if Cell.OUTFLOW in self.kinds:
             found += [
                 Parameter("outflow", float, SOUND, False, "speed at which waves leave OUTFLOW cells, 0 to 1"),
@@ -146,8 +155,8 @@ class _Step:
             damped = kind_here == int(Cell.DAMPED)
             collides = collides | damped
         results = collided = self._collided(arrived, parameters, xp, damped)
-        for kind, replaced in self._replaced(arrived, blocks, wind, parameters, xp):
-            is_kind = kind_here == int(kind)
+        for kinds, replaced in self._replaced(arrived, blocks, kind_here, wind, parameters, xp):
+            is_kind = functools.reduce(operator.or_, [kind_here == int(kind) for kind in kinds])
             results = [xp.where(is_kind, new, old) for new, old in zip(replaced, results, strict=True)]
         if len(self._others) > 1:  # most cells collide: a kernel then makes one test
             results = [xp.where(~collides, new, old) for new, old in zip(results, collided, strict=True)]
@@ -278,24 +287,50 @@ class _Step:
         self,
         arrived: Sequence[Any],
         blocks: Sequence[Any],
+        kind_here: Any,
         wind: Any,
         parameters: dict[str, float],
         xp: ModuleType,
-    ) -> Iterator[tuple[Cell, Sequence[Any]]]:
-        """Yield, for each kind of `_others`, its populations after the step."""
+    ) -> Iterator[tuple[Sequence[Cell], Sequence[Any]]]:
+        """Yield kinds of `_others`, and the populations of their cells after the step."""
         lattice = self.lattice
         back = [arrived[one] for one in lattice.opposite]
         if Cell.SOLID in self.kinds:
-            yield Cell.SOLID, back
+            yield [Cell.SOLID], back
         if Cell.MOVING in self.kinds:
-            yield Cell.MOVING, self._moved(back, wind, parameters, xp)
-        for kind, axis in ((Cell.SLIP, -2), (Cell.SLIP_Z, -3)):
-            if kind in self.kinds:
-                yield kind, [arrived[one] for one in lattice.mirror[axis]]
+            yield [Cell.MOVING], self._moved(back, wind, parameters, xp)
+        for kinds, axis in SLIPPING.items():
+            if self.kinds & set(kinds):
+                yield kinds, self._slipped(arrived, axis, kind_here == int(kinds[1]), parameters, xp)
         if Cell.DAMPED in self._others:
-            yield Cell.DAMPED, self._collided(arrived, parameters, xp, damped=True)
+            yield [Cell.DAMPED], self._collided(arrived, parameters, xp, damped=True)
         if Cell.OUTFLOW in self.kinds:
-            yield Cell.OUTFLOW, self._leaving(arrived, blocks, parameters)
+            yield [Cell.OUTFLOW], self._leaving(arrived, blocks, parameters)
+
+    def _slipped(
+        self, arrived: Sequence[Any], axis: int, is_end: Any, parameters: dict[str, float], xp: ModuleType
+    ) -> list[Any]:
+        """Return the populations of a wall without friction, which reflects a steady flow and absorbs sound.
+
+        The sum of what arrives from the fluid, p / 2 + j / 2 with the pressure p and the momentum j towards
+        the wall, is compared with its mean over time, which the population at rest holds. The wall reflects
+        each population, less its share of (1 + R) times the difference: a change comes back as -R times
+        itself. Sound has p = j / sqrt(3); at a right angle, it vanishes with R below. The mean follows with
+        the rate `adapt`: at 1 there is no difference, and all is reflected.
+
+        is_end: whether the wall is behind the fluid along `axis`. What it sends away from the fluid reaches
+        only the wall at the other end, which takes none of it.
+        """
+        lattice, adapt, mirror = self.lattice, parameters["adapt"], self.lattice.mirror[axis]
+        before = [number for number, one in enumerate(lattice.velocities) if one[axis] < 0]
+        came = {number: xp.where(is_end, arrived[mirror[number]], arrived[number]) for number in before}
+        change = _total(list(came.values())) - arrived[0]
+        share = (1 - adapt) * ABSORBED / sum(lattice.weights[number] for number in before)
+        results = list(arrived)
+        for number, value in came.items():
+            results[number] = results[mirror[number]] = value - (share * lattice.weights[number]) * change
+        results[0] = arrived[0] + adapt * change
+        return results
 
     def _moved(
         self, back: Sequence[Any], wind: Any, parameters: dict[str, float], xp: ModuleType

@@ -196,10 +196,16 @@ def writes_files(job: Job) -> bool:
 def name_files(
     job: Job, inputs: Sequence[str | Path], outputs: Sequence[str | Path]
 ) -> tuple[list[Path], list[Path]]:
-    """Return the paths of inputs and outputs; raises UserError if their number is not the job's."""
+    """Return the paths of inputs and outputs; raises UserError if their number is not the job's.
+
+    The film of a simulation may be missing, or "-".
+    """
+    if "simulate" in job.services and [str(one) for one in outputs] == ["-"]:
+        outputs = []  # no film
     if not (writes_files(job) or job.whole_rows) and outputs:
         raise UserError(f"job {job.name} writes no file", got=f"OUTPUT {outputs[0]}", hint="leave OUTPUT out")
-    writes = writes_files(job) or (job.whole_rows and len(outputs) == 1)
+    optional = job.whole_rows or "simulate" in job.services
+    writes = len(outputs) == 1 if optional else writes_files(job)
     wanted = (job.arrays, job.output_names if writes else ())
     if (len(inputs), len(outputs)) != tuple(map(len, wanted)):
         if len(inputs) == len(wanted[0]) == len(wanted[1]) == 1 and not outputs:

@@ -35,6 +35,8 @@ from runner.run.step_run import Additions
 from runner.storage.formats.registry import Source
 from runner.world.world import open_world
 
+LONG_LOOK = 1 << 40  # bytes of fields of a domain whose cells a job would look at for long
+
 
 class _StepsKnownError(Exception):
     """The job has called `simulate`."""
@@ -54,14 +56,28 @@ class _KnownSteps:
 @dataclass
 class _StepsToPlan:
     """In place of `runner.run.services.simulation.Simulate`: keeps what it is called with, and ends the
-    job there. film: none, as a plan has no OUTPUT."""
+    job there. ranks: that are planned; local: of a host; limit: bytes that one may use. film: none, as a plan
+    has no OUTPUT; filmed: options of the film are accepted."""
 
     options: StepOptions
+    ranks: int
+    local: int
+    limit: int
+    gpu: bool
     film: None = field(default=None, init=False)
+    filmed: bool = field(default=True, init=False)
     known: _KnownSteps | None = field(default=None, init=False)
 
     def check_memory(self, total: int) -> None:
-        """Accept any domain: the forecast says what it needs, and from how many ranks."""
+        """Raise UserError if fields of `total` bytes are far too large, before the job looks at their domain.
+
+        The forecast says what others need, and how many ranks would be enough.
+        """
+        needed = -(-total // self.ranks)
+        if total >= LONG_LOOK and needed > self.limit:
+            part = self.limit * (1 if self.gpu else self.local)
+            hint = f"{_more(-(-total // max(part, 1)), gpu=self.gpu)}, or a smaller --size"
+            raise _too_large(f"fields of {total:,} bytes", self.ranks, needed, self.limit, hint)
 
     def __call__(
         self,
@@ -94,16 +110,16 @@ def plan_steps(
     as in a run. Raises UserError for what the job refuses, and for a domain that the memory of so many ranks
     does not hold.
     """
-    known = _steps(job, argument, parameters, steps)
+    gpu = machine.gpus > 0
+    local = ranks_of_host(ranks, hosts)
+    limit = _limit(machine, options, local)
+    known = _steps(job, argument, parameters, _StepsToPlan(StepOptions(steps), ranks, local, limit, gpu))
     types = [(source.shape, source.dtype) for source in known.sources]
 
     def cut(count: int, text: str | None = None) -> Task:
         return plan_task(known.step, known.parameters, types, count, grid=text)
 
-    gpu = machine.gpus > 0
     task, program = _understood(cut(ranks, grid), gpu=gpu)
-    local = ranks_of_host(ranks, hosts)
-    limit = _limit(machine, options, local)
 
     def least(count: int) -> int:
         """Return the least bytes of one of so many ranks in these copies of the fields."""
@@ -281,9 +297,8 @@ def _steps_of_kernel(task: Task, program: Program | None, *, gpu: bool) -> int:
     return min(most, most_steps(task) or most)
 
 
-def _steps(job: Job, argument: str, parameters: dict[str, Any], steps: int | None) -> _KnownSteps:
+def _steps(job: Job, argument: str, parameters: dict[str, Any], simulate: _StepsToPlan) -> _KnownSteps:
     """Call the job's function up to its call of `simulate`, in a world of one rank on the CPU."""
-    simulate = _StepsToPlan(StepOptions(steps))
     world = open_world("cpu", control=ThreadComm())
     services = {"world": world, "argument": argument, "xp": world.xp, "simulate": simulate}
     try:

@@ -74,7 +74,7 @@ def free(diameter: int, reynolds: float, speed: float, size: tuple[float, float]
     centre = ((shape[0] - 1) / 2, 0.3 * shape[1])
     body = Round("the cylinder", shape, float(diameter), float(diameter), centre, diameter / 2)
     cells = np.zeros(shape, np.uint8)
-    cells[[0, -1]] = Cell.SLIP
+    cells[0], cells[-1] = Cell.SLIP, Cell.SLIP_END
     cells[:, 0], cells[:, -1] = Cell.MOVING, Cell.OUTFLOW
     return Flow(body, cells, np.ones((shape[0], 1)), speed, speed * diameter / reynolds, 0.3)
 

@@ -45,11 +45,14 @@ def step(
     outflow: float = 0.0,
     anchor: float = 0.0,
     les: float = 0.0,
+    adapt: float = 1.0,
 ) -> list[Array]:
     """One step of populations after a collision: stream, collide, boundaries.
 
-    cells: 0 fluid, 1 solid, 2 moving, 3 outflow, 4 slip normal to y, 5 slip normal to z, 6 damped. wall:
-    velocity of moving cells, times `wind` half way to the cell that a population goes to.
+    cells: 0 fluid, 1 solid, 2 moving, 3 outflow, 4 and 7 slip before and behind the fluid along y, 5 and 8
+    along z, 6 damped. wall:
+    velocity of moving cells, times `wind` half way to the cell that a population goes to. adapt: rate at
+    which slip cells follow the pressure on the side of the fluid.
     """
     axes, number = tuple(range(cells.ndim)), {e: n for n, e in enumerate(velocities)}
     weights = [weight(e, len(velocities)) for e in velocities]
@@ -82,10 +85,9 @@ def step(
             half_way = (wind + np.roll(wind, [-x for x in e], axes)) / 2 if np.ndim(wind) else wind
             result = np.where(cells == 2, came[back] + push * half_way, result)
         result = np.where(cells == 6, balance[n], result)
-        for kind, axis in ((4, -2), (5, -3)):
+        for kind, axis, sign in ((4, -2, -1), (7, -2, 1), (5, -3, -1), (8, -3, 1)):
             if (cells == kind).any():
-                image = tuple(-x if a - len(axes) == axis else x for a, x in enumerate(e))
-                result = np.where(cells == kind, came[number[image]], result)
+                result = np.where(cells == kind, _slipped(velocities, came, n, axis, sign, adapt), result)
         if e[-1] < 0:
             convected = outflow * np.roll(f[n], 1, -1) + (1 - outflow) * f[n]
             result = np.where(cells == 3, convected, result)
@@ -100,3 +102,18 @@ def step(
                     cells == 3, after[n] - weights[n] * anchor * 3 * (flux - mass**2), after[n]
                 )
     return after
+
+
+def _slipped(
+    velocities: list[tuple[int, ...]], came: list[Array], n: int, axis: int, sign: int, adapt: float
+) -> Array:
+    """Population n of a wall towards which velocities have this sign: reflected, less what has changed."""
+    weights = [weight(e, len(velocities)) for e in velocities]
+    towards = [m for m, v in enumerate(velocities) if v[axis] == sign]
+    change = sum(came[m] - weights[m] for m in towards) - (came[0] - weights[0])
+    e = list(velocities[n])
+    if e[axis]:
+        e[axis] = sign
+        absorbed = 2 / (1 + 3**-0.5) * (1 - adapt) * weights[n] / sum(weights[m] for m in towards)
+        return came[velocities.index(tuple(e))] - absorbed * change
+    return came[n] + adapt * change if n == 0 else came[n]

@@ -150,6 +150,21 @@ class CellBody(Body):
 
 
 @dataclass(frozen=True)
+class ShadedBody(CellBody):
+    """A body drawn with smooth edges: its surface is where the brightness is one half.
+
+    light: brightness of each cell, float32 of the shape of the domain; solid cells are below one half.
+    """
+
+    light: HostArray
+
+    def intersect(self, points: HostArray, directions: HostArray) -> HostArray:
+        ends = points + directions
+        fluid, solid = (self.light[tuple(cells.T)].astype(float) for cells in (points, ends % self.shape))
+        return _fractions((fluid - 0.5) / (fluid - solid))
+
+
+@dataclass(frozen=True)
 class Silhouette:
     """What a body looks like along the flow. box: around its solid cells. frontal: number of lines along the
     flow that it stands in. lines: which ones, bool, of the shape of the domain without the last axis."""

@@ -18,8 +18,9 @@ import numpy as np
 from PIL import Image
 
 from jobs.airflow.shapes import airfoil, stl
-from jobs.airflow.shapes.bodies import Body, CellBody, Round, of_cells, silhouette
-from jobs.airflow.shapes.surface import Surface
+from jobs.airflow.shapes.bodies import Body, CellBody, Round, ShadedBody, of_cells, silhouette
+from jobs.airflow.shapes.parts import connected
+from jobs.airflow.shapes.surface import Surface, frontal_area
 from runner.errors import UserError
 from runner.pipeline.decoded_inputs import open_decoded
 from runner.region import HostArray, Region, Shape
@@ -29,16 +30,21 @@ from runner.storage.formats.image_folder import open_folder
 from runner.storage.paths import split, suffix
 
 WORDS = (
-    "none, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of pictures"
+    "none, cavity, cylinder, sphere, airfoil:2412@8, a picture, an .stl file, an array file or a folder of "
+    "pictures"
 )
 FILES = tuple(name for name, module in registry.FORMATS.items() if module != "raw")  # raw: has no shape
 FLAT, DEEP = (1024, 2048), (128, 128, 256)  # the domain where no size is given
+SQUARE = (258, 258)  # that of a cavity, with its walls
 PLACE = {"airfoil": 0.3, "surface": 0.35}  # fraction of the width; others: a quarter
 ROUND = 1 / 8  # diameter of cylinder and sphere, as a part of the height
 CHORD = 1 / 4  # of the width
 ACROSS, ALONG = 1 / 4, 1 / 3  # the most that an STL's body takes of height and depth, and of the width
 EDGES = (("front", "back"), ("top", "bottom"), ("left", "right"))
 LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as the job grayscale
+SMOOTH = (
+    0.05  # standard deviation, in cells, of where between cells edges are: those drawn smoothly have more
+)
 ASPECT = 0.02  # by which the sides of a picture may change their proportion
 SHORTEST = 4  # cells along an axis
 MOST_CELLS = 1 << 48  # of a domain: 10,000 TB, which no machine holds
@@ -80,6 +86,12 @@ def read(word: str, placement: Placement | None = None) -> Body:
         shape = _domain(placement, FLAT)
         length = placement.length or float(shape[-2])
         return Body("none", shape, length, length * math.prod(shape[:-2]))
+    if word == "cavity":
+        _fixed("a cavity", placement, "leave --place out")
+        shape = _domain(placement, SQUARE)
+        if placement.length is not None:
+            raise UserError("--length does not apply to a cavity", got=placement.length, hint="--size")
+        return Body("cavity", shape, float(shape[-1] - 2), 1.0)
     if word in ("cylinder", "sphere"):
         return _round(word, placement)
     if name == "airfoil":
@@ -250,8 +262,7 @@ def _surface(path: Path, placement: Placement) -> Surface:
         scale = min(ACROSS * min(shape[:2]) / across, ALONG * shape[2] / float(extent[2]))
     middle = _middle(placement, shape, 3, PLACE["surface"])
     placed = (corners - (low + high) / 2) * scale + middle
-    body = Surface(str(path), shape, across * scale, 1.0, placed, triangles.oriented)
-    return replace(body, reference=float(max(silhouette(body).frontal, 1)))
+    return Surface(str(path), shape, across * scale, frontal_area(placed), placed, triangles.oriented)
 
 
 def _is_picture(path: Path) -> bool:
@@ -269,16 +280,37 @@ def _picture(path: Path, placement: Placement) -> CellBody:
     shape = _domain(placement, light.shape)
     if shape != light.shape:
         light = _resized(path, light, shape)
-    return _dark(str(path), shape, light < 0.5, placement)
-
-
-def _dark(name: str, shape: Shape, solid: HostArray, placement: Placement) -> CellBody:
+    solid = light < 0.5
     if not solid.any():
         raise UserError(
-            f"{name} holds no body: nothing in it is dark",
+            f"{path} holds no body: nothing in it is dark",
             expected="a body drawn dark (luminance below one half) on light or transparent ground",
         )
-    return of_cells(name, shape, lambda region: solid[region.slices], placement.length)
+    body = of_cells(str(path), shape, lambda region: solid[region.slices], placement.length)
+    if not _has_smooth_edges(light, solid):
+        return body
+    return ShadedBody(
+        body.name, shape, body.length, _covered_rows(light, solid), body.read, body.extent, light
+    )
+
+
+def _covered_rows(light: HostArray, solid: HostArray) -> float:
+    """Return the rows that a body covers, as seen along the flow: a part of the first and of the last one."""
+    ground, dark = float(np.median(light[~solid])), float(np.median(light[solid]))
+    rows = np.flatnonzero(solid.any(1))
+    around = np.unique(np.clip([rows - 1, rows, rows + 1], 0, len(light) - 1))
+    return float(np.clip((ground - light[around].min(1)) / (ground - dark), 0, 1).sum())
+
+
+def _has_smooth_edges(light: HostArray, solid: HostArray) -> bool:
+    """Return whether the brightness passes one half at various places between cells."""
+    found = []
+    for before, after in ((np.s_[:-1, :], np.s_[1:, :]), (np.s_[:, :-1], np.s_[:, 1:])):
+        passes = solid[before] != solid[after]
+        pair = np.sort(np.stack([light[before][passes], light[after][passes]]), axis=0)
+        found.append((0.5 - pair[0]) / (pair[1] - pair[0]))
+    places = np.concatenate(found)
+    return bool(len(places)) and float(places.std()) > SMOOTH
 
 
 def _resized(path: Path, light: HostArray, shape: Shape) -> HostArray:
@@ -412,7 +444,7 @@ def _passes(body: Body, between_walls: tuple[slice, ...]) -> bool:
         one, other = (_without_end(fluid.ndim, axis, end) for end in (0, -1))
         open_both = fluid[one] & fluid[other]
         pairs.append(np.unique(np.stack([run[one][open_both], run[other][open_both]], 1), axis=0))
-    reached = _connected(np.concatenate(pairs), int(begins.sum()))
+    reached = connected(np.concatenate(pairs), int(begins.sum()))
     left, right = (reached[run[..., end][fluid[..., end]]] for end in (0, -1))
     return bool(np.isin(left, right).any())
 
@@ -420,17 +452,3 @@ def _passes(body: Body, between_walls: tuple[slice, ...]) -> bool:
 def _without_end(ndim: int, axis: int, end: int) -> tuple[slice, ...]:
     cut = slice(1, None) if end == 0 else slice(None, -1)
     return tuple(cut if at == axis else slice(None) for at in range(ndim))
-
-
-def _connected(pairs: HostArray, count: int) -> HostArray:
-    """Return, for each of `count` nodes, the smallest node that edges (n, 2) connect it with."""
-    label = np.arange(count)
-    while True:
-        smallest = label[pairs].min(1)
-        before = label.copy()
-        for side in pairs.T:
-            np.minimum.at(label, label[side], smallest)
-            np.minimum.at(label, side, smallest)
-        label = label[label]
-        if np.array_equal(label, before):
-            return label

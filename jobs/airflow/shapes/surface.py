@@ -21,6 +21,7 @@ import numpy as np
 from jobs.airflow.shapes.bodies import NEARLY, Body, box_around
 from runner.region import HostArray, Region
 
+LINES = 512  # across a body, that tell its frontal area to 1 in 1000
 PAIRS = 2**21  # of an element and a line that are looked at in one go
 
 
@@ -179,6 +180,26 @@ def _area(a: HostArray, b: HostArray, p: HostArray) -> HostArray:
     """Twice the area of the triangles a, b, p in the plane, with the sign of their turn."""
     found: HostArray = (b[:, 0] - a[:, 0]) * (p[:, 1] - a[:, 1]) - (b[:, 1] - a[:, 1]) * (p[:, 0] - a[:, 0])
     return found
+
+
+def frontal_area(triangles: HostArray) -> float:
+    """Return the area that closed triangles cover as seen along the flow, in cells squared.
+
+    triangles: (n, 3, 3) corners, (z, y, x) in cells. Lines along the flow, closer together than cells, are
+    counted.
+
+    >>> corners = np.array([[0, 0, 0], [0, 4, 0], [2, 0, 0], [0, 0, 1]], float)
+    >>> frontal_area(corners[[[0, 1, 2], [0, 1, 3], [0, 2, 3], [1, 2, 3]]])
+    4.0
+    """
+    low, high = triangles.min((0, 1)), triangles.max((0, 1))
+    scale = LINES / float((high - low)[:2].max())
+    placed = (triangles - low) * (scale, scale, 1) + (0.5, 0.5, 0)
+    last = tuple(int(length) for length in np.ceil((high - low)[:2] * scale))
+    seen = np.zeros((last[0] + 2, last[1] + 2), bool)
+    for lines, _, _ in crossings(placed, np.array((0, 0, 1)), (0, 0), (last[0] + 1, last[1] + 1)):
+        seen[tuple(lines.T)] = True
+    return float(np.count_nonzero(seen)) / scale**2
 
 
 def volume(triangles: HostArray) -> float:

@@ -41,9 +41,14 @@ class Simulate:
         return self.run.options.steps
 
     @property
-    def film(self) -> Path:
-        """OUTPUT: the file or folder of the frames."""
-        return self.run.targets[0]
+    def film(self) -> Path | None:
+        """OUTPUT: the file or folder of the frames; None: no film."""
+        return self.run.targets[0] if self.run.targets else None
+
+    @property
+    def filmed(self) -> bool:
+        """Whether there is a film."""
+        return bool(self.run.targets)
 
     def check_memory(self, total: int) -> None:
         """Raise UserError if fields of `total` bytes, once, do not fit the memory of the ranks. Collective.
@@ -76,7 +81,7 @@ class Simulate:
                 got=options.frames,
                 everywhere=True,
             )
-        options = replace(options, frames=str(self.film))
+        options = replace(options, frames=None if self.film is None else str(self.film))
         if options.steps is None:
             raise UserError(f"job {run.job.name} takes time steps", hint="--steps N", everywhere=True)
         run.world.collective_call(options.check)
@@ -85,6 +90,7 @@ class Simulate:
             job=step,
             parameters=step.complete(parameters),
             sources=list(sources),
+            targets=[self.film or self._unnamed(options)],
             options=replace(run.options, steps=options),
             inputs=replace(run.inputs, captured=note_captured(run.world, step)),
         )
@@ -92,3 +98,14 @@ class Simulate:
         self.details = {**domain, **run_steps(inner, additions)}
         steps: Record = self.details["steps"]
         return steps
+
+    def _unnamed(self, options: StepOptions) -> Path:
+        """Return the name by which the checkpoints of a run without a film are kept.
+
+        Without checkpoints, it is one that no other run has: such runs may share a folder.
+        """
+        name = Path(self.run.job.name)
+        if options.checkpoint is None and not self.run.options.stream.resume:
+            return name.with_name(f".{name}.{self.run.world.run_id}")
+        self.run.world.on_root(lambda: self.run.transaction.lock(name))
+        return name

@@ -69,6 +69,8 @@ def test_means_and_extremes_are_of_whole_periods() -> None:
     assert found.strouhal == pytest.approx(0.2, rel=1e-6)
     assert found.lift == pytest.approx(0.01, abs=1e-3)
     assert found.lift_amplitude == pytest.approx(0.3, rel=1e-3)
+    assert found.lift_rms == pytest.approx(0.3 / np.sqrt(2), rel=1e-3)
+    assert found.begin == pytest.approx(9.5 / 0.2 - found.periods / 0.2, rel=1e-3)
     assert found.greatest_lift == pytest.approx(0.31, rel=1e-3)
     assert found.greatest_drag == pytest.approx(3 + 0.5 * 0.31, rel=1e-3)
     assert found.drag == pytest.approx(3 + 0.5 * 0.3 * 2 / np.pi, rel=2e-3)
@@ -125,6 +127,57 @@ def test_what_does_not_shed_is_refused() -> None:
         shedding(history(time, np.where(time > 50, np.nan, np.sin(time))))
     with pytest.raises(UserError, match="5 samples"):
         shedding(history(time[:5], noise[:5]))
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.03, 0.0), (0.05, 0.01), (0.02, 1e-3)])
+def test_a_lift_that_decays_has_no_frequency(rate: float, noise: float) -> None:
+    """Sound in a steady flow loses a part of its amplitude in each period."""
+    time = np.linspace(0, 60, 3000)
+    lift = 0.05 * np.exp(-rate * 0.27 * time) * np.sin(2 * np.pi * 0.27 * time)
+    lift += noise * 0.05 * np.exp(-rate * 0.27 * time) * np.random.default_rng(0).standard_normal(3000)
+    with pytest.raises(UserError, match=r"falls by .* from period to period"):
+        shedding(History(np.arange(3000), time, np.full(3000, 2.1), lift))
+
+
+def test_a_lift_whose_amplitude_varies_does_not_decay() -> None:
+    time = np.linspace(0, 200, 8000)
+    amplitude = 0.3 * (1 + 0.08 * np.sin(0.4 * time))
+    found = shedding(history(time, amplitude * np.sin(2 * np.pi * 0.2 * time)))
+    assert found.strouhal == pytest.approx(0.2, rel=2e-3)
+
+
+def test_the_frequency_of_sound_is_no_strouhal_number() -> None:
+    one = signal(0.2, 20, 0.01, 1)
+    assert shedding(one, [0.18, 0.36, 0.6]).strouhal == pytest.approx(0.2, rel=1e-2)
+    with pytest.raises(UserError, match=r"frequency of sound.*0\.2.*--sides slip"):
+        shedding(one, [0.1, 0.203])
+
+
+@pytest.mark.parametrize("part", [0.15, 1.0])
+def test_sound_beside_the_vortices_is_heard(part: float) -> None:
+    time = np.linspace(0, 150, 6000)
+    vortices = 0.3 * np.sin(2 * np.pi * 0.16 * time)
+    both = history(time, vortices + 0.3 * part * np.sin(2 * np.pi * 0.27 * time))
+    sounds = [0.09, 0.27, 0.45]
+    shed = shedding(history(time, vortices))
+    assert forces.heard_sound(both, sounds, shed) == 0.27
+    assert forces.heard_sound(history(time, vortices), sounds, shed) is None
+    assert forces.heard_sound(history(time, vortices), sounds) is None
+    noise = np.random.default_rng(0).standard_normal(6000)
+    assert forces.heard_sound(history(time, vortices + 0.1 * noise), sounds, shed) is None
+    assert forces.heard_sound(history(time, 1e-6 * np.sin(2 * np.pi * 0.27 * time)), sounds) is None
+    assert forces.heard_sound(history(time[:5], vortices[:5]), sounds) is None
+
+
+def test_the_lift_of_two_bodies_that_cancel_each_other_gives_no_strouhal_number() -> None:
+    """What is left of the lift is not what the drag says."""
+    time = np.linspace(0, 150, 6000)
+    lift, drag = 0.01 * np.sin(2 * np.pi * 0.156 * time), 3 + 0.1 * np.sin(2 * np.pi * 0.209 * time)
+    with pytest.raises(UserError, match=r"different frequencies: got 0\.156 of the lift, and 0\.209"):
+        shedding(History(np.arange(6000), time, drag, lift))
+    twice = 3 + 0.1 * np.sin(2 * np.pi * 0.312 * time)
+    found = shedding(History(np.arange(6000), time, twice, lift))
+    assert found.strouhal == pytest.approx(0.156, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,13 @@ def test_sound_leaves_at_the_outflow(outflow: float, most: float) -> None:
     assert FLOWS.reflection(10, outflow)["reflected"] < most
 
 
+@pytest.mark.parametrize("axis", [-2, -3])
+def test_sides_without_friction_absorb_sound(axis: int) -> None:
+    assert FLOWS.side_reflection(1.0, axis=axis)["reflected"] > 0.9
+    assert FLOWS.side_reflection(1 / 800, axis=axis)["reflected"] < 0.12
+    assert FLOWS.side_reflection(0.0, axis=axis)["reflected"] < 0.01
+
+
 def test_the_anchor_brings_the_density_back() -> None:
     """A channel that starts at too high a pressure."""
     cells = np.zeros((3, 40), np.uint8)
@@ -102,7 +109,7 @@ def test_a_closed_box_keeps_its_mass(name: str) -> None:
 
 def test_slip_walls_do_not_slow_a_uniform_flow() -> None:
     cells = np.zeros((12, 30), np.uint8)
-    cells[0] = cells[-1] = Cell.SLIP
+    cells[0], cells[-1] = Cell.SLIP, Cell.SLIP_END
     cells[:, 0], cells[:, -1] = Cell.MOVING, Cell.OUTFLOW
     start = moments.equilibrium(
         D2Q9, np.zeros(cells.shape), [np.zeros(cells.shape), np.full(cells.shape, 0.1)]
@@ -160,7 +167,7 @@ def test_the_flow_past_a_cylinder_stays_bounded_at_the_limits(
     rows, columns = np.mgrid[: 6 * diameter, : 12 * diameter]
     cells = np.zeros(rows.shape, np.uint8)
     cells[:, -1 - 3 * diameter // 2 :] = Cell.DAMPED
-    cells[0] = cells[-1] = Cell.SLIP
+    cells[0], cells[-1] = Cell.SLIP, Cell.SLIP_END
     cells[(rows - 3 * diameter - 0.3) ** 2 + (columns - 3 * diameter) ** 2 < diameter**2 / 4] = Cell.SOLID
     cells[:, 0], cells[:, -1] = Cell.MOVING, Cell.OUTFLOW
     start = moments.equilibrium(

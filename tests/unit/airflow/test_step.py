@@ -29,11 +29,12 @@ RATES = {
     "velocity_z": -0.02,
     "outflow": 0.45,
     "anchor": 0.02,
+    "adapt": 0.1,
 }
 
 
 def kinds_of(lattice: Lattice) -> list[Cell]:
-    return [kind for kind in Cell if kind != Cell.SLIP_Z or lattice.axes == 3]
+    return [kind for kind in Cell if kind not in (Cell.SLIP_Z, Cell.SLIP_Z_END) or lattice.axes == 3]
 
 
 def rates(job: Job) -> dict[str, float]:
@@ -84,6 +85,7 @@ def test_steps_agree_with_a_textbook(lattice: Lattice, collision: Collision, pro
             wind=1.0 if wind is None else wind,
             outflow=RATES["outflow"],
             anchor=RATES["anchor"],
+            adapt=RATES["adapt"],
             les=RATES["les"] if collision == "les" else 0.0,
         )
     for one, expected, weight in zip(found, f, weights, strict=True):
@@ -170,7 +172,7 @@ def test_any_ranks_and_grid_give_the_same_bits(
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Cell if kind != Cell.SLIP_Z])
+@pytest.mark.parametrize("kind", [kind for kind in Cell if kind not in (Cell.SLIP_Z, Cell.SLIP_Z_END)])
 def test_kinds_that_do_not_occur_change_nothing(kind: Cell) -> None:
     fields = flow(D2Q9, (9, 8))
     cells = np.where(np.random.default_rng(1).random((9, 8)) < 0.3, kind, 0).astype("uint8")

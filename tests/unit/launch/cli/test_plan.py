@@ -195,6 +195,9 @@ def test_the_folder_of_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, pl
             "2048x2048x1024 cells do not fit the memory of 2 ranks: got 179,555,859,200 bytes a rank",
         ),
         ("airflow sphere --size 2048x2048x1024 --ranks 2 --gpu h200", "Try: at least 4 GPUs"),
+        # These were looked at cell by cell first, for hours.
+        ("airflow cylinder --size 9000000x9000000 --ranks 4", "fit the memory of 4 ranks"),
+        ("airflow airfoil:2412 --size 9000000x9000000 --ranks 4 --gpu h200", "fit the memory of 4 ranks"),
         (
             "airflow sphere --size 1024x1024x1024 --ranks 1 --gpu h200 --copies two",
             "Try: at least 2 GPUs, or --copies one",
