@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from types import ModuleType
 
@@ -242,7 +242,7 @@ def momentum(
     if xp is not np:
         total = xp.zeros(lattice.axes + 1, np.uint64)
         if links.count:
-            velocities = xp.asarray(np.array(lattice.velocities, np.int8))
+            velocities = _velocities(lattice, xp, xp.cuda.runtime.getDevice())
             places = addresses(xp, populations) if table is None else table
             arguments = (places, links.near, links.solid, links.direction, links.opposite, velocities,
                          np.int32(lattice.axes), np.float64(scale), np.int64(links.count), total)  # fmt: skip
@@ -259,6 +259,12 @@ def momentum(
         result[:-1] += whole * np.array(lattice.velocities[number], np.int64)
         result[-1] += np.count_nonzero(~good)
     return result
+
+
+@cache
+def _velocities(lattice: Lattice, xp: ModuleType, device: int) -> Array:
+    """Return the lattice's velocities on the current device, which has this number."""
+    return xp.asarray(np.array(lattice.velocities, np.int8))
 
 
 def force(total: HostArray) -> HostArray:

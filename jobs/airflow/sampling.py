@@ -67,9 +67,10 @@ class BodyLinks:
         `links.momentum`."""
         populations = blocks[: self.lattice.size]
         xp, table = self.stepper.world.xp, self._table(populations)
-        return xp.stack(
-            [links.momentum(populations, one, self.lattice, xp, self.scale, table) for one in self._of_parts]
-        )
+        found = [
+            links.momentum(populations, one, self.lattice, xp, self.scale, table) for one in self._of_parts
+        ]
+        return found[0][None] if len(found) == 1 else xp.stack(found)
 
     def cells_beside(self, blocks: Sequence[Array]) -> list[Array]:
         """Return the populations of the fluid cells of this rank that touch the body, once for each link."""

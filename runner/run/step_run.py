@@ -298,10 +298,7 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
     try:
         done = take_steps(stepper, steps.steps, observers)
     except BaseException:
-        stepper.drop_graphs()
-        for one in (frames, *(additions.kept if additions else ())):
-            if one is not None:
-                one.abandon()
+        _abandon(stepper, frames, additions)
         raise
     _warn_of_single_steps(world, stepper.single_reason)
     world.control.barrier()
@@ -342,6 +339,14 @@ def run_steps(run: RunContext, additions: Additions | None = None) -> Record:
         "stream": None,
         "steps": record,
     }
+
+
+def _abandon(stepper: Stepper, frames: Frames | None, additions: Additions | None) -> None:
+    """End what a loop that fails has under way."""
+    stepper.drop_graphs()
+    for one in (frames, *(additions.kept if additions else ())):
+        if one is not None:
+            one.abandon()
 
 
 def _seconds_beside(run: RunContext) -> float:

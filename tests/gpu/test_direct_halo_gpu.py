@@ -157,9 +157,39 @@ def test_kernels_of_several_steps_are_a_plain_loop(
     record = run(job, inputs, outputs, {}, options, world=world)
     assert record["steps"]["steps_per_kernel"] > 1
     assert (record["steps"]["exchange_fraction"] is None) == (halo == "direct")
-    assert record["steps"]["graph"] == (halo == "direct" and steps > 100)
+    assert record["steps"]["graph"] == (steps > 100 and (halo == "direct" or world.arrays.capturable))
     expected = list(fields)
     for _ in range(steps):
+        expected = list(function(*(padded(field, widths, boundary) for field in expected)))
+    for path, field in zip(outputs, expected, strict=True):
+        same(world, path, field)
+
+
+@pytest.mark.parametrize("halo", HALOS)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("boundary", ["reflect", "wrap"])
+def test_graphs_of_single_steps_are_a_plain_loop(
+    world: World, folder: Path, boundary: str, every: int, overlap: bool, halo: Any
+) -> None:
+    function, widths = KERNELS["mixed"]
+    job = meshrun.map_blocks(halo=widths, boundary=boundary, outputs=2)(function)
+    fields = [np.random.default_rng(n).integers(0, 2**32, (301, 515), np.uint32) for n in range(2)]
+    inputs, outputs = [folder / "a.npy", folder / "b.npy"], [folder / "c.npy", folder / "d.npy"]
+    world.on_root(lambda: [np.save(path, field) for path, field in zip(inputs, fields, strict=True)])
+    steps = StepOptions(
+        151, halo=halo, steps_per_exchange=every, until=-1.0, every=40
+    )  # observed between graphs of all lengths
+    options = Options(device="cuda", fuse="require", overlap=overlap, steps=steps, oversubscribe=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runner.fuse.compiled.DeviceKernel.most_steps", 1)
+        record = run(job, inputs, outputs, {}, options, world=world)
+    assert record["steps"]["steps_per_kernel"] == 1
+    assert record["steps"]["steps_per_exchange"] == every
+    assert record["overlap"] is overlap
+    assert record["steps"]["graph"] == (halo == "direct" or world.arrays.capturable)
+    expected = list(fields)
+    for _ in range(151):
         expected = list(function(*(padded(field, widths, boundary) for field in expected)))
     for path, field in zip(outputs, expected, strict=True):
         same(world, path, field)
