@@ -82,8 +82,10 @@ def cut_elsewhere(partition: Partition, box: Shape, cut_axes: tuple[bool, ...]) 
         if cut and length > 1:
             edges = {partition.bounds(axis, place)[0] for place in range(partition.grid[axis])}
             most = min(box[axis], max(2 * length // 3, 1))
-            others = [n for n in range(most, 0, -1) if n not in edges]
-            lengths[axis] = next((n for n in others if n % 2 and n > 1), others[0] if others else most)
+            others = (n for n in range(most, 0, -1) if n not in edges)
+            longest = next(others, most)
+            odd = longest if longest % 2 else next(others, 1)
+            lengths[axis] = odd if odd % 2 and odd > 1 else longest
     return tuple(lengths)
 
 

@@ -10,14 +10,17 @@ import ast
 import dis
 import functools
 import inspect
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from runner.pipeline.fusing import LIBRARIES
 
+OWN = tuple(f"{Path(__file__).parents[3] / room}{os.sep}" for room in ("runner", "jobs"))
 LONGEST = 72  # characters of a quoted line
 LEAST = 2  # the largest integer that every part of a small array has room for
 SMALL_INTEGER = dis.opmap.get("LOAD_SMALL_INT")  # has no constant, from Python 3.14 on
@@ -76,14 +79,18 @@ def needs_of(function: Callable[..., Any], axes: int, parameters: Mapping[str, A
 
 
 def functions_of(function: Any, seen: dict[CodeType, FunctionType] | None = None) -> list[FunctionType]:
-    """Return a function and those that it names by its globals and its closure; none of a library."""
+    """Return a function and those that it names by its globals and its closure.
+
+    None is of a library or of meshrun, whose jobs have tests: reading their source would take milliseconds.
+    """
     seen = {} if seen is None else seen
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(getattr(function, "__func__", function))
     if not isinstance(function, FunctionType) or function.__code__ in seen:
         return list(seen.values())
-    if (function.__module__ or "").split(".")[0] in LIBRARIES:
+    library = (function.__module__ or "").split(".")[0] in LIBRARIES
+    if library or function.__code__.co_filename.startswith(OWN):
         return list(seen.values())
     seen[function.__code__] = function
     for value in _named(function).values():
