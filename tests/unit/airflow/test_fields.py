@@ -71,8 +71,8 @@ def test_the_fields_are_those_of_the_film(tmp_path: Path, suffix: str) -> None:
     assert picture.size
     assert (expected == NOT_A_NUMBER).any()
     assert np.abs(shown.astype(int) - colors[expected]).max() <= 4  # of the next colour, at a border of two
-    # Before the first step an eddy turns clockwise around the body, as the film shows it. Rows count from the
-    # floor here.
+    # Before the first step an eddy turns clockwise around the body, as the film shows it. Rows count from
+    # the floor.
     up, along = found["velocity"][0, ..., 1], found["velocity"][0, ..., 0] - 0.1
     assert up[19, 13] > 0.005
     assert up[19, 24] < -0.005
