@@ -84,7 +84,7 @@ FILE = click.Path(path_type=Path)
     show_default=True,
     help="After a broken rung, measure the later ones too, or stop.",
 )
-@click.option("--quick", is_flag=True, help="Take fewer samples of smaller sizes.")
+@click.option("--quick", is_flag=True, help="Take fewer samples of smaller sizes; on CPUs, end within 30 s.")
 @click.option("--budget", type=DURATION, metavar="TIME", help="Reduce sizes and repeats to fit, such as 60s.")
 @click.option("--soak", type=DURATION, metavar="TIME", help="Repeat for this time, such as 1h.")
 @click.option(

@@ -134,7 +134,8 @@ def odd_ones(part: HostPart, siblings: Sequence[HostParts]) -> tuple[list[Uneven
     }
     listed = "; ".join(f"{counted(number, part)}: {listing(some)}" for number, some in names.items())
     setting = "; --expect-gpus N says how many each must have" if part == "GPU" else ""
-    return [], f"hosts differ, and no number is that of most hosts, so none counts as odd ({listed}){setting}"
+    note = f"hosts have different numbers of {part}s ({listed}), none of them in the majority"
+    return [], f"{note}, so no host counts as odd{setting}"
 
 
 def listing(names: Sequence[str]) -> str:

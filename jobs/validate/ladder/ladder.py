@@ -387,10 +387,7 @@ class Ladder:
         groups = [group for group in groups if len(group) > 1] or [list(range(topology.ranks))]
         share = np.array([2 * (len(group) - 1) / len(group) for group in groups])
         points: list[tuple[int, float]] = []
-        samples, until = (
-            curve_samples(self.plan, topology.ranks),
-            self.probe.clock() + CURVE_SECONDS,
-        )
+        samples, until = curve_samples(self.plan, topology.ranks), self.probe.clock() + CURVE_SECONDS
         for nbytes in filter(None, (self.plan.ring_bytes >> shift for shift in reversed(CURVE_SHIFTS))):
             if points and self.probe.clock() >= until:
                 break
