@@ -227,7 +227,7 @@ def test_stl_files_that_are_refused(tmp_path: Path) -> None:
         ("cylnider", Placement(), "unknown SHAPE"),
         ("cylinder:3", Placement(), "unknown SHAPE"),
         ("", Placement(), "unknown SHAPE"),
-        ("no/such/shape.png", Placement(), "cannot read"),
+        ("no/such/shape.png", Placement(), "does not exist"),
         ("cylinder", Placement(size="2048"), "size of the domain"),
         ("cylinder", Placement(size="2048x-1"), "size of the domain"),
         ("cylinder", Placement(size="2048x3"), "size of the domain"),
