@@ -245,7 +245,7 @@ def test_stl_files_that_are_refused(tmp_path: Path) -> None:
 def test_words_that_are_refused(word: str, placement: Placement, what: str) -> None:
     with pytest.raises(UserError, match=what) as caught:
         read(word, placement)
-    assert caught.value.expected or caught.value.hint or caught.value.got
+    assert caught.value.expected or caught.value.hint or caught.value.got or caught.value.why
 
 
 @pytest.mark.parametrize(
