@@ -90,7 +90,7 @@ def in_passes(run: RunContext, task: Task) -> bool:
         what = f"{named} does not apply to steps in chunks"
         if options.named is None:
             reason = "a block that does not fit the memory of its rank"
-            raise UserError(what, why=reason, hint="more ranks", everywhere=True)
+            raise UserError(what, got=reason, hint="more ranks", everywhere=True)
         raise UserError(what, got=options.named, hint=f"leave {options.named} out", everywhere=True)
     if options.named is not None and serial is not None:
         raise not_streamed(options.named, serial)

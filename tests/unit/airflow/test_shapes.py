@@ -296,7 +296,7 @@ def test_stl_files_that_are_refused(tmp_path: Path) -> None:
         ("cylnider", Placement(), "unknown SHAPE"),
         ("cylinder:3", Placement(), "unknown SHAPE"),
         ("", Placement(), "unknown SHAPE"),
-        ("no/such/shape.png", Placement(), "cannot read"),
+        ("no/such/shape.png", Placement(), "does not exist"),
         ("cylinder", Placement(size="2048"), "size of the domain"),
         ("cylinder", Placement(size="2048x-1"), "size of the domain"),
         ("cylinder", Placement(size="2048x3"), "size of the domain"),
@@ -314,7 +314,7 @@ def test_stl_files_that_are_refused(tmp_path: Path) -> None:
 def test_words_that_are_refused(word: str, placement: Placement, what: str) -> None:
     with pytest.raises(UserError, match=what) as caught:
         read(word, placement)
-    assert caught.value.expected or caught.value.hint or caught.value.got
+    assert caught.value.expected or caught.value.hint or caught.value.got or caught.value.why
 
 
 @pytest.mark.parametrize(

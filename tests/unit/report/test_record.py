@@ -49,7 +49,7 @@ def test_parameters_and_results_have_texts_for_them() -> None:
 def test_a_record_is_written_whole(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", "test", 1, {"rows": np.arange(3)})
     assert json.loads((tmp_path / "a.json").read_text()) == {
-        "schema": 2,
+        "schema": 1,
         "kind": "test",
         "version": 1,
         "rows": [0, 1, 2],

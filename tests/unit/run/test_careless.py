@@ -199,7 +199,7 @@ RUN, PLAN = "run mine.py:same in.npy out.npy", "plan mine.py:same in.npy --ranks
         ("run mine.py:same in.nyp out.npy", "in.nyp does not exist. Try: in.npy"),
         ("run mine.py:same unlike.jpg out.npy", "unlike.jpg does not exist"),
         ("run mien.py:same in.npy out.npy", "mien.py does not exist. Try: mine.py"),
-        ("run mine.py:samee in.npy out.npy", "mine.py declares no job 'samee': its jobs are same, "),
+        ("run mine.py:sam in.npy out.npy", "mine.py declares no job 'sam': its jobs are same, "),
         ("run mine.py:same in.npy /proc/out.npy", "no file can be created in /proc: got /proc/out.npy"),
         ("run mine.py:same in.npy /proc/gone/out.npy", "does not exist: got /proc/gone. Try: another folder"),
         ("run mine.py:same in.npy gone/out.npy", "folder does not exist: got gone. Try: mkdir -p"),

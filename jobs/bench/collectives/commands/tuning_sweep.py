@@ -179,7 +179,7 @@ def measure_one(
         except RunError as failure:
             if tuning == OWN or failure.exit_code != NCCL_FAILED:
                 raise
-            return None, [], str(failure.why)
+            return None, [], str(failure.why or failure.got)
         rows = list(sweep(bench))
         failures = sum(world.control.allgather(bench.failures))
         wrong = f"{WRONG_DATA}, in {failures} checks on single ranks" if failures else ""

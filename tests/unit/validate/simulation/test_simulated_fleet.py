@@ -545,7 +545,7 @@ def test_a_fleet_from_a_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Try: oversubscription="):
         parse_fleet(str(path))
     refused = [("{", "not valid json"), ("[1]", "not a table of keys")]
-    for text, said in [*refused, ('{"hosts": 2, "gpus": 8, "hosts": 3}', "not valid json: got hosts twice")]:
+    for text, said in [*refused, ('{"hosts": 2, "gpus": 8, "hosts": 3}', "not valid json: hosts twice")]:
         path.write_text(text)
         with pytest.raises(UserError, match=said):
             parse_fleet(str(path))
