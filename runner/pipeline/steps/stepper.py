@@ -50,10 +50,6 @@ GRAPH_STEPS = (32, 8, 2, 1)  # of graphs, more or less: the longest that fits is
 LONGEST_GRAPH, GRAPH_BYTES = 256, 10 << 30  # steps; bytes that they read and write on a rank, at most
 WORTH_MAKING = 16  # launches of a long graph, at least, for which it is made
 ONE_COPY = "the fields are in memory once"
-EDGE_CELLS, EDGE_PART = (
-    4 << 20,
-    8,
-)  # cells, and part of the rows, at most, that are computed before an exchange
 PENDING = 64  # spans of device work that are not yet added to the phases
 BeforeStep = Callable[[Sequence[Array]], None]
 
@@ -531,27 +527,14 @@ class Stepper(StepBlocks):
     def _compute_rows(self, rows: tuple[int, int], copied: bool) -> None:
         self._compute(self._rows(*rows), self.keep_finals, copied=copied)
 
-    def _inner_rows(self) -> tuple[int, int]:
-        """Return the first and the last + 1 row of those that are computed while halos are in transfer.
-
-        The others are those that neighbours need, and on a device so many that their kernel keeps all of its
-        processors busy.
-        """
-        rows, (low, high) = self.region.shape[0], self.task.widths[0]
-        before, after = self.steps_per_exchange * high, self.steps_per_exchange * low
-        if self.world.backend.asynchronous and self.task.kernel is not None:
-            busy = min(EDGE_CELLS * rows // max(self.region.size, 1), rows // EDGE_PART)
-            before, after = (max(needed, busy) if needed else 0 for needed in (before, after))
-        return before, rows - after
-
     def _overlapped(self, targets: list[Array], compute: Callable[[tuple[int, int], bool], None]) -> None:
         """Compute the rows that neighbours need, then the others while the first are in transfer.
 
         compute: takes rows, and whether others are computed from the same blocks later.
         """
         backend = self.world.backend
-        rows = self.region.shape[0]
-        first, last = self._inner_rows()
+        rows, (low, high) = self.region.shape[0], self.task.widths[0]
+        first, last = self.steps_per_exchange * high, rows - self.steps_per_exchange * low
         for part in ((0, first), (last, rows)):
             if part[0] < part[1]:
                 compute(part, True)

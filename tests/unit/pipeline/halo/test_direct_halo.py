@@ -469,40 +469,6 @@ def test_graphs_hold_messages_of_the_device(
     assert record["steps"]["exchanges"] == 40 // every - 1
 
 
-@pytest.mark.parametrize(("cells", "part", "first"), [(0, 8, 1), (30, 2, 3), (1 << 20, 4, 3)])
-def test_kernels_compute_as_many_rows_first_as_keep_a_device_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path, cells: int, part: int, first: int
-) -> None:
-    computed: list[int] = []
-    bind = NumpyKernel.bind
-
-    def bound(self: Any, blocks: Any, outs: Any) -> Any:
-        computed.append(len(outs[0]))
-        return bind(self, blocks, outs)
-
-    def compile_for(device: Any, *about: Any) -> Any:
-        program, widths, _, feeds, boundary, cval, _, row = about
-        return NumpyKernel(program, widths, feeds, boundary, cval, 1, aligned=False, row=row), "NumPy"
-
-    monkeypatch.setattr(NumpyKernel, "bind", bound)
-    monkeypatch.setattr("runner.fuse.compiled.compile_for", compile_for)
-    monkeypatch.setattr("runner.plan.steps.STEPS_BETWEEN", (1,))
-    monkeypatch.setattr(stepper, "EDGE_CELLS", cells)
-    monkeypatch.setattr(stepper, "EDGE_PART", part)
-    on_host(monkeypatch, library)
-    function = mixed(((1, 1), (1, 1)))
-    job = meshrun.map_blocks(halo=1, boundary="wrap", outputs=2)(function)
-    arrays = [np.random.default_rng(n).integers(0, 2**32, (24, 10), np.uint32) for n in range(2)]
-    expected = plain_loop(function, arrays, 9, ((1, 1), (1, 1)), "wrap", [0, 1])
-    found, record = stepped(
-        tmp_path, job, arrays, 9, ranks=2, devices=True, fuse="require", halo="nccl", overlap=True
-    )
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert record["overlap"] is True
-    assert {first, 12 - 2 * first} <= set(computed)
-
-
 def test_messages_that_the_host_moves_are_in_no_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Path
 ) -> None:
