@@ -107,7 +107,7 @@ calls: dict[str, int] = {}  # of a function: captured, it would be compared by `
 def test_frames_checkpoints_until_and_resume(tmp_path: Path) -> None:
     calls.update(made=0, most=30)
 
-    @meshrun.map_blocks(halo=1, boundary="wrap", fuse="off")  # it counts its calls
+    @meshrun.map_blocks(halo=1, boundary="wrap", fuse="off", split_dependent=True)  # it counts its calls
     def fades(block: Any) -> Any:
         calls["made"] += 1
         if calls["made"] > calls["most"]:
