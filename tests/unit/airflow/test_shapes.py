@@ -195,7 +195,7 @@ def test_a_repeated_facet_is_told_from_a_hole(tmp_path: Path) -> None:
     made, file = surfaces.cube(), tmp_path / "made.stl"
     twice = np.concatenate([made, made[:1]])
     with pytest.raises(
-        UserError, match=r"is not closed: got 3 edges with three or more triangles.*; 1 trian"
+        UserError, match=r"is not closed: got 3 edges with three or more triangles.*; 1 triangle"
     ) as caught:
         stl.read(surfaces.save_binary(file, twice))
     assert "one side only" not in str(caught.value)
