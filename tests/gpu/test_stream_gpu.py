@@ -91,7 +91,7 @@ def test_a_run_that_stopped_goes_on(tmp_path: Path) -> None:
     source = make_input(tmp_path)
     calls = []
 
-    @meshrun.map_blocks(halo=1, fuse="off")  # it counts its calls
+    @meshrun.map_blocks(halo=1, fuse="off", split_dependent=True)  # it counts its calls
     def fragile(block: Any, *, out: Any) -> None:
         calls.append(len(block))
         if len(calls) == 20:
