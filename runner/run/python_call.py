@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -341,13 +342,27 @@ def call_on_ranks(
 
 def _pickled(call: PythonCall) -> bytes:
     """Return the call as bytes: the functions of the job's module with their globals as they are now; if some
-    of these cannot be sent, the ranks import the module."""
+    of these cannot be sent, the ranks import the module, of which a warning tells."""
     module = sys.modules.get(getattr(call.job.function, "__module__", None) or "")
-    for modules in ([module], []) if module is not None and not _is_installed(module) else ([],):
+    if module is not None and not _is_installed(module):
         try:
-            return dumps(call, *modules)
+            return dumps(call, module)
         except UNPICKLABLE as failure:
-            reason = failure
+            alone = describe(failure)
+    else:
+        module = None
+    try:
+        found = dumps(call)
+    except UNPICKLABLE as failure:
+        reason = failure
+    else:
+        if module is not None:
+            warnings.warn(
+                f"meshrun: the ranks import {module.__name__}, with the values that it has then: "
+                f"those that it has now cannot be sent to them ({alone})",
+                stacklevel=1,
+            )
+        return found
     raise UserError(
         f"job {call.job.name} cannot be sent to other ranks",
         why=describe(reason),

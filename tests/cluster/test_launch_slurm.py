@@ -31,7 +31,7 @@ from pathlib import Path
 
 import meshrun
 
-@meshrun.map_blocks
+@meshrun.map_blocks(split_dependent=True)
 def wait(block, *, seconds: float = 0.0, dies: int = -1):
     \"\"\"Note what this rank is, and wait.\"\"\"
     task, gpus = os.environ["SLURM_PROCID"], os.environ.get("NOTE", os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -17,7 +17,7 @@ JOB = """
 import os, time, meshrun
 from pathlib import Path
 
-@meshrun.map_blocks()
+@meshrun.map_blocks(split_dependent=True)
 def twice(block, *, out, slow: str = ""):
     while Path(__file__).with_name("hold").exists():
         time.sleep(0.01)

@@ -109,7 +109,7 @@ if place in PLACES:
     setattr(owner, name, planted)
 
 
-@meshrun.map_blocks(halo=1, boundary="nearest")
+@meshrun.map_blocks(halo=1, boundary="nearest", split_dependent=True)
 def smooth(block: Any, *, out: Any, here: Any, gain: float = 2.0) -> None:
     with open(notes / "calls", "a") as lines:
         lines.write(f"{here.offset[0]}\n")

@@ -76,7 +76,7 @@ if place in PLACES and rank == int(victim):
     setattr(owner, name, planted)
 
 
-@meshrun.map_blocks(halo=1, boundary="mirror", outputs=2)
+@meshrun.map_blocks(halo=1, boundary="mirror", outputs=2, split_dependent=True)
 def march(field: Any, clock: Any) -> Any:
     """Sums of differently weighted neighbours, modulo 2^64; `clock` counts steps."""
     inner = (slice(1, -1), slice(1, -1))

@@ -9,7 +9,7 @@ from typing import Any
 import meshrun
 
 
-@meshrun.map_blocks(halo=1, boundary="nearest")
+@meshrun.map_blocks(halo=1, boundary="nearest", split_dependent=True)
 def smooth(block: Any, *, out: Any) -> None:
     sys.audit("faults.block")
     time.sleep(0.02)

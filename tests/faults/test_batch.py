@@ -74,7 +74,7 @@ if place in PLACES and told == int(victim):
     setattr(owner, name, planted)
 
 
-@meshrun.map_blocks(halo=1, boundary="nearest")
+@meshrun.map_blocks(halo=1, boundary="nearest", split_dependent=True)
 def smooth(block, *, out, here):
     with open(notes / "calls", "a") as lines:
         lines.write(f"{here.shape[0]}\\n")

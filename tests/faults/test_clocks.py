@@ -49,7 +49,7 @@ DURING = """
 import os, signal, time
 import meshrun
 
-@meshrun.map_blocks
+@meshrun.map_blocks(split_dependent=True)
 def same(block, *, here):
     if {where}:
         {fault}
@@ -103,7 +103,7 @@ def test_ranks_without_progress_end_the_run_and_the_stopped_one_is_named(tmp_pat
 def test_progress_counts(tmp_path: Path) -> None:
     """A run that takes longer than the time-out, and says so, is not stuck."""
     (tmp_path / "faulty.py").write_text(
-        "import time\nimport meshrun\n\n@meshrun.map_blocks\ndef same(block):\n"
+        "import time\nimport meshrun\n\n@meshrun.map_blocks(split_dependent=True)\ndef same(block):\n"
         "    time.sleep(0.5)\n    return block\n"
     )
     np.save(tmp_path / "in.npy", np.zeros((64, 1 << 11)))
@@ -123,7 +123,8 @@ def test_an_import_in_the_function_counts_module_by_module(tmp_path: Path) -> No
     for name in "abcde":
         (tmp_path / "large" / f"{name}.py").write_text("import time\ntime.sleep(1)\n")
     (tmp_path / "faulty.py").write_text(
-        "import meshrun\n\n@meshrun.map_blocks\ndef same(block):\n    import large\n    return block\n"
+        "import meshrun\n\n@meshrun.map_blocks(split_dependent=True)\ndef same(block):\n    import large\n"
+        "    return block\n"
     )
     np.save(tmp_path / "in.npy", np.zeros((64, 64)))
     words = ["-n", "2", "--stall-timeout", "3", "run", "faulty.py:same", "in.npy", "out.npy"]

@@ -299,7 +299,7 @@ import time
 from pathlib import Path
 import meshrun
 
-@meshrun.map_blocks
+@meshrun.map_blocks(split_dependent=True)
 def slow(block, *, here, go: str):
     while here.offset[0] % 3000 and not Path(go).exists():  # all but a rank's first slab
         time.sleep(0.01)

@@ -71,7 +71,7 @@ def fail(how):
 if told == 1 and "IMPORT" in os.environ:
     fail(os.environ["IMPORT"])
 
-@meshrun.map_blocks(halo=(1, 0))
+@meshrun.map_blocks(halo=(1, 0), split_dependent=True)
 def edges(block, *, out, here, how: str = "", everywhere: bool = False):
     if everywhere or here.rank == 1:
         fail(how)

@@ -3,11 +3,13 @@
 A small array is computed whole, and cut in two and in three along each axis that a run may cut. The calls are
 those of a run (`Task.call`), on the run's device if the function is called there, with the run's boundary,
 parameters and dtypes. A function that raises on every small array is not judged: the run shows its error.
+One whose calls take longer than `PATIENCE` is called on parts of two, and not on those of three.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from runner.plan.task import Task
 from runner.region import HostArray, Region, Shape
 from runner.world.world import World
 
+PATIENCE = 1.0  # seconds of calls after which an array is no longer cut in three
 ROUNDING = 4096  # times the dtype's epsilon and the largest magnitude: what rounding may explain
 Results = tuple[HostArray, ...]
 
@@ -113,35 +116,40 @@ def _judged(sample: Sample, backend: Backend, host: str) -> tuple[bool, Differen
     """Compare a sample's results with those of its parts.
 
     Return whether there were results of the whole and of a part along each axis that may be cut, and the
-    first difference."""
-    task = sample.task
+    first difference. A function whose calls take long is called on no parts of three."""
+    task, until = sample.task, time.monotonic() + PATIENCE
     whole = _computed(sample, sample.everything, backend, host)
     if whole is None:
         return False, None
     if task.results is None:
         sample = Sample(task.with_results(types_of(task, whole)), sample.padded)
-    judged = True
-    for axis in (axis for axis, cut in enumerate(task.cut_axes) if cut):
-        parts = 0
-        for region, part, count in _parts(task, axis):
-            found = _computed(sample, region, backend, host, part, count)
-            if found is None:  # the run shows the error, if its blocks raise it too
-                continue
-            parts += 1
-            difference = _difference(sample.task, axis, region, whole, found)
-            if difference is not None:
-                again = _computed(sample, sample.everything, backend, host)
-                same = again is not None and all(map(_equal, whole, again))
-                return True, Difference(axis, *difference, same)
-        judged = judged and parts > 0
-    return judged, None
+    seen: set[int] = set()
+    for axis, region, part, count in _parts(task):
+        if count > 2 and time.monotonic() > until:
+            break
+        found = _computed(sample, region, backend, host, part, count)
+        if found is None:  # the run shows the error, if its blocks raise it too
+            continue
+        seen.add(axis)
+        difference = _difference(sample.task, axis, region, whole, found)
+        if difference is not None:
+            again = _computed(sample, sample.everything, backend, host)
+            same = again is not None and all(map(_equal, whole, again))
+            return True, Difference(axis, *difference, same)
+    return seen == _cut_axes(task), None
 
 
-def _parts(task: Task, axis: int) -> Iterator[tuple[Region, int, int]]:
-    """Yield the parts of an array that is cut along an axis in two, and in three, with number and count."""
-    for ends in cuts(task.shape[axis], task.units[axis]):
+def _cut_axes(task: Task) -> set[int]:
+    return {axis for axis, cut in enumerate(task.cut_axes) if cut}
+
+
+def _parts(task: Task) -> Iterator[tuple[int, Region, int, int]]:
+    """Yield the parts of an array that is cut along each axis in two, then in three: the axis, the part, its
+    number, and how many there are."""
+    of_axes = [(axis, ends) for axis in _cut_axes(task) for ends in cuts(task.shape[axis], task.units[axis])]
+    for axis, ends in sorted(of_axes, key=lambda one: len(one[1])):
         for part, (first, last) in enumerate(pairwise(ends)):
-            yield _part(task.shape, axis, first, last), part, len(ends) - 1
+            yield axis, _part(task.shape, axis, first, last), part, len(ends) - 1
 
 
 def cuts(length: int, unit: int) -> Iterator[list[int]]:
