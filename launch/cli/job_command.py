@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from runner.job.declaration import Job
     from runner.job.signature import Parameter
 
+RUN = "--run-"  # before the name of a run's option of which a job has a parameter
 OWN = "of_job_"  # before a parameter's name among the values of a command: an option may have that name too
 REPLACES = (
     "An existing OUTPUT is replaced when the new one is complete; one that is also an input, only with "
@@ -260,8 +261,9 @@ def _name_of(flag: str) -> str:
 def _usual(word: str, flags: Container[str]) -> str:
     """Return --depth for --run-depth, which every job's command takes, unless it is called that here."""
     flag, *value = word.split("=", 1)
-    usual = f"--{flag.removeprefix('--run-')}"
-    return "=".join([usual, *value]) if flag not in flags and usual in flags else word
+    usual = f"--{flag.removeprefix(RUN)}"
+    replaced = flag.startswith(RUN) and flag not in flags and usual in flags
+    return "=".join([usual, *value]) if replaced else word
 
 
 def job_option(parameter: Parameter) -> click.Option:

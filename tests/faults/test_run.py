@@ -243,7 +243,8 @@ def test_a_file_that_one_rank_cannot_import_ends_all(site: Site, how: str, what:
     status, errors = site.run(words("edges"), IMPORT=how)
     assert status == 2
     (sentence,) = own_lines(errors)
-    assert sentence.startswith(f"meshrun: job.py cannot be imported: got {what}")
+    assert sentence.startswith("meshrun: job.py cannot be imported: ")
+    assert what in sentence
 
 
 @needs_mpi
@@ -383,7 +384,7 @@ def test_in_a_program_an_error_everywhere_is_raised_everywhere_and_the_program_g
     status, errors = program("gone.npy")
     assert status == 0
     assert "meshrun: " not in errors
-    missing, grid = "UserError cannot read gone.npy: got nothing there", "UserError grid does not use"
+    missing, grid = "UserError gone.npy does not exist", "UserError grid does not use"
     for rank in range(3):
         found = (site.notes / f"found-{rank}").read_text().splitlines()
         for line, expected in zip(found, [missing, grid, "3 ranks", missing], strict=True):

@@ -151,12 +151,12 @@ def test_every_format_holds_them(
 ) -> None:
     monkeypatch.setattr("runner.storage.formats.zarr.CHUNK", 500)  # chunks of a few rows
     array = values(66, 40, 3)
-    np.save(tmp_path / "in.npy", array)
+    np.save(tmp_path / "array.npy", array)
     for name in ("in", "back"):
-        run_on(3, same, tmp_path / "in.npy", tmp_path / f"{name}{suffix}")
+        run_on(3, same, tmp_path / "array.npy", tmp_path / f"{name}{suffix}")
     run_on(3, job, tmp_path / f"in{suffix}", tmp_path / f"out{suffix}", verify="full")
-    run_on(2, same, tmp_path / f"out{suffix}", tmp_path / "out.npy")
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), of(array))
+    run_on(2, same, tmp_path / f"out{suffix}", tmp_path / "result.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "result.npy"), of(array))
 
 
 @meshrun.map_blocks

@@ -715,12 +715,3 @@ def test_python_takes_them_as_keywords(tmp_path: Path, no_compiler: list[Any]) -
     with pytest.raises(UserError, match="unknown value of fuse="):
         meshrun.map_blocks(fuse="always")(plus_one)  # type: ignore[call-overload]
     assert no_compiler == []
-
-
-@pytest.mark.parametrize("name", ["fuse", "fuse_math"])
-def test_a_jobs_parameter_cannot_have_their_names(name: str) -> None:
-    names: dict[str, Any] = {}
-    exec(f"def function(block, *, {name}=1):\n    return block", names)
-    with pytest.raises(UserError, match=f"(?s){name}"):
-        meshrun.map_blocks(names["function"])
-    meshrun.reduce_blocks(combine=lambda a, b: a + b)(names["function"])  # these options are not its own

@@ -52,10 +52,10 @@ def quick() -> Iterator[None]:
         yield
 
 
-@meshrun.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap")
+@meshrun.map_blocks(halo=((1, 0), (0, 0)), boundary="wrap", split_dependent=True)
 def counted(block: Any, *, here: meshrun.BlockContext, gain: int = 2) -> Any:
-    """Notes the shapes of the images that it is called for; not where a row is tried before the work."""
-    if here.block == here.shape:
+    """Notes the shapes of the images that it is called for; not where types are found before the work."""
+    if here.block == here.shape and here.shape[0] < 61:
         CALLED.append(here.shape)
     return (gain * block[:-1] + block[1:]).astype(np.int32)
 
@@ -589,10 +589,12 @@ def test_what_the_journal_calls_synced_is_on_the_disk(
         if count > 1:
             some.set()
 
-    @meshrun.map_blocks
+    @meshrun.map_blocks(split_dependent=True)
     def slow(block: Any) -> Any:
         time.sleep(0.01)
-        if len(block) >= 12 and not some.wait(60):  # a disk may be slower than all images before the last
+        if 12 <= len(block) < 61 and not some.wait(
+            60
+        ):  # a disk may be slower than all images before the last
             raise AssertionError("nothing was synced")
         return block
 
@@ -657,7 +659,7 @@ def test_a_result_of_another_shape_on_disk_is_noticed(
 @meshrun.map_blocks(halo=((1, 1), (0, 1)), boundary="nearest")
 def slope(block: Any, *, gain: float = 2.0) -> Any:
     if block.dtype == np.float64:
-        block = np.sort(block, axis=-1)  # which is not traced
+        block = np.sort(block[..., None])[..., 0]  # which is not traced
     return gain * (block[2:, :-1].astype(np.float32) - block[:-2, 1:])
 
 

@@ -109,6 +109,16 @@ def test_every_job_takes_the_long_name(capsys: pytest.CaptureFixture[str]) -> No
     assert "--run-depth" in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_a_value_that_is_the_name_of_an_option_is_a_value() -> None:
+    Path("text.py").write_text(
+        "import meshrun\n@meshrun.map_blocks\ndef text(block, *, go: str): return block + len(go)\n"
+    )
+    assert main(["run", "text.py", "in.npy", "verify.npy", "--go", "go"]) == 0
+    assert np.load("verify.npy").max() == 2
+    assert main(["run", "text.py", "in.npy", "verify.npy", "--go", "resume"]) == 0
+    assert np.load("verify.npy").max() == 6
+
+
 def test_a_plan_takes_both(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--run-ranks 2 --ranks 5 --run-grid 2x1 --depth 7"
     assert main(["plan", "mine.py", "in.npy", *words.split(), "--run-json", "-"]) == 0

@@ -170,9 +170,7 @@ def test_the_run_has_the_copies_that_are_asked_for_or_says_what_would_fit(
 
 
 def test_halos_are_not_stored_directly_into_a_block_that_neighbours_still_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match="--halo direct is not possible here: got the fields are in memory once"
-    ):
+    with pytest.raises(UserError, match="--halo direct is not possible here: the fields are in memory once"):
         stepped(tmp_path, heat(), [np.zeros((60, 60), np.float32)], 3, ranks=2, copies="one", halo="direct")
 
 

@@ -454,7 +454,7 @@ def test_an_unfinished_output_of_another_form_is_refused(source: Path, what: str
         else:
             columns, dtype = (COLUMNS + 1, "f4") if what == "another shape" else (COLUMNS, "i4")
             np.save(file, np.zeros((ROWS, columns), dtype))
-    with pytest.raises(UserError, match=r"partial was not left by an unfinished run of this job: got .*rm"):
+    with pytest.raises(UserError, match=r"partial was not left by an unfinished run of this job: .*rm"):
         go(source, resume=True)
     assert not target_of(source).exists()
 
