@@ -149,7 +149,7 @@ def test_groups_come_and_go(comm: MpiComm) -> None:
 def test_a_call_that_mpi_refuses(group: MpiCollectives) -> None:
     place = Pointer(group.allocate(4))
     to_nobody = group.message(Call("sendrecv", place, place, 1, DATATYPES["float"]), send_to=group.size)
-    with pytest.raises(RunError, match=r"an MPI call failed: got .*rank"):
+    with pytest.raises(RunError, match=r"an MPI call failed: .*rank"):
         group.issue([to_nobody])
 
 

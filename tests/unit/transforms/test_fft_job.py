@@ -26,7 +26,8 @@ def files(tmp_path: Path) -> Files:
 
 def run_fft(files: Files, array: np.ndarray, ranks: int, verify: str = "full", **parameters: Any) -> Any:
     np.save(files[0], array)
-    options = {name: parameters.pop(name) for name in ("host_memory",) if name in parameters}
+    names = [name for name in ("host_memory", "overwrite_input") if name in parameters]
+    options = {name: parameters.pop(name) for name in names}
     record = run_on(ranks, fft, *files, parameters=parameters, verify=verify, **options)
     assert (record["verify"] or {"mode": "off"})["mode"] == verify
     return record["result"], np.load(files[1])
@@ -198,7 +199,7 @@ def test_more_ranks_than_planes_is_a_warning(files: Files) -> None:
 
 def test_the_input_may_be_replaced(files: Files) -> None:
     array = cases.random_array((4, 6), "complex64")
-    _, got = run_fft((files[0], files[0]), array, 2, "off")
+    _, got = run_fft((files[0], files[0]), array, 2, "off", overwrite_input=True)
     cases.close(got, cases.expected("fft", array, (0, 1), "backward"), "complex64", single=True)
 
 
