@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import host_kernels
@@ -20,6 +20,7 @@ from runner.region import Region
 
 FAKE_CUPY: Any = ModuleType("cupy")
 FAKE_CUPY.zeros, FAKE_CUPY.asarray, FAKE_CUPY.asnumpy = np.zeros, np.asarray, np.asarray
+FAKE_CUPY.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
 
 CASES = [
     (Round("", (20, 26), 11.0, 11.0, (9.3, 11.8), 5.5), D2Q9),

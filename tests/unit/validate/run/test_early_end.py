@@ -20,6 +20,7 @@ from launch.cli.main import main
 from launch.cli.plugins import conclude
 from launch.mpi import launcher as mpi_launcher
 from launch.mpi.rank_command import PROGRAM
+from launch.slurm.batch_script import JobRequest
 from launch.slurm.job import SubmittedJob
 from launch.slurm.queries import JobState
 from launch.supervise.judge import Outcome, judge
@@ -210,7 +211,8 @@ def test_a_batch_job_that_never_began_is_unknown(
     interrupted: signal.Signals | None, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waiting = JobState("17", "CANCELLED")
-    job = SubmittedJob("17", "token", False, False, tmp_path, interrupted=interrupted, waiting=waiting)
+    request = JobRequest("pmix", str(tmp_path))
+    job = SubmittedJob("17", "token", request, tmp_path, interrupted=interrupted, waiting=waiting)
     assert job.verdict(debug=False, conclude=VALIDATE) == status
     assert capsys.readouterr().out.startswith("UNKNOWN: ")
 
