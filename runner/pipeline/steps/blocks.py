@@ -284,7 +284,7 @@ class StepBlocks:
         key = piece, keep, *(id(block) for state in self.both() for block in state)
         if key not in self._calls:
             self._calls[key] = self._bound_calls(piece, keep)
-        # On a device only the launch is timed here; the loop times what it does.
+        # The work of a device is timed by the loop.
         with nullcontext() if self.world.backend.asynchronous else self.phases("kernel"):
             for call in self._calls[key]:
                 call()

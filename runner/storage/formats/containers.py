@@ -22,6 +22,20 @@ PIECE = 1 << 30  # bytes that the kernel copies at a time
 UNCOPYABLE = (errno.EINVAL, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
 
 
+def only_array(path: Path, found: Sequence[str], *, before: str = ":", none: str = "no array") -> str:
+    """Return the name of a file's array; raise UserError if it does not have exactly one.
+
+    found: the names of its arrays. before: what joins a path and a name. none: what a file without one holds.
+    """
+    if len(found) != 1:
+        raise UserError(
+            f"{path} holds {len(found)} arrays" if found else f"{path} holds {none}",
+            got=listing(found) or None,
+            hint=f"{path}{before}{found[0]}" if found else None,
+        )
+    return found[0]
+
+
 def check_array(file: Path, name: str, kinds: Mapping[str, str]) -> None:
     """Raise UserError if an array `name` cannot be created without affecting others.
 

@@ -25,7 +25,7 @@ import numpy as np
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape, chunk_region, overlap, overlapping_chunks
 from runner.storage.file_errors import check_part, listing, not_shared
-from runner.storage.formats.containers import copy_file, prefixes
+from runner.storage.formats.containers import copy_file, only_array, prefixes
 from runner.storage.formats.declared_form import NUMBERS
 from runner.storage.formats.flat import FlatSink, FlatSource, create_file
 from runner.storage.formats.registry import Form, Source
@@ -272,7 +272,8 @@ def _checksums(data: bytes) -> tuple[bytes, bytes]:
 
 def open_source(path: Path, name: str | None, form: Form) -> Source:
     with _opened(path) as file, _readable(path):
-        name = _only_array(path, file) if name is None else name
+        if name is None:
+            name = only_array(path, _arrays(file), before=":/", none="no array of numbers")
         _check_links(path, file, name)
         dataset = file.get(name)
         if not isinstance(dataset, h5py.Dataset):
@@ -326,18 +327,6 @@ def _readable(path: Path) -> Iterator[None]:
         if isinstance(reason, OSError) and reason.errno is not None:
             raise  # the operating system's error, not HDF5's
         raise UserError(f"{path} is broken", why=first_line(reason), expected="an HDF5 file") from reason
-
-
-def _only_array(path: Path, file: Any) -> str:
-    """Return the name of the file's array; UserError if it does not have exactly one."""
-    found = _arrays(file)
-    if len(found) != 1:
-        raise UserError(
-            f"{path} holds {len(found)} arrays" if found else f"{path} holds no array of numbers",
-            got=listing(found) or None,
-            hint=f"{path}:/{found[0]}" if found else None,
-        )
-    return found[0]
 
 
 def _arrays(file: Any) -> list[str]:

@@ -28,7 +28,7 @@ from zarr.core.buffer import default_buffer_prototype
 from runner.errors import RunError, UserError, first_line
 from runner.region import HostArray, Region, Shape, chunk_region, overlapping_chunks
 from runner.storage.file_errors import check_part, listing, not_shared, write_error
-from runner.storage.formats.containers import link_folder, prefixes
+from runner.storage.formats.containers import link_folder, only_array, prefixes
 from runner.storage.formats.declared_form import NUMBERS
 from runner.storage.formats.registry import Form
 from runner.storage.formats.sliced_array import Unmapped
@@ -170,14 +170,7 @@ def _promised(compression: str, header: bytes) -> int | None:
 
 def open_source(path: Path, name: str | None, form: Form) -> ZarrSource:
     if name is None:
-        found = names(path)
-        if len(found) != 1:
-            raise UserError(
-                f"{path} holds {len(found)} arrays" if found else f"{path} holds no array",
-                got=listing(found) or None,
-                hint=f"{path}:{found[0]}" if found else None,
-            )
-        name = found[0] or None
+        name = only_array(path, names(path)) or None
     try:
         stored = zarr.open_array(path, path=name or "", mode="r")
         chunks = stored.shards or stored.chunks
